@@ -546,7 +546,7 @@ def test_a_record_without_losses_has_a_page_and_no_plot(tmp_path):
 def test_a_folder_without_record_is_refused_by_name(tmp_path):
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 1
-    assert "metrics.jsonl" in result.output
+    assert f"{tmp_path / 'metrics.jsonl'}: no such file; pass the folder that log-dir names" in result.output
 
 
 def test_it_starts_without_torch():

@@ -100,3 +100,25 @@ def test_latest_with_too_many_digits_is_an_error(tmp_path):
     (tmp_path / "latest").write_text("global_step" + "1" * 5000)
     with pytest.raises(CheckpointError, match="is not a checkpoint in this folder"):
         folders.find_latest(tmp_path)
+
+
+@pytest.mark.parametrize("latest", [True, False])
+@pytest.mark.parametrize("file", ["layer_00-model_00-model_states.pt", "mp_rank_00_model_states.pt"])
+def test_a_checkpoint_of_gpt_neox_is_refused_with_the_command_that_converts_it(tmp_path, latest, file):
+    theirs = tmp_path / "global_step10"
+    theirs.mkdir()
+    (theirs / file).touch()
+    if latest:
+        (tmp_path / "latest").write_text("global_step10")
+    command = f"neox-convert from-neox {theirs} --output imported"
+    with pytest.raises(CheckpointError, match=f"^{theirs} is a checkpoint of GPT-NeoX; .*{command}"):
+        folders.find_latest(tmp_path)
+    with pytest.raises(CheckpointError, match=f"^{theirs} is a checkpoint of GPT-NeoX"):
+        folders.find_latest(theirs)
+
+
+def test_one_of_ours_next_to_those_of_gpt_neox_is_found(tmp_path):
+    (tmp_path / "global_step10").mkdir()
+    (tmp_path / "global_step10" / "mp_rank_00_model_states.pt").touch()
+    ours = save(tmp_path, 20)
+    assert folders.find_latest(tmp_path) == ours

@@ -170,6 +170,15 @@ def test_options_of_one_class_are_refused_by_name(family, change, message):
     assert message in str(caught.value)
 
 
+def test_the_name_of_a_model_on_the_hub_is_answered_with_the_command_that_downloads_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConversionError, match=r"^some/model is not a folder; .* hf download NAME --local-dir"
+    ):
+        from_hf(Path("some/model"), Path("imported"))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_missing_file_is_named(theirs, name):
     (theirs / name).unlink()

@@ -169,6 +169,16 @@ def test_requests_for_no_checkpoint_are_refused(saved, tmp_path, words, sentence
     assert sentence in line
 
 
+@pytest.mark.parametrize("words", [["inspect", "{}"], ["verify", "{}"], ["inspect", "{}/global_step10"]])
+def test_a_checkpoint_of_gpt_neox_is_answered_with_the_command_that_converts_it(tmp_path, words):
+    (tmp_path / "global_step10").mkdir()
+    (tmp_path / "global_step10" / "mp_rank_00_model_states.pt").touch()
+    (tmp_path / "latest").write_text("global_step10")
+    result = command(*(word.format(tmp_path) for word in words))
+    assert result.exit_code == 1
+    assert f"convert it with neox-convert from-neox {tmp_path / 'global_step10'}" in result.stderr
+
+
 # verify
 
 

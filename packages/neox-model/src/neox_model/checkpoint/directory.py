@@ -7,7 +7,9 @@ rename. Only the training run that saves removes leftovers; readers never write.
 
 import logging
 import re
+import shlex
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from neox_config.atomic import atomic_write, flush_folder
@@ -26,12 +28,15 @@ __all__ = [
     "place",
     "point_latest",
     "publish",
+    "refuse_gpt_neox",
     "restore",
     "unfinished",
     "upload_mark",
     "withdraw",
 ]
 
+# `layer_00-model_00-model_states.pt`, `mp_rank_00_model_states.pt`
+_FILES_OF_GPT_NEOX = "*model_states.pt"
 _LEFTOVER = re.compile(r"\.(\w+)\.(saving|replaced|deleted)")
 
 logger = logging.getLogger(__name__)
@@ -41,7 +46,8 @@ def find_latest(directory: Path) -> Path | None:
     """Return the folder of the checkpoint that `latest` names, None if there is no checkpoint.
 
     Raises:
-        CheckpointError: `latest` cannot be read or names a folder that does not exist.
+        CheckpointError: `latest` cannot be read or names a folder that does not exist, or the folder has only
+            checkpoints of GPT-NeoX.
     """
     file = directory / LATEST
     try:
@@ -55,6 +61,7 @@ def find_latest(directory: Path) -> Path | None:
         for folder in (directory / name, directory / f".{name}.replaced"):
             if (folder / MANIFEST).is_file():
                 return folder
+        refuse_gpt_neox([directory / name])
     raise CheckpointError(
         f"{file} names {quoted(name)!r}, which is not a checkpoint in this folder"
         f"{offer_earlier(directory, None)}"
@@ -64,6 +71,7 @@ def find_latest(directory: Path) -> Path | None:
 def _newest_without_latest(directory: Path) -> Path | None:
     others = complete_checkpoints(directory)
     if not others:
+        refuse_gpt_neox([directory, *sorted(directory.glob("global_step*"))])
         return None
     logger.warning(
         "%s has no file %r: using the checkpoint of the highest iteration, %s",
@@ -72,6 +80,16 @@ def _newest_without_latest(directory: Path) -> Path | None:
         others[-1].name,
     )
     return others[-1]
+
+
+def refuse_gpt_neox(folders: Iterable[Path]) -> None:
+    """Raise an error if a folder has the files of one of GPT-NeoX's checkpoints."""
+    for folder in folders:
+        if next(folder.glob(_FILES_OF_GPT_NEOX), None) is not None:
+            raise CheckpointError(
+                f"{folder} is a checkpoint of GPT-NeoX; convert it with neox-convert from-neox "
+                f"{shlex.quote(str(folder))} --output imported, then load imported"
+            )
 
 
 def offer_earlier(directory: Path, damaged: Path | None, *, on_every_host: bool = False) -> str:

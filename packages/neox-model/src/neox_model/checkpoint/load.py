@@ -78,7 +78,10 @@ ScheduleSource = Literal["agreement", "config", "checkpoint"]
 _ADAM = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam"}
 
 _SAME_MODEL = "set the checkpoint's values, or set load to another folder"
-_OR_FINETUNE = "set the checkpoint's values, or set finetune: true to load only the weights"
+_OR_FINETUNE = (
+    "set the checkpoint's values, or load and save in another folder to train this model from new weights, "
+    "or, if all weights have the same shapes, set finetune: true to load only these"
+)
 
 
 def load_checkpoint(

@@ -127,6 +127,11 @@ def open_hf(folder: Path, *, trim_vocab: bool = False) -> HuggingFaceModel:
     Raises:
         NeoXError: the model cannot be read.
     """
+    if not folder.is_dir():
+        raise ConversionError(
+            f"{folder} is not a folder; nothing is downloaded, so pass the folder of a model, such as that "
+            "of: hf download NAME --local-dir FOLDER"
+        )
     config = read_json(folder / "config.json")
     family = family_of_config(config)
     architecture, tokenizer = family.read(config), find_tokenizer(folder)

@@ -10,7 +10,7 @@ from neox_config.facts.checkpoints import (
     complete_checkpoints,
     iteration_of,
 )
-from neox_model.checkpoint.directory import final_name, find_latest
+from neox_model.checkpoint.directory import final_name, find_latest, refuse_gpt_neox
 from neox_model.checkpoint.errors import CheckpointError
 
 __all__ = ["RequestError", "all_checkpoints", "find_checkpoint", "is_latest"]
@@ -33,12 +33,13 @@ def find_checkpoint(given: Path, iteration: int | None = None) -> Path:
 
     Raises:
         RequestError: there is no such checkpoint.
-        CheckpointError: `latest` cannot be read, or names no checkpoint.
+        CheckpointError: `latest` cannot be read, or names no checkpoint; or the checkpoint is GPT-NeoX's.
     """
     _require_folder(given)
     if _is_one(given):
         if iteration is not None and iteration != iteration_of(given.absolute().name):
             raise RequestError(f"{given} is one checkpoint; leave out the iteration {iteration:,}")
+        refuse_gpt_neox([given])
         return given
     if iteration is None:
         found = find_latest(given)

@@ -1,5 +1,6 @@
 """Read everything that a run has left behind: its record, the failures of its workers, its checkpoints."""
 
+import errno
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -142,6 +143,8 @@ def read_run(folder: Path) -> Run:
         UnknownFormatError: another version wrote it.
     """
     path = folder / RECORD
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, "no such file; pass the folder that log-dir names", str(path))
     limits = superseded_from(path)
     run, attempts = Run(folder=folder), dict[int, Attempt]()
     for record in read_records(path):
