@@ -139,6 +139,7 @@ NOTHING = Path("/nowhere/file")
             "HFTokenizer requires vocab_file; set it to the path of a tokenizer.json",
         ),
         ("HFTokenizer", NOTHING, None, "vocab_file /nowhere/file does not exist"),
+        ("HFTokenizer", Path("/"), None, "vocab_file / is not a file; set it to the path"),
         ("HFTokenizer", NOTHING, NOTHING, "merge_file /nowhere/file was given; remove merge_file"),
         ("HFGPT2Tokenizer", None, NOTHING, "/nowhere/file was given; remove merge_file"),
         ("GPT2BPETokenizer", None, None, "GPT2BPETokenizer requires vocab_file"),

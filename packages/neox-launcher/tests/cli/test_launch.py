@@ -135,6 +135,22 @@ def test_an_invalid_request_exits_with_2_and_starts_nothing(minimal, folder, mon
     assert sentence in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("written", "suggested"),
+    [
+        ("plain", "did you mean plain_text_document?"),
+        ("plane_text_document", "did you mean plain_text_document"),
+        ("zzz", "did you mean a_document, b_document, c_document?"),
+    ],
+)
+def test_the_nearest_of_many_datasets_is_suggested(minimal, folder, written, suggested):
+    for name in ("a", "b", "c", "plain_text", "plainer"):
+        Path(f"{name}_document.idx").touch()
+    result = run("--config", minimal, *FILES[2:], "--set", f"data-path={written}")
+    assert result.exit_code == 2
+    assert suggested in result.stderr
+
+
 def test_a_truncated_index_is_refused(minimal, folder):
     Path("data.idx").write_bytes(Path("data.idx").read_bytes()[:-3])
     result = run("--config", minimal, *FILES)

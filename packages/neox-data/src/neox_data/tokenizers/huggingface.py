@@ -245,7 +245,8 @@ def load_tokenizer_json(path: Path) -> LibraryTokenizer:
         TokenizerError: the file is missing or not valid.
     """
     if not path.is_file():
-        raise TokenizerError(f"vocab_file {path} does not exist; set it to the path of a tokenizer.json")
+        what = "is not a file" if path.exists() else "does not exist"
+        raise TokenizerError(f"vocab_file {path} {what}; set it to the path of a tokenizer.json")
     try:
         return LibraryTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises Exception itself.

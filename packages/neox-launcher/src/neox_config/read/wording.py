@@ -1,5 +1,6 @@
 """Error messages about single values and names: what is wrong, and what to write instead."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,8 +83,10 @@ def sentence_about(name: str, detail: ErrorDetails) -> tuple[str, str]:
         remedy = parameter.doc if key in ("le", "lt") else ""
         return f"must be {words} {_limit(context[key])}{where}", remedy
     if kind == "literal_error":
-        near = did_you_mean(str(detail["input"]), parameter.choices)
-        return "is not one of the choices", near or f"use {', '.join(parameter.choices)}"
+        # Those of a list are the choices of its elements, which only pydantic's message has.
+        choices = parameter.choices or re.findall(r"'([^']*)'", str(context["expected"]))
+        near = did_you_mean(str(detail["input"]), choices)
+        return f"is not one of the choices{where}", near or f"use {', '.join(choices)}"
     if kind in ("tuple_type", "list_type"):
         written = _AS_LIST.get(name, "write [{}]").format(in_words(detail["input"]))
         return "must be a list", _as_default(parameter) or written

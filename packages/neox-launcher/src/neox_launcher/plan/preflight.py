@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from neox_config import NeoXConfig
@@ -354,9 +355,12 @@ def _dataset_remedy(prefix: str, found: str) -> str:
         return "create the two files again with preprocess_data"
     if prefix.endswith((".bin", ".idx")):
         return f"write the prefix only: {prefix[:-4]}"
-    near = sorted(Path(prefix).parent.glob("*.idx"))[:3] if os.path.isdir(Path(prefix).parent) else []
+    folder, name = Path(prefix).parent, Path(prefix).name
+    names = sorted(path.stem for path in folder.glob("*.idx")) if os.path.isdir(folder) else []
+    # preprocess_data appends a key to the prefix that it is given.
+    near = [each for each in names if each.startswith(f"{name}_")] or get_close_matches(name, names) or names
     if near:
-        return "did you mean " + ", ".join(str(path.with_suffix("")) for path in near) + "?"
+        return "did you mean " + ", ".join(str(folder / each) for each in near[:3]) + "?"
     return "check the path (relative to the working directory), or create the dataset with preprocess_data"
 
 

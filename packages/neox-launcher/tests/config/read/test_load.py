@@ -47,6 +47,11 @@ WRONG = [
     ("activation: gelo", ["is not one of the choices", "did you mean gelu?"]),
     ("activation: zzz", ["use gelu, geglu, relu, softsign, swish, mish, silu, swiglu, reglu, glu, bilinear"]),
     ("zero_optimization: {stage: 4}", ["is not one of the choices", "use 0, 1, 2, 3"]),
+    (
+        "lora-target-modules: [qkv, q_proj]",
+        ["is not one of the choices in element 2", "use qkv, dense, up, gate, down"],
+    ),
+    ("lora-target-modules: [gat]", ["is not one of the choices in element 1", "did you mean gate?"]),
     ("train-data-paths: data/x", ["must be a list", "write [data/x]"]),
     ("attention-config: local", ["must be a list", 'write [[["local"], "all"]]']),
     ("attention-config: []", ["describes 0 layers", 'write [[["global", "local"], 6]] for 12 layers']),
