@@ -71,7 +71,8 @@ def find_latest(directory: Path) -> Path | None:
 def _newest_without_latest(directory: Path) -> Path | None:
     others = complete_checkpoints(directory)
     if not others:
-        refuse_gpt_neox([directory, *sorted(directory.glob("global_step*"))])
+        named = (path for path in directory.glob("*") if iteration_of(path.name) is not None)
+        refuse_gpt_neox([directory, *sorted(named)])
         return None
     logger.warning(
         "%s has no file %r: using the checkpoint of the highest iteration, %s",
