@@ -10,12 +10,9 @@ from typing import Any
 from support.precision_kinds import KINDS, PRECISION_NAMES
 from support.sources import ROOT
 
-__all__ = ["NOT_RUN_YET", "PATH", "record", "section"]
+__all__ = ["PATH", "record", "section"]
 
 PATH = ROOT / "tests/support/precision_results.jsonl"
-
-# Kinds of layouts that `make test-precision` has not recorded: the sample of `make test` covers them.
-NOT_RUN_YET = tuple(kind for kind in KINDS if kind.startswith("torch, "))
 
 Row = dict[str, Any]
 
@@ -57,10 +54,7 @@ def section(path: Path = PATH) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for precision, (kind, layouts) in product(PRECISION_NAMES, KINDS.items()):
         rows = [row for row in kept if row["precision"] == precision and row["layout"] in layouts]
-        if rows:
-            yield f"| {precision} | {kind} | {len(rows)} | {_worst(rows)} |"
-        elif kind in NOT_RUN_YET:
-            yield f"| {precision} | {kind} | not run yet | | | | |"
+        yield f"| {precision} | {kind} | {len(rows)} | {_worst(rows)} |"
     rows = [row for row in kept if row["precision"] == "fp16"]
     tensors, underflows = (sum(int(row[name]) for row in rows) for name in ("tensors", "underflows"))
     yield ""
