@@ -1,8 +1,11 @@
-"""Optimizers that need whole weights: two tensor-parallel ranks make the updates of one."""
+"""Optimizers that need whole weights: ranks with parts of them make the updates of one."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -11,14 +14,18 @@ from neox_model.optim.lamb import Lamb
 from neox_model.optim.muon import Muon
 from neox_model.optim.one_bit_lamb import OneBitLamb
 from neox_model.optim.param_groups import split_by_kind
+from neox_model.optim.row_exchange import RowExchange
 from neox_model.optim.sm3 import SM3
 from neox_model.optim.split_weights import whole_norms
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.logical import logical_parameter, master_weight
+from neox_model.parallel.held import first_row
+from neox_model.parallel.logical import copy_description, logical_parameter, master_weight
 from support.distributed import run_ranks
 
 # Shape and split dimension; the first needs a row of padding on the second rank.
-WEIGHTS = (((5, 4), 0), ((4, 6), 0), ((3, 8), 1), ((2, 2), 0), ((6,), 0), ((3,), None))
+WEIGHTS = (((5, 4), 0), ((4, 6), 0), ((3, 8), 1), ((2, 2), 0), ((6,), 0), ((3,), None), ((3, 5), None))
+# Those that Muon makes orthogonal. As the vocabulary, which is not one of them, only the first has padding.
+MATRICES = (1, 2, 3, 6)
 UPDATES = 3
 
 BUILDERS: dict[str, Callable[..., Optimizer]] = {
@@ -35,28 +42,39 @@ def whole_values(number: int) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for shape, _ in WEIGHTS]
 
 
-def train(kind: str, group: Group) -> list[list]:
-    """Return this rank's weights after some updates, of masters, as in 16 bit."""
-    masters, blocks = [], []
+def train(kind: str, group: Group, rows: Group = SINGLE_RANK) -> list[list]:
+    """Return this rank's parts of the weights after some updates, of masters, as in 16 bit.
+
+    Args:
+        kind: a key of BUILDERS.
+        group: the tensor-parallel ranks.
+        rows: the ranks that divide the rows of all weights.
+    """
+    held, blocks = [], []
     for (shape, dim), values in zip(WEIGHTS, whole_values(0), strict=True):
         parameter = logical_parameter(
             shape, init=lambda tensor, generator: None, group=group, split_dim=dim, pad=True
         )
-        blocks.append(tuple(slice(*bounds) for bounds in parameter.logical.slices))
+        block = tuple(slice(*bounds) for bounds in parameter.logical.slices)
         parameter.data.zero_()
-        _held(parameter.data, blocks[-1]).copy_(values[blocks[-1]])
-        masters.append(master_weight(parameter))
-    groups = [{"params": masters[::2], "weight_decay": 0.2}, {"params": masters[1::2], "weight_decay": 0.0}]
+        _held(parameter.data, block).copy_(values[block])
+        run = [first_row(len(parameter), rank=rows.rank + each, size=rows.size) for each in (0, 1)]
+        part = master_weight(parameter)
+        part.data = part.data[slice(*run)].clone()
+        copy_description(parameter, part, rows=(run[0], run[1]))
+        held.append(part)
+        blocks.append(tuple(slice(*bounds) for bounds in part.logical.slices))
+    groups = [{"params": held[::2], "weight_decay": 0.2}, {"params": held[1::2], "weight_decay": 0.0}]
     if kind == "muon":
-        # As the vocabulary, which is no matrix of Muon, only the first has padding.
-        groups = split_by_kind(groups, {id(master) for master in masters[1:4]})
-    optimizer = BUILDERS[kind](groups, model_group=group)
+        groups = split_by_kind(groups, {id(held[number]) for number in MATRICES})
+    joined = {} if kind == "1-bit lamb" else {"row_group": rows}
+    optimizer = BUILDERS[kind](groups, model_group=group, **joined)
     for number in range(1, UPDATES + 1):
-        for master, block, values in zip(masters, blocks, whole_values(number), strict=True):
-            master.grad = torch.zeros_like(master)
-            _held(master.grad, block).copy_(values[block])
+        for part, block, values in zip(held, blocks, whole_values(number), strict=True):
+            part.grad = torch.zeros_like(part)
+            _held(part.grad, block).copy_(values[block])
         optimizer.step()
-    return [_held(master.detach(), block).tolist() for master, block in zip(masters, blocks, strict=True)]
+    return [_held(part.detach(), block).tolist() for part, block in zip(held, blocks, strict=True)]
 
 
 def _held(tensor: Tensor, block: tuple[slice, ...]) -> Tensor:
@@ -80,6 +98,55 @@ def test_two_ranks_make_the_updates_of_one():
             parts = [torch.tensor(found[kind][number]) for found in ranks]
             joined = parts[0] if dim is None else torch.cat(parts, dim)
             torch.testing.assert_close(joined, alone[number], rtol=1e-5, atol=1e-6)
+
+
+# Kind -> what joins the parts of its weights. With the fault, nothing is sent.
+FAULTS: dict[str, Callable] = {
+    "lamb": lambda: patch("neox_model.optim.split_weights._joined_norms", lambda norms, group: norms),
+    "muon": lambda: patch.object(RowExchange, "_exchange", lambda self, received, *_: received.normal_()),
+    "sm3": lambda: patch("neox_model.optim.sm3.joined_maxima_", lambda tensors, group: None),
+}
+
+
+def train_rows_on_each_rank(tensor_parallel: int, faulty: bool) -> dict[str, list[list]]:
+    from neox_model.parallel.topology import create_groups
+
+    groups = create_groups(tensor_parallel, 0)
+    found = {}
+    for kind in FAULTS if faulty else ("lamb", "muon", "sm3", "sm3 with momentum"):
+        with FAULTS[kind]() if faulty else nullcontext():
+            found[kind] = train(kind, groups.model, groups.data)
+    return found
+
+
+def joined(ranks: list[dict[str, list[list]]], kind: str, number: int, tensor_parallel: int) -> Tensor:
+    """Return a weight, of which the ranks have parts."""
+    (_, dim), of_models = WEIGHTS[number], []
+    for model in range(tensor_parallel):
+        found = [torch.tensor(rank[kind][number]) for rank in ranks[model::tensor_parallel]]
+        of_models.append(torch.cat([part for part in found if len(part)]))
+    return of_models[0] if dim is None else torch.cat(of_models, dim)
+
+
+@pytest.mark.parametrize(("rows", "tensor_parallel"), [(2, 1), (4, 1), (2, 2)])
+def test_ranks_with_some_rows_make_the_updates_of_one(rows, tensor_parallel):
+    """Of four ranks some have fewer rows of a weight than others, or none."""
+    ranks = run_ranks(
+        train_rows_on_each_rank, size=rows * tensor_parallel, tensor_parallel=tensor_parallel, faulty=False
+    )
+    for kind in ranks[0]:
+        alone = [torch.tensor(values) for values in train(kind, SINGLE_RANK)]
+        for number, expected in enumerate(alone):
+            found = joined(ranks, kind, number, tensor_parallel)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_that_does_not_join_rows_is_found():
+    ranks = run_ranks(train_rows_on_each_rank, size=2, tensor_parallel=1, faulty=True)
+    for kind in FAULTS:
+        alone = [torch.tensor(values) for values in train(kind, SINGLE_RANK)]
+        apart = [(joined(ranks, kind, each, 1) - values).abs().max() for each, values in enumerate(alone)]
+        assert max(apart) > 1e-3, kind
 
 
 def positions_agree(copies: int) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from neox_config.facts.engines import ENGINES, Capability, EngineName, averages_early
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -14,6 +15,7 @@ __all__ = [
     "engine_offers",
     "only_deepspeeds",
     "overlaps_reduction",
+    "partitions_rows",
     "reduces_early",
     "why_unused_by_engine",
 ]
@@ -127,10 +129,16 @@ def _chosen_for_pipelines(config: NeoXConfig) -> EngineChoice:
     schedule, stage = config.parallelism.pipeline_schedule, _stage(config)
     if schedule != "1f1b":
         return EngineChoice("torch", f"pipeline-schedule is {schedule}, which DeepSpeed does not have")
-    is_deepspeeds = ENGINES["deepspeed"]["training"].includes(stage, uses_pipeline=True)
-    if not is_deepspeeds and next(only_deepspeeds(config), None) is None:
-        reason = f"zero-optimization.stage is {stage}, which DeepSpeed's pipeline does not have"
-        return EngineChoice("torch", reason)
+    if next(only_deepspeeds(config), None) is None:
+        deepspeed = ENGINES["deepspeed"]
+        if not deepspeed["training"].includes(stage, uses_pipeline=True):
+            reason = f"zero-optimization.stage is {stage}, which DeepSpeed's pipeline does not have"
+            return EngineChoice("torch", reason)
+        facts = OPTIMIZER_FACTS.get(config.optimizer.optimizer.kind)
+        joins_rows = facts is not None and facts.joins_rows
+        if joins_rows and not deepspeed["whole_rows"].includes(stage, uses_pipeline=True):
+            reason = f"optimizer.type is {facts.name}, which DeepSpeed's ZeRO does not have"
+            return EngineChoice("torch", reason)
     return EngineChoice("deepspeed", "the model is a pipeline with the schedule 1f1b")
 
 
@@ -140,6 +148,11 @@ def why_unused_by_engine(name: str, config: NeoXConfig) -> str:
         return ""
     unused = NO_EFFECT_ON_TORCH if _stage(config) == 1 else {**NO_EFFECT_ON_TORCH, **_NO_EFFECT_FROM_STAGE_2}
     return f"with the torch engine, {unused[name]}" if name in unused else ""
+
+
+def partitions_rows(config: NeoXConfig) -> bool:
+    """Return True if data-parallel ranks, where there are several, divide the rows of all weights."""
+    return chosen_engine(config).name == "torch" and _stage(config) > 0
 
 
 def overlaps_reduction(config: NeoXConfig) -> bool | None:

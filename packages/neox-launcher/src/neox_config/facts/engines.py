@@ -15,8 +15,10 @@ EngineName = Literal["torch", "deepspeed"]
 # training: it trains.
 # before_update: gradients, averaged over data-parallel ranks, can be read before they are clipped and applied
 #     (`Update.before` in `neox_model.engine.contract`).
-# whole_weights: the optimizer updates the whole tensor that a rank holds, not a flat part of it.
-Capability = Literal["training", "before_update", "whole_weights"]
+# whole_weights: the optimizer updates the whole tensor that a rank holds, not a part of it.
+# whole_rows: the optimizer updates whole rows of that tensor, and may join over data-parallel ranks what it
+#     computes of them.
+Capability = Literal["training", "before_update", "whole_weights", "whole_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +46,13 @@ ENGINES: Mapping[EngineName, Mapping[Capability, Offer]] = {
         "training": Offer(plain=_STAGES, pipeline=_STAGES),
         "before_update": Offer(plain=_STAGES, pipeline=_STAGES),
         "whole_weights": _STAGE_0,
+        "whole_rows": Offer(plain=_STAGES, pipeline=_STAGES),
     },
     "deepspeed": {
         "training": Offer(plain=_STAGES, pipeline=frozenset({0, 1})),
         "before_update": _STAGE_0,
         "whole_weights": _STAGE_0,
+        "whole_rows": _STAGE_0,
     },
 }
 """Name -> capability -> where it is offered."""

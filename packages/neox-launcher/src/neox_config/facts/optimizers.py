@@ -1,8 +1,9 @@
 """Properties of each optimizer, used by the rules, the reference documentation and the tests.
 
 An optimizer is element-wise if the update of an element depends only on the gradients of that element. Only
-such optimizers give the same update for any part of a weight, as ZeRO requires. Tensor parallelism requires
-the same, unless the optimizer itself joins what it computes of the parts.
+such optimizers give the same update for any part of a weight, as DeepSpeed's ZeRO requires. Tensor parallelism
+and the torch engine's ZeRO, which divides rows, require the same, unless the optimizer itself joins what it
+computes of the parts.
 """
 
 from collections.abc import Callable, Mapping
@@ -89,7 +90,8 @@ class OptimizerFacts:
         is_of_torch: True for a class of torch.optim with its own name.
         is_elementwise: True if the update of an element depends only on the gradients of that element.
         joins_split_weights: True if it is not element-wise, but computes what it requires of a whole weight
-            across the tensor-parallel ranks that split it.
+            across the tensor-parallel ranks that split it and, unless it has replica_states, the
+            data-parallel ranks that divide its rows.
         is_tried_with_zero: True if DeepSpeed has tested it with ZeRO; others require
             zero_allow_untested_optimizer.
         skips_on_device: True if non-finite updates are skipped without the host; otherwise the host reads one
@@ -117,6 +119,11 @@ class OptimizerFacts:
     skips_on_device: bool = False
     decays_weights: bool = True
     remark: str = ""
+
+    @property
+    def joins_rows(self) -> bool:
+        """True if it computes what it requires of whole weights across the ranks that divide their rows."""
+        return self.joins_split_weights and not self.replica_states
 
     @property
     def taken(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from neox_config import NeoXConfig
+from neox_config.derive.engine import partitions_rows
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.errors import ConfigError
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
@@ -14,7 +15,7 @@ from neox_model.optim import OPTIMIZERS
 from neox_model.optim.adagrad import Adagrad
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.param_groups import split_by_kind, split_by_weight_decay
-from neox_model.parallel.groups import Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 
 __all__ = ["build_optimizer", "build_schedule"]
@@ -51,6 +52,8 @@ def build_optimizer(
             arguments["model_group"] = model_group
         if facts.replica_states:
             arguments["data_group"] = data_group
+        elif facts.joins_split_weights:
+            arguments["row_group"] = data_group if partitions_rows(config) else SINGLE_RANK
         if facts.matrix_states:
             groups = split_by_kind(groups, _matrices_of_layers(model))
             is_16_bit = config.precision.is_fp16 or config.precision.is_bf16

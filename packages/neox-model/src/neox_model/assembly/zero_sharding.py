@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_config import Resolved, engine_json
-from neox_config.derive.engine import chosen_engine
+from neox_config.derive.engine import chosen_engine, partitions_rows
 from neox_config.derive.engine_json import accumulation_dtype
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.layers.embedding import Embedding
@@ -45,8 +45,7 @@ def without_zero(resolved: Resolved) -> Resolved:
 
 def is_partitioned_by_torch(resolved: Resolved, groups: Groups) -> bool:
     """Return True if the torch engine partitions parameters over the data group (ZeRO stages 1 to 3)."""
-    is_torch = chosen_engine(resolved.config).name == "torch"
-    return is_torch and resolved.config.zero.zero_optimization.stage > 0 and groups.data.size > 1
+    return partitions_rows(resolved.config) and groups.data.size > 1
 
 
 def partitioned_as_built(resolved: Resolved, groups: Groups) -> AbstractContextManager[Any]:

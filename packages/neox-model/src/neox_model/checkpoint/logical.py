@@ -61,17 +61,26 @@ class Fragment:
         return tuple(holder.shape) == self.logical.shape and holder.numel() == self.held.numel
 
     @property
-    def is_block(self) -> bool:
-        """Return True if the optimizer's tensor is this rank's block of the weight, with its padding."""
-        held = self.held
-        is_complete = held.start == 0 and held.numel == block_numel(self.logical.slices)
-        return is_complete and tuple(held.holder.shape) == held.local_shape
+    def rows(self) -> Block | None:
+        """Return the block of the weight that the optimizer's tensor is, if it is one: a run of whole rows.
 
-    def slices_along(self, dim: int) -> tuple[tuple[int, ...], Block]:
-        """Return the whole shape of a state with one value per slice along a dimension, and this block's."""
-        pairs = list(enumerate(zip(self.logical.shape, self.logical.slices, strict=True)))
-        shape = tuple(length if each == dim else 1 for each, (length, _) in pairs)
-        return shape, tuple(bounds if each == dim else (0, 1) for each, (_, bounds) in pairs)
+        It is all rows of this rank's block or, under the torch engine's ZeRO, those of this data-parallel
+        rank. The tensor may have padding after it.
+        """
+        held, shape = self.held, tuple(self.held.holder.shape)
+        if held.offset or len(shape) != len(held.local_shape) or shape[1:] != held.local_shape[1:]:
+            return None
+        row_size = prod(shape[1:])
+        first, last = held.start // row_size, (held.start + held.numel) // row_size
+        if (first * row_size, last * row_size) != (held.start, held.start + held.numel):
+            return None
+        (start, _), *others = self.logical.slices or ((0, 1),)
+        return (start + first, start + last), *others
+
+    def slices_along(self, dim: int, rows: Block) -> tuple[tuple[int, ...], Block]:
+        """Return the shape of a state with one value per slice along a dimension, whole and of these rows."""
+        shape = tuple(length if each == dim else 1 for each, length in enumerate(self.logical.shape))
+        return shape, tuple(bounds if each == dim else (0, 1) for each, bounds in enumerate(rows))
 
     @property
     def weight(self) -> Tensor:
@@ -168,9 +177,9 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
         if key in getattr(optimizer, "replica_states", {}):
             continue
         name = f"{fragment.name}/{key}"
-        along = _dimension(optimizer, key)
-        if isinstance(value, Tensor) and along is not None and fragment.is_block:
-            parts += _slice_parts(fragment, name, value, along)
+        along, rows = _dimension(optimizer, key), fragment.rows
+        if isinstance(value, Tensor) and along is not None and rows is not None:
+            parts += _slice_parts(fragment, name, value, along, rows)
         elif isinstance(value, Tensor) and value.shape == fragment.held.holder.shape and key != "step":
             parts.append(_part(fragment, name, fragment.part_of(value)))
         elif isinstance(value, Tensor) and value.dim() == 0:
@@ -196,10 +205,10 @@ def _dimension(optimizer: Any, key: str) -> int | None:
     return getattr(optimizer, "slice_states", {}).get(key)
 
 
-def _slice_parts(fragment: Fragment, name: str, value: Tensor, dim: int) -> list[Part]:
+def _slice_parts(fragment: Fragment, name: str, value: Tensor, dim: int, rows: Block) -> list[Part]:
     """Return a state with one value per slice; of the ranks that share the slices, only the first has it."""
-    shape, block = fragment.slices_along(dim)
-    others = (start for each, (start, _) in enumerate(fragment.logical.slices) if each != dim)
+    shape, block = fragment.slices_along(dim, rows)
+    others = (start for each, (start, _) in enumerate(rows) if each != dim)
     if any(others):
         return []
     values = value.detach().reshape(-1)[: block_numel(block)]
@@ -242,8 +251,9 @@ def state_range(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, 
             f"the state {quoted(key)!r} of {fragment.name} has one value per slice "
             f"along dimension {along}, and the weight has the shape {fragment.logical.shape}"
         )
-    if along is not None and fragment.is_block:
-        expected, block = fragment.slices_along(along)
+    rows = fragment.rows
+    if along is not None and rows is not None:
+        expected, block = fragment.slices_along(along, rows)
         if shape != expected:
             raise DamagedManifestError(
                 f"the state {quoted(key)!r} of {fragment.name} has the shape {shape} instead of {expected}"
@@ -274,7 +284,9 @@ def state_tensor(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int,
         if key not in state:
             local = [length if dim == along else 1 for dim, length in enumerate(holder.shape)]
             state[key] = holder.new_zeros(local)
-        _, block = fragment.slices_along(along)
+        rows = fragment.rows
+        assert rows is not None, "state_range refuses others"
+        _, block = fragment.slices_along(along, rows)
         return state[key].view(-1)[: block_numel(block)]
     if shape == fragment.logical.shape:
         if key not in state:

@@ -18,7 +18,7 @@ class Lamb(Optimizer):
     """Moves the weight w by lr * c * u against u, which is Adam's direction plus weight_decay * w.
 
     The trust ratio c is the norm of w divided by that of u, at least `min_coeff` and at most `max_coeff`; 1
-    if one of the norms is zero. Each tensor of the model is one w, also if tensor-parallel ranks split it.
+    if one of the norms is zero. Each tensor of the model is one w, also if several ranks have parts of it.
 
     Args:
         parameters: parameter groups, each with `weight_decay`.
@@ -29,6 +29,7 @@ class Lamb(Optimizer):
         max_coeff: largest trust ratio.
         min_coeff: smallest trust ratio.
         model_group: the ranks that share each layer's matrices.
+        row_group: the ranks that divide the rows of all weights (ZeRO).
 
     Source: arXiv:1904.00962, algorithm 2.
     """
@@ -44,15 +45,17 @@ class Lamb(Optimizer):
         max_coeff: float = 10.0,
         min_coeff: float = 0.01,
         model_group: Group = SINGLE_RANK,
+        row_group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         self._bias_correction = bias_correction
         self._limits = (min_coeff, max_coeff)
         self._model_group = model_group
+        self._row_group = row_group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update. Collective over the tensor-parallel ranks."""
+        """Apply one update. Collective over the tensor-parallel ranks and those that divide rows."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -82,7 +85,7 @@ class Lamb(Optimizer):
         """Receive the trust ratios of an update; for classes that continue with them."""
 
     def _trust_ratios(self, trained: list[tuple[Tensor, dict[str, Any]]]) -> list[Tensor]:
-        """Return each weight's trust ratio, with one collective for all."""
+        """Return each weight's trust ratio, with one collective per group of ranks for all."""
         if not trained:
             return []
         # Directions are computed again afterwards, so that they are never all in memory.
@@ -91,7 +94,7 @@ class Lamb(Optimizer):
             for parameter, group in trained
         ]
         weights = [parameter for parameter, _ in trained]
-        norms = whole_norms(weights, torch.stack(rows), self._model_group)
+        norms = whole_norms(weights, torch.stack(rows), self._model_group, self._row_group)
         ratios = (norms[:, 0] / norms[:, 1]).clamp(*self._limits)
         return list(torch.where((norms > 0).all(dim=1), ratios, 1.0).unbind())
 

@@ -1,6 +1,6 @@
 """Muon: orthogonal steps for the matrices of linear layers, and Adam for everything else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Any
 
@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neox_model.optim.moments import moment_ratio, update_moments
+from neox_model.optim.row_exchange import RowExchange
 from neox_model.optim.split_weights import whole_weight
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.logical import split_dim_of
+from neox_model.parallel.logical import split_dim_of, whole_shape_of
 
 __all__ = ["Muon", "orthogonalized"]
 
@@ -30,6 +31,8 @@ class Muon(Optimizer):
 
     torch.optim.Muon makes the same updates, to the last bit, but accepts only matrices, whole on each rank.
     Here the momentum of a matrix that tensor-parallel ranks split is gathered before it is made orthogonal.
+    Where data-parallel ranks divide the rows of all weights, each of them makes the momenta of its share of
+    the matrices orthogonal, and sends the rows of the results back.
 
     Args:
         parameters: parameter groups, each with `weight_decay`, and `is_of_matrices`: True for Muon.
@@ -44,6 +47,7 @@ class Muon(Optimizer):
         iteration_dtype: dtype of the Newton-Schulz iteration. bfloat16, as in torch.optim.Muon, is fast, but
             rounding of gradients, which differs by layout, grows to a few percent of a step.
         model_group: the ranks that share each layer's matrices.
+        row_group: the ranks that divide the rows of all weights (ZeRO).
 
     Source: arXiv:2502.16982, section 2.1; kellerjordan.github.io/posts/muon (coefficients, step size).
     """
@@ -61,6 +65,7 @@ class Muon(Optimizer):
         eps: float = 1e-8,
         iteration_dtype: torch.dtype = torch.bfloat16,
         model_group: Group = SINGLE_RANK,
+        row_group: Group = SINGLE_RANK,
     ) -> None:
         defaults = {"lr": lr, "reference_lr": lr, "momentum": momentum, "betas": betas, "eps": eps}
         super().__init__(parameters, {**defaults, "weight_decay": 0.0, "is_of_matrices": False})
@@ -69,37 +74,67 @@ class Muon(Optimizer):
         self._dtype = iteration_dtype
         self._adam_lr = adam_lr
         self._model_group = model_group
+        self._row_group = row_group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update. Collective over the tensor-parallel ranks."""
+        """Apply one update. Collective over the tensor-parallel ranks and those that divide rows."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        matrices = []
         for group in self.param_groups:
-            update = self._update_matrix if group["is_of_matrices"] else self._update_other
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    update(parameter, parameter.grad, group)
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["is_of_matrices"]:
+                matrices += [(parameter, group) for parameter in trained]
+                continue
+            for parameter in trained:
+                self._update_other(parameter, parameter.grad, group)
+        # Ranks that compute at the same time have matrices of about the same size.
+        matrices.sort(key=lambda pair: whole_shape_of(pair[0]).numel(), reverse=True)
+        for start in range(0, len(matrices), self._row_group.size):
+            self._update_matrices(matrices[start : start + self._row_group.size])
         return loss
 
-    def _update_matrix(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, momentum, rate = self.state[parameter], group["momentum"], group["lr"]
+    def _update_matrices(self, matrices: Sequence[tuple[Tensor, dict[str, Any]]]) -> None:
+        """Update matrices, of which each rank of the row group makes one momentum orthogonal."""
+        directions = [self._direction(parameter, group) for parameter, group in matrices]
+        exchange = RowExchange([self._local_shape(parameter) for parameter, _ in matrices], self._row_group)
+        direction = exchange.gather(directions)
+        step = None if direction is None else self._step_of(matrices[self._row_group.rank][0], direction)
+        for (parameter, group), part in zip(matrices, exchange.scatter(step, directions[0]), strict=True):
+            rate, (rows, columns) = group["lr"], whole_shape_of(parameter)
+            parameter.mul_(1 - rate * group["weight_decay"])
+            parameter.add_(part, alpha=-rate * sqrt(max(1, rows / columns)))
+
+    def _direction(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """Take the gradient into the momentum, and return this rank's rows of what is made orthogonal."""
+        state, gradient, momentum = self.state[parameter], parameter.grad, group["momentum"]
+        assert gradient is not None
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
         direction = gradient.lerp(mean, momentum) if self._nesterov else mean
+        return direction.to(self._dtype)
+
+    def _local_shape(self, parameter: Tensor) -> tuple[int, int]:
+        """Return the shape of what this tensor-parallel rank has of a matrix, with the rows of all ranks."""
+        shape, dim = list(whole_shape_of(parameter)), split_dim_of(parameter)
+        if dim is not None:
+            shape[dim] //= self._model_group.size
+        rows, columns = shape
+        return rows, columns
+
+    def _step_of(self, parameter: Tensor, direction: Tensor) -> Tensor:
+        """Return the part of the orthogonal matrix that belongs to this tensor-parallel rank's direction."""
         dim = split_dim_of(parameter)
-        if dim is not None:
-            direction = whole_weight(direction.to(self._dtype), dim, self._model_group)
-        rows, columns = direction.shape
-        step = orthogonalized(direction, self._steps, dtype=self._dtype)
-        if dim is not None:
-            length = parameter.shape[dim]
-            step = step.narrow(dim, self._model_group.rank * length, length)
-        parameter.mul_(1 - rate * group["weight_decay"])
-        parameter.add_(step, alpha=-rate * sqrt(max(1, rows / columns)))
+        if dim is None:
+            return orthogonalized(direction, self._steps, dtype=self._dtype)
+        whole = whole_weight(direction, dim, self._model_group)
+        length = direction.shape[dim]
+        step = orthogonalized(whole, self._steps, dtype=self._dtype)
+        return step.narrow(dim, self._model_group.rank * length, length)
 
     def _update_other(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, rate = self.state[parameter], self._rate_of_others(group)

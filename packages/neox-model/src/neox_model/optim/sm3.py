@@ -20,7 +20,7 @@ class SM3(Optimizer):
 
     A cover is a row or a column, or one element of a vector, and stores the largest v of its elements. v is
     g^2 plus the smallest value of the covers of the element; with `beta`, beta times that value plus
-    (1 - beta) * g^2, and covers never decrease. Covers that tensor-parallel ranks share are joined. It
+    (1 - beta) * g^2, and covers never decrease. Covers that several ranks have elements of are joined. It
     applies no weight decay.
 
     Args:
@@ -30,6 +30,7 @@ class SM3(Optimizer):
         beta: decay of v; 0 is the sum of squares of the paper.
         eps: added to v, so that elements without a gradient do not move.
         model_group: the ranks that share each layer's matrices.
+        row_group: the ranks that divide the rows of all weights (ZeRO).
 
     Attributes:
         slice_states: state -> the dimension of the weight along which it has one value per slice.
@@ -48,35 +49,42 @@ class SM3(Optimizer):
         beta: float = 0.0,
         eps: float = 1e-30,
         model_group: Group = SINGLE_RANK,
+        row_group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "beta": beta, "eps": eps})
         self._model_group = model_group
+        self._row_group = row_group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update. Collective over the tensor-parallel ranks."""
+        """Apply one update. Collective over the tensor-parallel ranks and those that divide rows."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        shared: list[Tensor] = []
+        over_rows: list[Tensor] = []
+        over_parts: list[Tensor] = []
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    shared += self._update(parameter, parameter.grad, group)
-        joined_maxima_(shared, self._model_group)
+                if parameter.grad is None:
+                    continue
+                covers, split = self._update(parameter, parameter.grad, group), split_dim_of(parameter)
+                over_rows += covers[1:]
+                if split is not None:
+                    over_parts += [cover for dim, cover in enumerate(covers) if dim != split]
+        joined_maxima_(over_rows, self._row_group)
+        joined_maxima_(over_parts, self._model_group)
         return loss
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> list[Tensor]:
-        """Update a weight; return the covers of which other ranks hold a part, with this part's maxima."""
+        """Update a weight; return its covers by dimension, with the maxima of what this rank has."""
         state, beta = self.state[parameter], group["beta"]
         covers = self._covers(parameter)
         smallest = reduce(torch.minimum, covers)
         squares = (beta * smallest).expand_as(gradient) if beta else smallest.expand_as(gradient)
         squares = squares.addcmul(gradient, gradient, value=1 - beta)
         for dim, cover in enumerate(covers):
-            others = [other for other in range(gradient.dim()) if other != dim]
-            largest = squares.amax(others, keepdim=True) if others else squares
+            largest = _largest_along(squares, dim)
             cover.copy_(torch.maximum(cover, largest) if beta else largest)
         step = squares.add_(group["eps"]).rsqrt_().mul_(gradient)
         if group["momentum"]:
@@ -84,8 +92,7 @@ class SM3(Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             step = state["momentum_buffer"].lerp_(step, 1 - group["momentum"])
         parameter.sub_(step, alpha=group["lr"])
-        split = split_dim_of(parameter)
-        return [] if split is None else [cover for dim, cover in enumerate(covers) if dim != split]
+        return covers
 
     def _covers(self, parameter: Tensor) -> list[Tensor]:
         """Return what a weight's covers store: for each dimension, a tensor of this length along it."""
@@ -97,3 +104,13 @@ class SM3(Optimizer):
                 state[name] = parameter.new_zeros(shape)
             found.append(state[name])
         return found
+
+
+def _largest_along(squares: Tensor, dim: int) -> Tensor:
+    """Return the maximum of each slice along a dimension; 0 where a rank without rows has no elements."""
+    others = [other for other in range(squares.dim()) if other != dim]
+    if not others:
+        return squares
+    if squares.numel() == 0:
+        return squares.new_zeros([length if each == dim else 1 for each, length in enumerate(squares.shape)])
+    return squares.amax(others, keepdim=True)

@@ -1,47 +1,66 @@
-"""What optimizers compute of whole weights that tensor-parallel ranks split."""
+"""What optimizers compute of whole weights, of which ranks have parts.
+
+Tensor-parallel ranks split some weights along one dimension. With ZeRO, data-parallel ranks (the row group)
+divide the rows of all weights, or of such parts of them.
+"""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp, all_gather, all_reduce
+from torch.distributed import ReduceOp, all_gather_into_tensor, all_reduce
 
-from neox_model.parallel.groups import Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import split_dim_of
 from neox_model.torch_compat import foreach_copy_
 
 __all__ = ["joined_maxima_", "whole_norms", "whole_weight"]
 
 
-def whole_norms(weights: Sequence[Tensor], norms: Tensor, group: Group) -> Tensor:
+def whole_norms(
+    weights: Sequence[Tensor], norms: Tensor, model_group: Group, row_group: Group = SINGLE_RANK
+) -> Tensor:
     """Return 2-norms over whole weights, given those over what this rank holds. Collective.
 
     Args:
         weights: each knows whether it is split; in the same order on each rank.
         norms: for each weight a row of norms.
-        group: the tensor-parallel ranks.
+        model_group: the tensor-parallel ranks.
+        row_group: the ranks that divide the rows of all weights.
     """
+    whole = norms if row_group.size == 1 else _joined_norms(norms, row_group)
     split = [row for row, weight in enumerate(weights) if split_dim_of(weight) is not None]
     if not split:
-        return norms
-    # Summed in the order of the ranks: that of a reduction depends on the position among all the norms, so
-    # copies of a weight on different pipeline stages would differ.
-    squares = norms[split].square()
-    parts = [torch.empty_like(squares) for _ in range(group.size)]
-    all_gather(parts, squares, group=group.process_group)
-    whole = norms.clone()
-    whole[split] = torch.stack(parts).sum(dim=0).sqrt()
+        return whole
+    whole = whole.clone()
+    whole[split] = _joined_norms(whole[split], model_group)
     return whole
 
 
+def _joined_norms(norms: Tensor, group: Group) -> Tensor:
+    """Return the roots of the sums of the squares over the ranks. Collective.
+
+    They are summed in the order of the ranks: that of a reduction depends on the position among all the
+    norms, so copies of a weight on different pipeline stages would differ.
+    """
+    return _of_each_rank(norms.square(), group).sum(dim=0).sqrt()
+
+
+def _of_each_rank(tensor: Tensor, group: Group) -> Tensor:
+    """Return the tensors of all ranks, in one more dimension, the first. Collective."""
+    gathered = tensor.new_empty((group.size * len(tensor), *tensor.shape[1:]))
+    all_gather_into_tensor(gathered, tensor.contiguous(), group=group.process_group)
+    return gathered.view(group.size, *tensor.shape)
+
+
 def joined_maxima_(tensors: Sequence[Tensor], group: Group) -> None:
-    """Replace the elements of tensors by their maximum over the tensor-parallel ranks. Collective.
+    """Replace the elements of tensors by their maximum over the ranks. Collective, unless they are empty.
 
     Args:
         tensors: of the same shapes on each rank.
-        group: the tensor-parallel ranks.
+        group: the ranks.
     """
-    if not tensors:
+    if group.size == 1 or not any(tensor.numel() for tensor in tensors):
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     all_reduce(flat, op=ReduceOp.MAX, group=group.process_group)
@@ -57,6 +76,4 @@ def whole_weight(part: Tensor, dim: int, group: Group) -> Tensor:
         dim: the dimension that is split.
         group: the tensor-parallel ranks.
     """
-    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size)]
-    all_gather(parts, part.contiguous(), group=group.process_group)
-    return torch.cat(parts, dim)
+    return torch.cat(_of_each_rank(part, group).unbind(), dim)

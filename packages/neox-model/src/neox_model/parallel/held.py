@@ -1,11 +1,11 @@
-"""Where the master copy of a parameter is."""
+"""Where the master copy of a parameter is, and which rows of it a data-parallel rank has."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Held"]
+__all__ = ["Held", "first_row"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +27,11 @@ class Held:
     holder: Tensor
     offset: int
     local_shape: tuple[int, ...]
+
+
+def first_row(rows: int, *, rank: int, size: int) -> int:
+    """Return the first of the rows that a rank has if torch's `fully_shard` divides them over ranks.
+
+    All ranks but the last ones have equally many; these may have fewer, or none.
+    """
+    return min(rows, rank * -(-rows // size))

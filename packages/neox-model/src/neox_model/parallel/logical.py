@@ -28,6 +28,7 @@ __all__ = [
     "named_logical_parameters",
     "split_dim_of",
     "trained_names",
+    "whole_shape_of",
     "without_memory",
 ]
 
@@ -150,6 +151,12 @@ def split_dim_of(parameter: Tensor) -> int | None:
     """Return the dimension along which tensor-parallel ranks split a parameter or master weight, or None."""
     logical: Logical | None = getattr(parameter, "logical", None)
     return None if logical is None else logical.split_dim
+
+
+def whole_shape_of(parameter: Tensor) -> torch.Size:
+    """Return the shape of the logical tensor of a parameter or master weight; its own if it has none."""
+    logical: Logical | None = getattr(parameter, "logical", None)
+    return parameter.shape if logical is None else torch.Size(logical.shape)
 
 
 def is_stage_copy(parameter: Tensor) -> bool:

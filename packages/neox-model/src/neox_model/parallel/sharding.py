@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from neox_model.parallel.groups import Group
-from neox_model.parallel.held import Held
+from neox_model.parallel.held import Held, first_row
 from neox_model.parallel.logical import copy_description
 from neox_model.torch_compat import initialize_sharding, reduce_scatter_single
 
@@ -295,13 +295,8 @@ def own_rows_of(parameter: Tensor) -> Iterator[Tensor]:
     yield whole
     with torch.no_grad():
         local, mesh = parameter.to_local(), parameter.device_mesh
-        first = _first_row(len(parameter), rank=mesh.get_local_rank(), size=mesh.size())
+        first = first_row(len(parameter), rank=mesh.get_local_rank(), size=mesh.size())
         local.copy_(whole[first : first + len(local)])
-
-
-def _first_row(rows: int, *, rank: int, size: int) -> int:
-    """Return the first row of a rank: all ranks but the last ones hold equally many."""
-    return min(rows, rank * -(-rows // size))
 
 
 def _without_shared(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -321,7 +316,7 @@ def _held(parameter: nn.Parameter, group: Group) -> tuple[nn.Parameter, Held]:
     with torch.no_grad():
         local = parameter.to_local()  # type: ignore[attr-defined]
     rows = len(parameter)
-    first = _first_row(rows, rank=group.rank, size=group.size)
+    first = first_row(rows, rank=group.rank, size=group.size)
     holder = nn.Parameter(local.detach(), requires_grad=parameter.requires_grad)
     copy_description(parameter, holder, rows=(first, first + len(local)))
     row_size = parameter.numel() // max(1, rows)
