@@ -45,6 +45,19 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 LAYOUTS: dict[str, dict[str, Any]] = {"tensor": {}, "sequence": {"sequence_parallel": True}}
 PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"precision": "bfloat16"}}
 
+OPTIMIZERS = ("Adam", "Muon", "Lamb", "SM3")
+ZERO: dict[str, dict[str, Any]] = {
+    f"ZeRO {stage}, {kind}": BASE
+    | PRECISIONS["bf16"]
+    | {
+        "model_parallel_size": 1,
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": kind, "params": {"lr": 0.01}},
+    }
+    for stage in (1, 3)
+    for kind in OPTIMIZERS
+}
+
 CASES: dict[str, dict[str, Any]] = {
     f"{layout}, {architecture}": BASE | LAYOUTS[layout] | ARCHITECTURES[architecture]
     for layout in LAYOUTS
@@ -57,6 +70,11 @@ CASES: dict[str, dict[str, Any]] = {
     "amp, tensor": BASE | AMP,
     "amp, sequence, gMLP with attention": BASE | LAYOUTS["sequence"] | GMLP | AMP,
     "recomputed attention": BASE | LAYOUTS["sequence"] | SELECTIVE,
+    **{
+        f"tensor, {kind}": BASE | {"optimizer": {"type": kind, "params": {"lr": 0.01}}} for kind in OPTIMIZERS
+    },
+    "bf16, tensor, Muon": BASE | PRECISIONS["bf16"] | {"optimizer": {"type": "Muon", "params": {"lr": 0.01}}},
+    "tensor, gated, SM3": BASE | LLAMA | {"optimizer": {"type": "SM3", "params": {"lr": 0.01}}},
     "data": BASE | {"model_parallel_size": 1},
     "data, overlapped": BASE | {"model_parallel_size": 1, "zero_optimization": {"overlap_comm": True}},
     "data, loss over all tokens": BASE | {"model_parallel_size": 1, "loss_normalization": "global"},
@@ -87,13 +105,39 @@ def count(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def counted() -> list[dict[str, Any]]:
-    return run_ranks(count, size=2, cases=CASES, timeout_seconds=900)
+    return run_ranks(count, size=2, cases=CASES | ZERO, timeout_seconds=900)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_calls_the_predicted_collectives(counted, case):
     for rank in counted:
         assert rank[case]["counted"] == rank[case]["predicted"]
+
+
+def of_optimizer(counts: dict[str, dict[str, list[int]]], case: str) -> dict[str, list[int]]:
+    """Return the calls and bytes that a case has more than the same one with Adam."""
+    adam = counts[f"{case.rpartition(' ')[0]} Adam"]
+    more = {
+        name: [one - other for one, other in zip(found, adam.get(name, [0, 0]), strict=True)]
+        for name, found in counts[case].items()
+    }
+    return {name: found for name, found in more.items() if any(found)}
+
+
+@pytest.mark.parametrize("case", [case for case in ZERO if not case.endswith("Adam")])
+def test_an_optimizer_that_joins_rows_adds_the_predicted_collectives(counted, case):
+    found, predicted = (
+        of_optimizer({name: counts[kind] for name, counts in counted[0].items()}, case)
+        for kind in ("counted", "predicted")
+    )
+    assert predicted
+    assert found == predicted
+
+
+def test_muon_sends_rows_of_as_many_matrices_as_there_are_ranks_there_and_back_at_once(counted):
+    found = {name: counts["counted"] for name, counts in counted[0].items()}
+    # Four matrices in each of three layers.
+    assert of_optimizer(found, "ZeRO 1, Muon")["all_to_all_single over data"][0] == 2 * 12 // 2
 
 
 # Calls per layer and micro-batch, in both passes.

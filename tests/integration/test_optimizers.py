@@ -19,6 +19,7 @@ from neox_model.checkpoint import CheckpointError
 from support.distributed import run_ranks
 from support.optimizers import (
     LAYOUTS,
+    LAYOUTS_OF_FOUR,
     OPTIMIZERS,
     OVERFLOWING,
     PRECISIONS,
@@ -69,11 +70,12 @@ def in_worlds(cells, folder, check):
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     found: dict[str, list[str]] = {}
-    for size in (1, 2):
+    largest = max(2, *(cell.ranks for cell in cells))
+    for size in sorted({cell.ranks for cell in cells}):
         sized = [cell for cell in cells if cell.ranks == size]
-        for turn in range(0, len(sized), 2 // size):
+        for turn in range(0, len(sized), largest // size):
             with world_of(size, folder, name=f"of-{size}-{turn}") as number:
-                for cell in sized[turn : turn + 2 // size][number : number + 1]:
+                for cell in sized[turn : turn + largest // size][number : number + 1]:
                     found[cell.name] = check(cell, folder / cell.folder)
     return found
 
@@ -81,8 +83,9 @@ def in_worlds(cells, folder, check):
 def check(cells, folder: Path, *, function=run_cells, timeout_seconds: float = 900) -> None:
     """Every cell ran on all its ranks, without a finding."""
     folder.mkdir(exist_ok=True)
+    size = max(2, *(cell.ranks for cell in cells))
     results = run_ranks(
-        function, size=2, cells=names(cells), folder=str(folder), timeout_seconds=timeout_seconds
+        function, size=size, cells=names(cells), folder=str(folder), timeout_seconds=timeout_seconds
     )
     assert sum(len(result) for result in results) == sum(cell.ranks for cell in cells)
     wrong = [
@@ -99,8 +102,9 @@ def test_the_table_and_the_matrix_have_every_optimizer():
 # The states of several replicas exist only where there are several: a tour begins there.
 STARTS = ("data 2", *(layout for layout in LAYOUTS if layout != "data 2"))
 
-# Layouts on which a rank holds the whole of each weight that it updates.
+# Layouts on which a rank holds the whole of each weight that it updates, and those on which it has some rows.
 WHOLE_WEIGHTS = ("one process", "pipeline 2", "data 2")
+WHOLE_ROWS = tuple(layout for layout in LAYOUTS if layout.startswith("torch, ZeRO"))
 
 
 def layouts_of(optimizer: str) -> tuple[str, ...]:
@@ -109,7 +113,7 @@ def layouts_of(optimizer: str) -> tuple[str, ...]:
     if facts.is_elementwise and not facts.replica_states:
         return tuple(LAYOUTS)
     joins = facts.joins_split_weights or facts.is_elementwise
-    return (*WHOLE_WEIGHTS, "tensor 2") if joins else WHOLE_WEIGHTS
+    return (*WHOLE_WEIGHTS, *(["tensor 2"] if joins else []), *(WHOLE_ROWS if facts.joins_rows else []))
 
 
 def test_the_sample_has_every_optimizer_that_trains_every_layout_and_every_precision():
@@ -147,6 +151,31 @@ def test_every_optimizer_resumes_on_every_layout_in_every_precision(tmp_path, op
     # With one bit per element, two replicas train the model of one only approximately.
     equal = [cell for cell in cells if not ("compressed" in cell.optimizer and cell.layout == "data 2")]
     check_equal_updates([cell for cell in equal if cell.precision == "fp32"], tmp_path)
+
+
+# Optimizers that join what they compute of rows.
+JOINING = [name for name in OPTIMIZERS if OPTIMIZER_FACTS[name.split(",")[0].lower()].joins_rows]
+
+
+def check_joining(optimizer: str, layouts: Sequence[str], precision: str, folder: Path) -> None:
+    """An optimizer that joins rows resumes on these layouts, and makes the updates of one process there."""
+    cells = [Cell(optimizer, layout, precision) for layout in ("one process", *layouts)]
+    check(cells, folder, timeout_seconds=600)
+    if precision == "fp32":
+        check_equal_updates(cells, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["Lamb", "Muon", "SM3, momentum"])
+def test_an_optimizer_that_joins_rows_makes_the_updates_of_one_process_and_resumes(tmp_path, optimizer):
+    check_joining(optimizer, ("torch, ZeRO 3", "torch, ZeRO 1, tensor 2"), "fp32", tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("optimizer", JOINING)
+def test_an_optimizer_that_joins_rows_resumes_on_four_ranks(tmp_path, optimizer, precision):
+    check_joining(optimizer, tuple(LAYOUTS_OF_FOUR), precision, tmp_path)
 
 
 @pytest.mark.sweep
@@ -235,7 +264,8 @@ def test_a_tour_goes_from_each_layout_to_each_other_one_once():
     [
         ("NAdam", ["ZeRO 3", "tensor 2", "ZeRO 1"]),
         ("Adam", ["ZeRO 1", "torch, ZeRO 3", "tensor 2", "torch, ZeRO 1", "ZeRO 3"]),
-        ("Muon", ["data 2", "pipeline 2", "tensor 2"]),
+        ("Muon", ["data 2", "torch, ZeRO 3", "tensor 2"]),
+        ("SM3, momentum", ["torch, ZeRO 1", "tensor 2", "torch, ZeRO 3", "one process"]),
         ("ZeroOneAdam, compressed, local", ["data 2", "tensor 2", "one process"]),
     ],
 )

@@ -33,6 +33,7 @@ from support.settings import resolved_from
 
 __all__ = [
     "LAYOUTS",
+    "LAYOUTS_OF_FOUR",
     "OPTIMIZERS",
     "OVERFLOWING",
     "PRECISIONS",
@@ -110,6 +111,19 @@ LAYOUTS: dict[str, Layout] = {
     },
 }
 
+# Data-parallel ranks divide the rows of what tensor-parallel ranks and pipeline stages have.
+LAYOUTS_OF_FOUR: dict[str, Layout] = {
+    f"torch, ZeRO {stage}, {name}": Layout(
+        4, {"engine": "torch", "zero_optimization": {"stage": stage, **zero}, **settings}
+    )
+    for name, stage, settings, zero in (
+        ("tensor 2", 1, {"model_parallel_size": 2}, {}),
+        ("tensor 2", 3, {"model_parallel_size": 2}, {}),
+        ("pipeline 2", 2, {"pipe_parallel_size": 2}, {}),
+        ("second partition", 3, {}, {"zero_hpz_partition_size": 2}),
+    )
+}
+
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": {"precision": "bfloat16"},
@@ -133,7 +147,10 @@ def _precision_settings(precision: str, layout: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A point of the matrix: keys of OPTIMIZERS, LAYOUTS and PRECISIONS, or OVERFLOWING."""
+    """A point of the matrix: keys of OPTIMIZERS, LAYOUTS (or those of four ranks) and PRECISIONS.
+
+    The precision may also be OVERFLOWING.
+    """
 
     optimizer: str
     layout: str
@@ -172,7 +189,11 @@ class Cell:
     @property
     def ranks(self) -> int:
         """Number of processes."""
-        return LAYOUTS[self.layout].ranks
+        return self._layout.ranks
+
+    @property
+    def _layout(self) -> Layout:
+        return (LAYOUTS | LAYOUTS_OF_FOUR)[self.layout]
 
     def resolved(self, *, seed: int = 7) -> Resolved:
         """Return the configuration.
@@ -193,7 +214,7 @@ class Cell:
             "save": "checkpoints",
             "save_interval": 100,
             "seed": seed,
-            **LAYOUTS[self.layout].settings,
+            **self._layout.settings,
             **_precision_settings(self.precision, self.layout),
         }
         resolved = resolved_from(wanted, devices=self.ranks)

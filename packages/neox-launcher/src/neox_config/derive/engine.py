@@ -126,20 +126,26 @@ def chosen_engine(config: NeoXConfig) -> EngineChoice:
 
 
 def _chosen_for_pipelines(config: NeoXConfig) -> EngineChoice:
-    schedule, stage = config.parallelism.pipeline_schedule, _stage(config)
+    schedule = config.parallelism.pipeline_schedule
     if schedule != "1f1b":
         return EngineChoice("torch", f"pipeline-schedule is {schedule}, which DeepSpeed does not have")
     if next(only_deepspeeds(config), None) is None:
-        deepspeed = ENGINES["deepspeed"]
-        if not deepspeed["training"].includes(stage, uses_pipeline=True):
-            reason = f"zero-optimization.stage is {stage}, which DeepSpeed's pipeline does not have"
-            return EngineChoice("torch", reason)
-        facts = OPTIMIZER_FACTS.get(config.optimizer.optimizer.kind)
-        joins_rows = facts is not None and facts.joins_rows
-        if joins_rows and not deepspeed["whole_rows"].includes(stage, uses_pipeline=True):
-            reason = f"optimizer.type is {facts.name}, which DeepSpeed's ZeRO does not have"
-            return EngineChoice("torch", reason)
+        missing = next(_missing_in_deepspeeds_pipeline(config), None)
+        if missing is not None:
+            return EngineChoice("torch", missing)
     return EngineChoice("deepspeed", "the model is a pipeline with the schedule 1f1b")
+
+
+def _missing_in_deepspeeds_pipeline(config: NeoXConfig) -> Iterator[str]:
+    """Yield what DeepSpeed's pipeline does not have with this ZeRO stage, as reasons for the other engine."""
+    offers, stage = ENGINES["deepspeed"], _stage(config)
+    if not offers["training"].includes(stage, uses_pipeline=True):
+        yield f"zero-optimization.stage is {stage}, which DeepSpeed's pipeline does not have"
+    facts = OPTIMIZER_FACTS.get(config.optimizer.optimizer.kind)
+    joins_rows = facts is not None and facts.joins_rows is not None
+    if joins_rows and not offers["whole_rows"].includes(stage, uses_pipeline=True):
+        kind = config.optimizer.optimizer.type
+        yield f"optimizer.type is {kind}, which DeepSpeed does not have with ZeRO"
 
 
 def why_unused_by_engine(name: str, config: NeoXConfig) -> str:

@@ -6,7 +6,7 @@ from math import ceil
 from neox_config.estimate.memory import flowing_bytes
 from neox_config.estimate.parameters import local_parameters
 from neox_config.estimate.shapes import Layout, Shape
-from neox_config.estimate.step import model_bytes
+from neox_config.estimate.step import model_bytes, optimizer_bytes
 from neox_config.facts.pipeline_schedules import idle_share
 
 __all__ = ["Communication", "bubble_share", "communication_bytes"]
@@ -32,7 +32,9 @@ def communication_bytes(shape: Shape, layout: Layout) -> Communication:
 
 
 def _data_bytes(shape: Shape, layout: Layout) -> int:
-    local = max(local_parameters(shape, layout, stage) for stage in {0, layout.stages - 1})
+    ends = {0, layout.stages - 1}
+    local = max(local_parameters(shape, layout, stage) for stage in ends)
+    joined = max(optimizer_bytes(shape, layout, stage, "data") for stage in ends)
     gathered, reduced = layout.element_bytes * local, layout.reduced_bytes * local
     # Stages 2 and 3 reduce after every micro-batch; stage 3 also gathers the weights twice per micro-batch.
     passes = {
@@ -41,7 +43,7 @@ def _data_bytes(shape: Shape, layout: Layout) -> int:
         2: layout.accumulation * reduced + gathered,
         3: layout.accumulation * (reduced + 2 * gathered),
     }
-    return _ring(passes[layout.zero_stage], layout.data_parallel)
+    return _ring(passes[layout.zero_stage], layout.data_parallel) + joined
 
 
 def _pipe_bytes(shape: Shape, layout: Layout) -> int:

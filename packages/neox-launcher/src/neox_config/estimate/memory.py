@@ -118,7 +118,8 @@ def _sharded_states(shape: Shape, layout: Layout, stage: int) -> tuple[int, int,
         weights = size * (min(local, gathered) + ceil((local - trained) / layout.data_parallel))
     summed = 4 * part if layout.reduces_every_time else layout.accumulated_bytes * trained
     of_noise_scale = layout.gradient_bytes - layout.accumulated_bytes
-    return weights, summed + of_noise_scale * part, 4 * (1 + layout.optimizer_states) * part
+    states = local_state_values(shape, layout, stage, row_ranks=layout.data_parallel)
+    return weights, summed + of_noise_scale * part, 4 * (part + states)
 
 
 def _states(shape: Shape, layout: Layout, stage: int) -> tuple[int, int, int, int]:
@@ -158,8 +159,6 @@ def _snapshot(shape: Shape, layout: Layout, stage: int) -> int:
     local, of_replica = trained_parameters(shape, layout, stage), 0
     if not layout.saves_states:
         values = 0
-    elif layout.zero_stage >= 1:
-        values = layout.optimizer_states * local
     else:
         # Every replica writes the states that only it has.
         of_replica = replica_values(shape, layout, stage)

@@ -21,6 +21,8 @@ __all__ = [
     "Weights",
     "bucketed_parameters",
     "count_parameters",
+    "each_tensor",
+    "is_matrix_of_layer",
     "largest_block",
     "layer_weights",
     "local_parameters",
@@ -45,6 +47,7 @@ class Weights(NamedTuple):
         is_split: True if it is split across tensor-parallel ranks, in rows of `row` elements.
         multiplies: True if every token is multiplied by it.
         row: number of elements of a matrix along the dimension that is not split; 1 for a vector.
+        splits_columns: True if the columns of a matrix are split instead of its rows.
     """
 
     part: str
@@ -52,6 +55,14 @@ class Weights(NamedTuple):
     is_split: bool = False
     multiplies: bool = False
     row: int = 1
+    splits_columns: bool = False
+
+    def local_shape(self, ranks: int) -> tuple[int, int | None]:
+        """Return the rows and columns of a tensor-parallel rank's part; None: a vector has no columns."""
+        others = _local_count(self, ranks) // self.row
+        if self.row == 1:
+            return others, None
+        return (self.row, others) if self.splits_columns else (others, self.row)
 
 
 def count_parameters(shape: Shape) -> dict[str, int]:
@@ -100,10 +111,10 @@ def bucketed_parameters(shape: Shape, layout: Layout, *, later: int = 0, device:
         device: type of the devices.
     """
     if not layout.reduces_early(device):
-        ordered = sorted(_each_tensor(shape, layout), key=lambda tensor: tensor.row == 1)
+        ordered = sorted(each_tensor(shape, layout), key=lambda tensor: tensor.row == 1)
         return _messages((_local_count(each, layout.model_parallel) for each in ordered), BUCKET_ELEMENTS)
     sizes, left = list[int](), later
-    for tensor in reversed(list(_each_tensor(shape, layout))):
+    for tensor in reversed(list(each_tensor(shape, layout))):
         is_whole = not (tensor.is_split or tensor.multiplies)
         taken = min(left, tensor.numbers) if is_whole else 0
         sizes.append(_local_count(tensor, layout.model_parallel) - taken)
@@ -122,9 +133,9 @@ def _messages(sizes: Iterable[int], limit: int) -> list[int]:
     return messages
 
 
-def _each_tensor(shape: Shape, layout: Layout) -> Iterator[Weights]:
-    """Yield every trained tensor of the first stage, the head of a single stage last."""
-    for number, tensor in _stage_tensors(shape, layout, 0):
+def each_tensor(shape: Shape, layout: Layout, stage: int = 0) -> Iterator[Weights]:
+    """Yield every trained tensor of a stage, the head of a single stage last."""
+    for number, tensor in _stage_tensors(shape, layout, stage):
         if _is_trained(shape, tensor):
             yield from [tensor] * number
 
@@ -159,20 +170,32 @@ def _blocks(shape: Shape, layout: Layout, stage: int) -> list[int]:
     return blocks
 
 
-def local_state_values(shape: Shape, layout: Layout, stage: int) -> int:
-    """Return how many float32 values the optimizer stores for one device of a stage, without ZeRO."""
-    ranks, total = layout.model_parallel, 0
+def local_state_values(shape: Shape, layout: Layout, stage: int, *, row_ranks: int = 1) -> int:
+    """Return how many float32 values the optimizer stores for one device of a stage.
+
+    Args:
+        shape: the model.
+        layout: how it is run.
+        stage: the pipeline stage.
+        row_ranks: number of ranks that divide the rows of each weight.
+    """
+    divided, whole = 0, 0
     for number, tensor in _stage_tensors(shape, layout, stage):
         if not _is_trained(shape, tensor):
             continue
-        is_in_layer = tensor.multiplies and tensor.part != "head"
+        rows, columns = tensor.local_shape(layout.model_parallel)
         of_matrices = layout.optimizer_states if layout.matrix_states is None else layout.matrix_states
-        each = of_matrices if is_in_layer else layout.optimizer_states
-        total += number * each * _local_count(tensor, ranks)
+        each = of_matrices if is_matrix_of_layer(tensor) else layout.optimizer_states
+        divided += number * each * rows * (columns or 1)
         if layout.has_slice_states:
-            rows = _local_count(tensor, ranks) // tensor.row
-            total += number * (rows + (tensor.row if tensor.row > 1 else 0))
-    return total + replica_values(shape, layout, stage)
+            divided += number * rows
+            whole += number * (columns or 0)
+    return ceil(divided / row_ranks) + whole + replica_values(shape, layout, stage)
+
+
+def is_matrix_of_layer(tensor: Weights) -> bool:
+    """Return True for the matrix of a linear layer, without the head, which Muon makes orthogonal."""
+    return tensor.multiplies and tensor.part != "head"
 
 
 def replica_values(shape: Shape, layout: Layout, stage: int) -> int:
@@ -241,7 +264,8 @@ def layer_weights(shape: Shape, kind: str) -> Iterator[Weights]:
     yield from _adapted(shape, "qkv", "attention", width, outputs, is_column=True, bias=has_bias)
     yield from _adapted(shape, "dense", "attention", width, width, is_column=False)
     if shape.position == "rpe":
-        yield Weights("positions", shape.rpe_buckets * shape.heads, is_split=True, row=shape.rpe_buckets)
+        numbers = shape.rpe_buckets * shape.heads
+        yield Weights("positions", numbers, is_split=True, row=shape.rpe_buckets, splits_columns=True)
     yield _norm(shape, width)
     for name in ("up", "gate") if shape.is_gated else ("up",):
         yield from _adapted(shape, name, "mlp", width, shape.mlp_width, is_column=True)
@@ -263,7 +287,8 @@ def _adapted(
     if shape.adapter_rank and name in shape.adapted:
         rank = shape.adapter_rank
         a_row, b_row = (inputs, rank) if is_column else (rank, rank)
-        yield Weights(_ADAPTERS, rank * inputs, is_split=not is_column, multiplies=True, row=a_row)
+        splits = not is_column
+        yield Weights(_ADAPTERS, rank * inputs, splits, multiplies=True, row=a_row, splits_columns=splits)
         yield Weights(_ADAPTERS, outputs * rank, is_split=is_column, multiplies=True, row=b_row)
 
 
@@ -280,7 +305,7 @@ def _gmlp_layer(shape: Shape, kind: str) -> Iterator[Weights]:
     if ATTENTION_FACTS[kind].has_inner_attention and shape.gmlp_attention_width is not None:
         inner = 3 * shape.gmlp_attention_width
         yield from _linear(shape, "attention", 4 * width, inner, is_column=False)
-        yield Weights("attention", 4 * width * inner, is_split=True, multiplies=True, row=inner)
+        yield from _linear(shape, "attention", 4 * width, inner, is_column=False, bias=False)
         yield from _linear(shape, "attention", shape.gmlp_attention_width, 4 * width, is_column=True)
 
 
@@ -295,8 +320,9 @@ def _linear(
 
     `bias` overrides the setting of the part.
     """
+    row = inputs if is_column else outputs
     yield Weights(
-        part, inputs * outputs, is_split=True, multiplies=True, row=inputs if is_column else outputs
+        part, inputs * outputs, is_split=True, multiplies=True, row=row, splits_columns=not is_column
     )
     has_bias = shape.has_attention_bias if part == "attention" else shape.has_bias
     if has_bias if bias is None else bias:

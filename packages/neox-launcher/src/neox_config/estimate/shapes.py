@@ -19,7 +19,7 @@ from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import Sparsity
 from neox_config.facts.engines import EngineName, averages_early
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.facts.optimizers import OPTIMIZER_FACTS, JoinedParts
 from neox_config.facts.pipeline_schedules import SCHEDULES, ScheduleName
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.facts.vocabulary import pad_vocabulary
@@ -135,6 +135,7 @@ class Layout:
         optimizer_states: float32 numbers per parameter stored by the optimizer.
         matrix_states: the same for the matrices of linear layers; None if there is no difference.
         has_slice_states: True if the optimizer stores a number per row and column in addition.
+        joins_rows: what the optimizer joins of each weight of which several ranks have parts; None: nothing.
         has_replica_states: True if each of several data-parallel ranks stores a number per parameter, and its
             share of another, in addition.
         bucket: number of gradient elements per reduction.
@@ -168,6 +169,7 @@ class Layout:
     optimizer_states: int = 2
     matrix_states: int | None = None
     has_slice_states: bool = False
+    joins_rows: JoinedParts | None = None
     has_replica_states: bool = False
     optimizer_on_host: bool = False
     parameters_on_host: bool = False
@@ -195,6 +197,11 @@ class Layout:
     def is_sharded_by_torch(self) -> bool:
         """True if `fully_shard` partitions the weights, which takes several data-parallel ranks."""
         return self.engine == "torch" and self.zero_stage > 0 and self.data_parallel > 1
+
+    @property
+    def row_ranks(self) -> int:
+        """Number of ranks that divide the rows of all weights."""
+        return self.data_parallel if self.is_sharded_by_torch else 1
 
     def reduces_early(self, device: str) -> bool:
         """Return True if gradients of whole weights are averaged during the backward pass."""
@@ -333,6 +340,7 @@ def layout_of(resolved: Resolved) -> Layout:
         optimizer_states=facts.values_per_element(given) + (_LOCAL_VALUES if has_local_steps else 0),
         matrix_states=len(facts.matrix_states) or None,
         has_slice_states=bool(facts.other_shapes),
+        joins_rows=facts.joins_rows,
         has_replica_states=bool(facts.replica_states),
         optimizer_on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),
         parameters_on_host=zero.offload_param.device != "none",

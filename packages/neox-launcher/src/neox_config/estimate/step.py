@@ -1,28 +1,43 @@
 """Collectives of one training step: calls and bytes of each device, by part of the step and operation.
 
-The counts are those of the model's own communication and of the update at ZeRO stage 0; a test compares them
-with what real processes call. The bytes are those of the messages: of all_gather the output, of
-reduce_scatter the input.
+The counts are those of the model's own communication, of the update at ZeRO stage 0, and of optimizers that
+join parts of weights; a test compares them with what real processes call. The bytes are those of the
+messages: of all_gather the output, of reduce_scatter and all_to_all the input.
 
 Sources: arXiv:1909.08053, section 3 (tensor parallelism), arXiv:2205.05198, section 4.2.2 (of the sequence).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
 from neox_config.errors import ConfigError
 from neox_config.estimate.memory import hidden_bytes
-from neox_config.estimate.parameters import bucketed_parameters, stage_layers, stage_types
+from neox_config.estimate.parameters import (
+    bucketed_parameters,
+    each_tensor,
+    is_matrix_of_layer,
+    stage_layers,
+    stage_types,
+)
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.collectives import BUS_SHARE
 from neox_config.facts.loss import CHUNK_NUMBERS
 from neox_config.facts.norms import NORM_FACTS
+from neox_config.facts.optimizers import JoinedParts
 
-__all__ = ["Collective", "model_bytes", "not_counted", "refuse_unknown", "step_collectives"]
+__all__ = [
+    "Collective",
+    "model_bytes",
+    "not_counted",
+    "optimizer_bytes",
+    "refuse_unknown",
+    "step_collectives",
+]
 
 _REDUCE, _GATHER, _SCATTER = "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"
+_EXCHANGE = "all_to_all_single"
 _FLOAT32 = 4
 
 
@@ -78,13 +93,21 @@ def model_bytes(shape: Shape, layout: Layout) -> int:
     if layout.model_parallel == 1:
         return 0
     return max(
-        sum(_sent(each, layout) for each in _of_model(shape, layout, "cuda", stage))
+        sum(_sent(each, layout.model_parallel) for each in _of_model(shape, layout, "cuda", stage))
+        + optimizer_bytes(shape, layout, stage, "model")
         for stage in {0, layout.stages - 1}
     )
 
 
-def _sent(collective: Collective, layout: Layout) -> int:
-    return round(collective.bytes * BUS_SHARE[collective.operation](layout.model_parallel))
+def optimizer_bytes(shape: Shape, layout: Layout, stage: int, group: str) -> int:
+    """Return the bytes that a device of a stage sends over a group for what its optimizer joins, in rings."""
+    size = layout.model_parallel if group == "model" else layout.data_parallel
+    joined = _of_optimizer(shape, layout, stage)
+    return sum(_sent(each, size) for each in joined if each.group == group)
+
+
+def _sent(collective: Collective, size: int) -> int:
+    return round(collective.bytes * BUS_SHARE[collective.operation](size))
 
 
 def step_collectives(shape: Shape, layout: Layout, *, device: str = "cuda") -> tuple[Collective, ...]:
@@ -96,7 +119,7 @@ def step_collectives(shape: Shape, layout: Layout, *, device: str = "cuda") -> t
         device: type of the devices, on which the chunks of the loss and the messages of gradients depend.
     """
     rows = list(_of_model(shape, layout, device, 0)) if layout.model_parallel > 1 else []
-    rows += _of_data(shape, layout, device)
+    rows += [*_of_optimizer(shape, layout, 0), *_of_data(shape, layout, device)]
     return tuple(_merged(rows))
 
 
@@ -294,3 +317,66 @@ def _of_data(shape: Shape, layout: Layout, device: str) -> Iterator[Collective]:
             yield _collective("update", _Message(_REDUCE, layout.reduced_bytes * elements), "data")
     scalars = 2 if layout.weighs_globally else 1
     yield _collective("head and loss", _Message(_REDUCE, _FLOAT32), "data", scalars)
+
+
+def _of_optimizer(shape: Shape, layout: Layout, stage: int) -> Iterator[Collective]:
+    """Yield the collectives of an optimizer that joins what it computes of the parts of weights."""
+    if layout.joins_rows is None:
+        return
+    of_model, of_rows = _JOINED[layout.joins_rows](shape, layout, stage)
+    if layout.row_ranks > 1:
+        yield from (_collective("update", message, "data") for message in of_rows)
+    if layout.model_parallel > 1:
+        yield from (_collective("update", message, "model") for message in of_model)
+
+
+# Messages over tensor-parallel ranks, and over those that divide rows.
+_Joined = tuple[list[_Message], list[_Message]]
+
+
+def _matrices(shape: Shape, layout: Layout, stage: int) -> _Joined:
+    """Return the messages of momenta that are made orthogonal, one matrix at a time on each rank.
+
+    Ranks that divide rows send theirs to the rank that has the matrix, and get rows of the result back. The
+    first rank has the largest of each turn.
+    """
+    ranks, size = layout.row_ranks, layout.element_bytes
+    matrices = [each for each in each_tensor(shape, layout, stage) if is_matrix_of_layer(each)]
+    matrices.sort(key=lambda tensor: tensor.numbers, reverse=True)
+    of_model = [_Message(_GATHER, size * each.numbers) for each in matrices[::ranks]]
+    of_rows = list[_Message]()
+    for start in range(0, len(matrices), ranks):
+        parts = [each.local_shape(layout.model_parallel) for each in matrices[start : start + ranks]]
+        there = sum(ceil(rows / ranks) * (columns or 1) for rows, columns in parts)
+        back = parts[0][0] * (parts[0][1] or 1)
+        of_rows += [_Message(_EXCHANGE, size * there), _Message(_EXCHANGE, size * back)]
+    return of_model, of_rows
+
+
+def _norms(shape: Shape, layout: Layout, stage: int) -> _Joined:
+    """Return the messages of two norms of each parameter, those of a norm's layer being one tensor here."""
+    tensors, both = list(each_tensor(shape, layout, stage)), 2 * _FLOAT32
+    split = sum(each.is_split for each in tensors)
+    parameters = sum(len(_norm(shape)) if each.part == "norms" else 1 for each in tensors)
+    of_model = [_Message(_GATHER, both * split * layout.model_parallel)]
+    return of_model, [_Message(_GATHER, both * parameters * layout.row_ranks)]
+
+
+def _maxima(shape: Shape, layout: Layout, stage: int) -> _Joined:
+    """Return the messages of the maxima of columns, and over tensor-parallel ranks those of whole rows."""
+    of_model, of_rows = 0, 0
+    for tensor in each_tensor(shape, layout, stage):
+        rows, columns = tensor.local_shape(layout.model_parallel)
+        if columns is None:
+            continue
+        of_rows += columns
+        if tensor.is_split:
+            of_model += ceil(rows / layout.row_ranks) if tensor.splits_columns else columns
+    return [_Message(_REDUCE, _FLOAT32 * of_model)], [_Message(_REDUCE, _FLOAT32 * of_rows)]
+
+
+_JOINED: Mapping[JoinedParts, Callable[[Shape, Layout, int], _Joined]] = {
+    "matrices": _matrices,
+    "norms": _norms,
+    "maxima": _maxima,
+}

@@ -1,16 +1,18 @@
 """Properties of each optimizer, used by the rules, the reference documentation and the tests.
 
 An optimizer is element-wise if the update of an element depends only on the gradients of that element. Only
-such optimizers give the same update for any part of a weight, as DeepSpeed's ZeRO requires. Tensor parallelism
-and the torch engine's ZeRO, which divides rows, require the same, unless the optimizer itself joins what it
-computes of the parts.
+such optimizers give the same update for any part of a weight, as DeepSpeed's ZeRO requires. Tensor
+parallelism, and the torch engine's ZeRO, which divides rows, require the same, unless the optimizer itself
+joins what it computes of the parts.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["ARGUMENT_LIMITS", "OPTIMIZER_FACTS", "ArgumentLimit", "OptimizerFacts"]
+__all__ = ["ARGUMENT_LIMITS", "OPTIMIZER_FACTS", "ArgumentLimit", "JoinedParts", "OptimizerFacts"]
+
+JoinedParts = Literal["matrices", "norms", "maxima"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,9 @@ class OptimizerFacts:
         is_of_torch: True for a class of torch.optim with its own name.
         is_elementwise: True if the update of an element depends only on the gradients of that element.
         joins_split_weights: True if it is not element-wise, but computes what it requires of a whole weight
-            across the tensor-parallel ranks that split it and, unless it has replica_states, the
-            data-parallel ranks that divide its rows.
+            across the tensor-parallel ranks that split it.
+        joins_rows: what it also joins of each weight whose rows are divided over data-parallel ranks; None if
+            it requires all rows, or is element-wise.
         is_tried_with_zero: True if DeepSpeed has tested it with ZeRO; others require
             zero_allow_untested_optimizer.
         skips_on_device: True if non-finite updates are skipped without the host; otherwise the host reads one
@@ -115,15 +118,11 @@ class OptimizerFacts:
     is_of_torch: bool = False
     is_elementwise: bool = True
     joins_split_weights: bool = False
+    joins_rows: JoinedParts | None = None
     is_tried_with_zero: bool = False
     skips_on_device: bool = False
     decays_weights: bool = True
     remark: str = ""
-
-    @property
-    def joins_rows(self) -> bool:
-        """True if it computes what it requires of whole weights across the ranks that divide their rows."""
-        return self.joins_split_weights and not self.replica_states
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -241,6 +240,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             declared=(*_ADAM, "max_coeff", "min_coeff"),
             is_elementwise=False,
             joins_split_weights=True,
+            joins_rows="norms",
             remark="The trust ratio is that of the paper: the bias correction is inside it. DeepSpeed "
             "corrects the step after the ratio, so with the default `betas` its first update is smaller by "
             "a factor of 3.2; add warmup.",
@@ -313,6 +313,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             arguments={"momentum": 0.0, "beta": 0.0, "eps": 1e-30},
             is_elementwise=False,
             joins_split_weights=True,
+            joins_rows="maxima",
             decays_weights=False,
         ),
         OptimizerFacts(
@@ -331,6 +332,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             arguments={"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adam_lr": None},
             is_elementwise=False,
             joins_split_weights=True,
+            joins_rows="matrices",
             remark="The matrices of linear layers have a `momentum_buffer`. Embeddings, the head, norms "
             "and biases are updated by Adam with decoupled weight decay, with `betas`, `eps` and the "
             "learning rate `adam_lr` (null: the same as the matrices). Where the schedule is below its "

@@ -113,7 +113,7 @@ def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
     if facts is None or facts.is_elementwise or facts.replica_states:
         return
-    if facts.joins_rows:
+    if facts.joins_rows is not None:
         yield from _flat_partitions(c)
     elif not engine_offers(c, "whole_weights"):
         yield Problem(

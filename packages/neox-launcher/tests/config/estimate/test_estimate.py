@@ -223,6 +223,20 @@ def test_parts_of_fully_shard_are_float32_and_whole_weights_exist_besides_below_
     assert device_memory(shape, replace(alone, zero_stage=3)) == device_memory(shape, alone)
 
 
+def test_ranks_that_divide_rows_store_their_rows_of_states_and_all_maxima_of_columns():
+    shape, layout = make_shape(), Layout(data_parallel=2, zero_stage=1)
+    # Of each layer 8 x 24 + 8 x 8 + 2 x 8 x 32 elements in matrices, which have a momentum alone.
+    matrices = 2 * (192 + 64 + 512)
+    muon = device_memory(shape, replace(layout, matrix_states=1, joins_rows="matrices"))
+    assert muon.optimizer == 4 * (1872 + 2 * 1872 - matrices) // 2
+    sm3 = device_memory(
+        shape, replace(layout, optimizer_states=0, has_slice_states=True, joins_rows="maxima")
+    )
+    rows = 10 + 4 + 16 + 2 * (32 + 24 + 24 + 8 + 8 + 32 + 32 + 8 + 8)
+    columns = 8 + 8 + 2 * (8 + 8 + 8 + 32)
+    assert sm3.optimizer == 4 * ((1872 + rows) // 2 + columns)
+
+
 def test_float32_training_needs_no_master_weights():
     memory = device_memory(make_shape(), Layout(element_bytes=4, gradient_bytes=4))
     assert (memory.weights, memory.gradients, memory.optimizer) == (4 * 1872, 4 * 1872, 8 * 1872)

@@ -6,6 +6,7 @@ Rules about launches, DeepSpeed's blocks and some of the model are tested in sep
 import pytest
 
 from neox_config import load_config, resolve, rules
+from neox_config.derive.engine import chosen_engine
 from neox_config.errors import ConfigError
 from neox_config.facts.stores import has_credentials
 from neox_config.rules import RULES
@@ -813,8 +814,6 @@ _WHOLE, _MOMENTA = "whole weights for its update", "averages momenta over data-p
     ("kind", "reason"),
     [
         ("Adafactor", _WHOLE),
-        ("Lamb", _WHOLE),
-        ("SM3", _WHOLE),
         ("OneBitAdam", _MOMENTA),
         ("OneBitLamb", _MOMENTA),
     ],
@@ -824,6 +823,43 @@ def test_an_optimizer_that_is_not_elementwise_has_one_problem_under_zero(load, k
         load("zero-stage: 2\nzero-allow-untested-optimizer: true", f"optimizer.type={kind}")
     assert [problem.name for problem in caught.value.problems] == ["optimizer.type"]
     assert reason in caught.value.problems[0].what
+
+
+@pytest.mark.parametrize("kind", ["Lamb", "Muon", "SM3"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("pipeline", ["", "pipe-parallel-size: 2"])
+def test_optimizers_that_join_rows_train_under_the_torch_engines_zero(load, kind, stage, pipeline):
+    loaded = load(f"zero-stage: {stage}\n{pipeline}", f"optimizer.type={kind}")
+    assert chosen_engine(loaded).name == "torch"
+    if pipeline and stage == 1:
+        reason = f"optimizer.type is {kind}, which DeepSpeed does not have with ZeRO"
+        assert chosen_engine(loaded).reason == reason
+        assert chosen_engine(load(f"zero-stage: 0\n{pipeline}", f"optimizer.type={kind}")).name == "deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason", "remedy"),
+    [
+        ("engine: deepspeed\nzero-stage: 2", "engine is deepspeed", "set engine: torch, so that"),
+        (
+            "zero_optimization: {stage: 1, offload_optimizer: {device: cpu}}",
+            "zero-optimization.offload-optimizer.device is carried out by DeepSpeed's engine alone",
+            "remove zero_optimization.offload_optimizer, so that",
+        ),
+        (
+            "engine: deepspeed\nsdc-check-interval: 5\nzero-stage: 1",
+            "engine is deepspeed",
+            "remove sdc_check_interval and set engine: torch, so that the torch engine trains, or set "
+            "zero_optimization.stage: 0, or use Adam",
+        ),
+    ],
+)
+def test_optimizers_that_join_rows_are_refused_where_deepspeed_trains(load, settings, reason, remedy):
+    with pytest.raises(ConfigError) as caught:
+        load(settings, "optimizer.type=Muon")
+    (problem,) = [each for each in caught.value.problems if each.name == "optimizer.type"]
+    assert f"(the engine is deepspeed: {reason})" in problem.what
+    assert problem.remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize("kind", ["Adagrad", "Lion"])

@@ -52,7 +52,7 @@ def build_optimizer(
             arguments["model_group"] = model_group
         if facts.replica_states:
             arguments["data_group"] = data_group
-        elif facts.joins_split_weights:
+        if facts.joins_rows is not None:
             arguments["row_group"] = data_group if partitions_rows(config) else SINGLE_RANK
         if facts.matrix_states:
             groups = split_by_kind(groups, _matrices_of_layers(model))
