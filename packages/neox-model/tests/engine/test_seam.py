@@ -93,7 +93,7 @@ def test_every_layout_shows_the_norms_of_whole_tensors(plain):
 
 
 def capabilities() -> dict[str, list[bool]]:
-    """Engine, ZeRO stage and pipeline -> whether it offers the seam, and updates whole weights."""
+    """Engine, ZeRO stage and pipeline -> whether it offers the seam, and updates whole weights or rows."""
     from neox_model.errors import ModelError
 
     found = {}
@@ -110,8 +110,10 @@ def capabilities() -> dict[str, list[bool]]:
         except ModelError as error:
             refused = str(error)
         assert "set zero_optimization.stage: 0" in refused or not refused
-        is_whole = all(tuple(held.holder.shape) == held.local_shape for held in update.held())
-        found[f"{engine} {stage} {pipeline}"] = [not refused, is_whole]
+        shapes = [(tuple(held.holder.shape), held.local_shape) for held in update.held()]
+        is_whole = all(own == local for own, local in shapes)
+        has_rows = all(len(own) == len(local) and own[1:] == local[1:] for own, local in shapes)
+        found[f"{engine} {stage} {pipeline}"] = [not refused, is_whole, has_rows]
     return found
 
 
@@ -123,6 +125,6 @@ def test_the_table_of_engines_says_what_each_offers():
         engine, stage, pipeline = key.split()
         named = [
             ENGINES[engine][capability].includes(int(stage), uses_pipeline=pipeline == "1")
-            for capability in ("before_update", "whole_weights")
+            for capability in ("before_update", "whole_weights", "whole_rows")
         ]
         assert offered == named, key

@@ -55,10 +55,11 @@ tensor, pipeline and data parallelism and ZeRO stages 1 to 3, in fp32, bf16 and 
 are refused before anything starts. DeepSpeed's ZeRO partitions weights into flat parts, the torch engine's
 into whole rows, and tensor parallelism splits them. An optimizer that needs whole weights for its update
 supports none of these unless it combines what it computes of the parts over the ranks: Lamb the norms, SM3
-the maxima, Muon the momenta. It then supports ZeRO on the torch engine, which `engine: auto` chooses. All optimizers take `lr` and `weight_decay` (SM3 and
-Rprop apply none); other arguments are shown with their defaults. An update with non-finite gradients is
-skipped either on the device, or by the host, which then synchronizes with the device once per update. (With
-`bias_correction: false`, updates of Adam are skipped by the host.)
+the maxima, Muon the momenta. It then supports ZeRO on the torch engine, which `engine: auto` chooses. All
+optimizers take `lr` and `weight_decay` (SM3 and Rprop apply none); other arguments are shown with their
+defaults. An update with non-finite gradients is skipped either on the device, or by the host, which then
+synchronizes with the device once per update. (With `bias_correction: false`, updates of Adam are skipped by
+the host.)
 """
 
 _ON_RESUMING: dict[str | None, str] = {
