@@ -1,5 +1,6 @@
 """Settings under which layers cannot be compiled with torch.compile on any device."""
 
+from neox_config.derive.compression import compresses
 from neox_config.derive.curricula import curricula_of_lengths
 from neox_config.derive.pipeline import splits_backward
 from neox_config.schema.config import NeoXConfig
@@ -24,6 +25,7 @@ def why_layers_stay_uncompiled(config: NeoXConfig) -> str | None:
         "random_ltd, because layers would be recompiled for every number of kept tokens": (
             drops_tokens(config)
         ),
+        "compression_training, whose matrices change while they are trained": compresses(config),
     }
     return next((reason for reason, is_so in reasons.items() if is_so), None)
 

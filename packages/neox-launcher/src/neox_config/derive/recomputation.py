@@ -22,6 +22,9 @@ def gathers_inputs_again(config: NeoXConfig) -> bool:
     """Return True if sequence parallelism gathers the inputs of split matrices again for the backward pass.
 
     Recomputed layers gather them anyway. A schedule that splits the backward pass would gather them in both.
+    Quantized activations are others than those that are gathered.
     """
-    keeps_them = recomputes_layers(config) or splits_backward(config)
+    quantization = config.compression.compression_training.activation_quantization
+    is_quantized = quantization.shared_parameters.enabled
+    keeps_them = recomputes_layers(config) or splits_backward(config) or is_quantized
     return config.parallelism.sequence_parallel and not keeps_them

@@ -16,7 +16,7 @@ READERS = {
     "adapters": "neox_model.assembly.adapters",
     "autotuning": "neox_launcher.autotuning.tune",
     "checkpoint": "neox_model.train.saving",
-    "compression": "neox_config.rules.compression",
+    "compression": "neox_model.assembly.compression",
     "data": "neox_model.train.data.datasets",
     "data_efficiency": "neox_model.train.data.curriculum",
     "data_efficiency.data_routing": "neox_model.assembly.token_dropping",

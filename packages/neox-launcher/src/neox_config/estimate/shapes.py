@@ -6,6 +6,7 @@ They are cheap to create, so that `suggest.py` can try thousands of layouts.
 from dataclasses import dataclass, field
 
 from neox_config.derive.attention_layers import sliding_window
+from neox_config.derive.compression import compresses
 from neox_config.derive.elasticity import elastic_devices
 from neox_config.derive.engine import chosen_engine, overlaps_reduction
 from neox_config.derive.engine_json import accumulation_dtype
@@ -58,6 +59,7 @@ class Shape:
         gmlp_attention_width: size of the attention head of an amlp layer; None for no attention.
         parallel_residual: True if attention and MLP of a layer have the same input.
         drops_tokens: True if some layers process a part of the tokens in training.
+        is_compressed: True if compression_training changes matrices.
     """
 
     num_layers: int
@@ -88,6 +90,7 @@ class Shape:
     sparsity: Sparsity = field(default_factory=Sparsity)
     parallel_residual: bool = False
     drops_tokens: bool = False
+    is_compressed: bool = False
 
     @property
     def key_width(self) -> int:
@@ -287,6 +290,7 @@ def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
         sparsity=_sparsity_of(resolved.config),
         parallel_residual=model.gpt_j_residual,
         drops_tokens=drops_tokens(resolved.config),
+        is_compressed=compresses(resolved.config),
     )
 
 

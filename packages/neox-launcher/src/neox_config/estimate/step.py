@@ -64,12 +64,13 @@ def refuse_unknown(shape: Shape, layout: Layout) -> None:
     """Raise an error if the collectives of a training are not known.
 
     Raises:
-        ConfigError: it is a pipeline, trains adapters, or has layers that drop tokens.
+        ConfigError: it is a pipeline, trains adapters, or has compressed matrices or layers that drop tokens.
     """
     unknown = {
         "pipelines (pipe-parallel-size)": layout.stages > 1,
         "low-rank adapters (lora-rank)": shape.adapter_rank > 0,
         "layers that drop tokens (random_ltd)": shape.drops_tokens,
+        "compressed matrices (compression_training)": shape.is_compressed,
     }
     names = [name for name, is_used in unknown.items() if is_used]
     if names:

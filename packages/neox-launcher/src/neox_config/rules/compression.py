@@ -1,32 +1,138 @@
 """Rules about compression_training."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
-from neox_config.problems import Problem
-from neox_config.schema.config import NeoXConfig
-
-_COMPRESSIONS = (
-    "weight_quantization",
-    "activation_quantization",
-    "sparse_pruning",
-    "row_pruning",
-    "head_pruning",
-    "channel_pruning",
+from neox_config.derive.attention_layers import types_in
+from neox_config.derive.compression import (
+    COMPRESSIONS,
+    compresses,
+    compressible_matrices,
+    group_memberships,
+    kind_of,
+    matching,
+    matrix_shape,
 )
+from neox_config.derive.engine import chosen_engine
+from neox_config.derive.pipeline import splits_backward
+from neox_config.facts.compression import (
+    FEED_FORWARD_INPUTS,
+    HEADS_OUTPUT,
+    RELATED_MATRICES,
+    block_of,
+    is_n_of_m,
+)
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.problems import Problem, did_you_mean
+from neox_config.schema.config import NeoXConfig
+from neox_config.schema.sections.compression import PruningGroup
+
+_NAME = "compression_training"
+_WITH_CHANNELS = (*COMPRESSIONS, "channel_pruning")
+_WEIGHTS = f"{_NAME}.weight_quantization"
+_SPARSE = f"{_NAME}.sparse_pruning.shared_parameters"
+_NO_FURTHER_BITS = 3
+# Pruned part -> the matrices that it can prune, and what they are.
+_PRUNES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "row_pruning": (FEED_FORWARD_INPUTS, "the input matrices of the MLP (mlp.up, mlp.gate)"),
+    "head_pruning": ((HEADS_OUTPUT,), "the output matrices of the attention (attention.dense)"),
+}
 
 
 def compression_says_what_it_compresses(c: NeoXConfig) -> Iterator[Problem]:
     """Require at least one group in every enabled part, unless its method selects the weights itself."""
-    for part in _COMPRESSIONS:
+    for part in _WITH_CHANNELS:
         block = getattr(c.compression.compression_training, part)
         finds_them = getattr(block.shared_parameters, "method", "") == "snip_momentum"
         if block.shared_parameters.enabled and not block.different_groups and not finds_them:
             yield Problem(
-                f"compression_training.{part}.different_groups",
+                f"{_NAME}.{part}.different_groups",
                 f"is empty, but {part} is enabled",
                 "add a group: {my_group: {params: {...}, modules: [...]}}",
                 value="",
             )
+
+
+def compression_patterns_match(c: NeoXConfig) -> Iterator[Problem]:
+    """Require every pattern to be a regular expression that is found in the name of a matrix."""
+    if not types_in(c):
+        return
+    names = compressible_matrices(c)
+    for part in COMPRESSIONS:
+        block = getattr(c.compression.compression_training, part)
+        if not block.shared_parameters.enabled:
+            continue
+        listed = [
+            ("shared_parameters.excluded_modules", getattr(block.shared_parameters, "excluded_modules", ()))
+        ]
+        for key, group in block.different_groups.items():
+            listed.append((f"different_groups.{key}.modules", group.modules))
+            related = getattr(group, "related_modules", None) or ()
+            listed.append(
+                (f"different_groups.{key}.related_modules", [one for each in related for one in each])
+            )
+        for place, patterns in listed:
+            for pattern in patterns:
+                yield from _unmatched(f"{_NAME}.{part}.{place}", pattern, names)
+
+
+def _unmatched(place: str, pattern: str, names: Sequence[str]) -> Iterator[Problem]:
+    try:
+        if matching([pattern], names):
+            return
+    except re.error as error:
+        yield Problem(
+            place, f"contains {pattern!r}, which is not a regular expression: {error}", "correct it"
+        )
+        return
+    kinds = sorted({kind_of(name) for name in names})
+    near = (
+        did_you_mean(pattern, [*kinds, *names], cutoff=0.5)
+        or f"use a part of {', '.join(kinds) or 'no name'}"
+    )
+    yield Problem(place, f"contains {pattern!r}, which matches no matrix of the layers", near)
+
+
+def compression_groups_are_disjoint(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse a matrix that belongs to two groups of a part."""
+    if not _patterns_are_valid(c):
+        return
+    for part in COMPRESSIONS:
+        owners: dict[str, str] = {}
+        for key, _, names in group_memberships(c, part):
+            for name in names:
+                if owners.setdefault(name, key) != key:
+                    what = f"contains {name}, which belongs to the group {owners[name]}, too"
+                    yield Problem(f"{_NAME}.{part}.different_groups.{key}.modules", what, "list it once")
+                    break
+
+
+def compressed_layers_are_plain(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse compression of adapters, of shared layers, and where weights of replicas differ."""
+    if not compresses(c):
+        return
+    if c.adapters.lora_rank:
+        what = "cannot be combined with compression_training, which trains the layers' own matrices"
+        yield Problem("lora_rank", what, "remove it")
+    if c.model.num_unique_layers is not None and c.model.num_unique_layers < c.model.num_layers:
+        what = "cannot be combined with compression_training, which knows matrices by their layer"
+        yield Problem("num_unique_layers", what, "remove it")
+    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
+    if facts is not None and facts.replica_states:
+        what = "cannot be combined with compression_training: gradients and weights differ between replicas"
+        yield Problem("optimizer.type", what, "use Adam")
+    if c.model.compile is True:
+        yield Problem("compile", "cannot be combined with compression_training", "remove it")
+    if splits_backward(c):
+        what = "cannot be combined with compression_training: it computes gradients of weights apart"
+        yield Problem("pipeline_schedule", what, "use 1f1b or interleaved")
+
+
+def compression_has_whole_weights(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse DeepSpeed's ZeRO, whose partitions of weights have no rows."""
+    if compresses(c) and chosen_engine(c).name == "deepspeed" and c.zero.zero_optimization.stage > 0:
+        what = "cannot be combined with compression_training under DeepSpeed's engine"
+        yield Problem("zero_optimization.stage", what, "use engine: torch, or stage 0")
 
 
 def bits_do_not_grow(c: NeoXConfig) -> Iterator[Problem]:
@@ -35,24 +141,35 @@ def bits_do_not_grow(c: NeoXConfig) -> Iterator[Problem]:
     for key, group in groups.items():
         if group.params.target_bits > group.params.start_bits:
             yield Problem(
-                f"compression_training.weight_quantization.different_groups.{key}.params.target_bits",
+                f"{_WEIGHTS}.different_groups.{key}.params.target_bits",
                 f"is more than start_bits: {group.params.start_bits}",
                 f"use at most {group.params.start_bits}",
             )
 
 
+def few_bits_are_rounded_to_the_nearest(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse stochastic rounding to one or two bits, which have values of their own."""
+    block = c.compression.compression_training.weight_quantization
+    shared = block.shared_parameters
+    if not shared.enabled or shared.quantization_type == "asymmetric" or shared.rounding == "nearest":
+        return
+    for key, group in block.different_groups.items():
+        if group.params.target_bits < _NO_FURTHER_BITS:
+            what = "is not possible with rounding: stochastic, unless quantization_type is asymmetric"
+            yield Problem(f"{_WEIGHTS}.different_groups.{key}.params.target_bits", what, "use at least 3")
+
+
 def fp32_weights_are_quantized_forward(c: NeoXConfig) -> Iterator[Problem]:
-    """Require fp16 for quantization in the optimizer step and in the kernel."""
+    """Require 16-bit weights besides their float32 values for quantization in the optimizer step."""
     shared = c.compression.compression_training.weight_quantization.shared_parameters
-    name = "compression_training.weight_quantization.shared_parameters"
-    if shared.enabled and not c.precision.is_fp16 and not shared.quantize_weight_in_forward:
-        yield Problem(
-            f"{name}.quantize_weight_in_forward",
-            "must be true without fp16",
-            "set it to true, or enable fp16",
-        )
-    if shared.enabled and not c.precision.is_fp16 and shared.quantizer_kernel:
-        yield Problem(f"{name}.quantizer_kernel", "requires fp16", "enable fp16, or set it to false")
+    if not shared.enabled or shared.quantize_weight_in_forward:
+        return
+    name = f"{_WEIGHTS}.shared_parameters.quantize_weight_in_forward"
+    if not (c.precision.is_fp16 or c.precision.is_bf16):
+        yield Problem(name, "must be true without fp16 or bf16", "set it to true, or enable fp16 or bf16")
+    elif c.zero.zero_optimization.stage > 0:
+        what = "must be true with ZeRO, which makes 16-bit weights during the forward pass"
+        yield Problem(name, what, "set it to true, or zero_optimization.stage: 0")
 
 
 def pruning_ends_after_it_starts(c: NeoXConfig) -> Iterator[Problem]:
@@ -61,10 +178,109 @@ def pruning_ends_after_it_starts(c: NeoXConfig) -> Iterator[Problem]:
     end = shared.schedule_offset_end
     if end is not None and end < shared.schedule_offset:
         yield Problem(
-            "compression_training.sparse_pruning.shared_parameters.schedule_offset_end",
+            f"{_SPARSE}.schedule_offset_end",
             f"is before schedule_offset: {shared.schedule_offset}",
             f"use at least {shared.schedule_offset}",
         )
+
+
+def patterns_of_weights_have_their_density(c: NeoXConfig) -> Iterator[Problem]:
+    """Require N < M, and the density N / M for N:M patterns."""
+    block = c.compression.compression_training.sparse_pruning
+    shared = block.shared_parameters
+    if not shared.enabled or shared.method != "snip_momentum":
+        return
+    first, second = block_of(shared.block_pattern)
+    if not first or not second or (is_n_of_m(shared.block_pattern) and first >= second):
+        yield Problem(f"{_SPARSE}.block_pattern", "is not possible", "use numbers such as 4x1 or 2:4")
+        return
+    if not is_n_of_m(shared.block_pattern):
+        return
+    ratios = {f"{_SPARSE}.dense_ratio": shared.dense_ratio} if not block.different_groups else {}
+    for key, group in block.different_groups.items():
+        place = f"{_NAME}.sparse_pruning.different_groups.{key}.params.dense_ratio"
+        ratios[place] = group.params.dense_ratio
+    for place, ratio in ratios.items():
+        if ratio != first / second:
+            what = f"must be {first / second:g} with block_pattern: {shared.block_pattern}"
+            yield Problem(place, what, f"use {first / second:g}")
+
+
+def groups_and_blocks_divide_their_matrices(c: NeoXConfig) -> Iterator[Problem]:
+    """Require that quantization groups, and blocks of weights, have the same size everywhere."""
+    if not _patterns_are_valid(c):
+        return
+    training = c.compression.compression_training
+    count = training.weight_quantization.shared_parameters.quantize_groups
+    for name in _members(c, "weight_quantization"):
+        rows, columns = matrix_shape(c, name)
+        if rows * columns % count:
+            what = f"does not divide the {rows} x {columns} weights of {name}"
+            yield Problem(
+                f"{_WEIGHTS}.shared_parameters.quantize_groups",
+                what,
+                "use a divisor, such as the number of rows",
+            )
+            break
+    sparse = training.sparse_pruning.shared_parameters
+    if sparse.method != "snip_momentum":
+        return
+    high, wide = block_of(sparse.block_pattern)
+    high = 1 if is_n_of_m(sparse.block_pattern) else high
+    for name in _members(c, "sparse_pruning"):
+        rows, columns = matrix_shape(c, name)
+        if high and wide and (rows % high or columns % wide):
+            what = f"does not divide the {rows} x {columns} weights of {name}"
+            yield Problem(f"{_SPARSE}.block_pattern", what, "use other sizes, or exclude the matrix")
+            break
+
+
+def _members(c: NeoXConfig, part: str) -> list[str]:
+    return [name for _, _, names in group_memberships(c, part) for name in names]
+
+
+def pruned_rows_and_heads_exist(c: NeoXConfig) -> Iterator[Problem]:
+    """Require matrices with rows or heads to prune, and related modules that follow them."""
+    if not _patterns_are_valid(c):
+        return
+    training, names = c.compression.compression_training, compressible_matrices(c)
+    for part, (kinds, what_kinds) in _PRUNES.items():
+        for key, group, members in group_memberships(c, part):
+            assert isinstance(group, PruningGroup)
+            place = f"{_NAME}.{part}.different_groups.{key}"
+            others = [name for name in members if kind_of(name) not in kinds]
+            if others:
+                what = f"matches {others[0]}, but {part} prunes {what_kinds}"
+                yield Problem(f"{place}.modules", what, f"use {' or '.join(kinds)}")
+            elif group.related_modules is not None:
+                yield from _related(place, group, members, names)
+    heads = training.head_pruning.shared_parameters
+    if heads.enabled and heads.num_heads not in (None, c.model.num_attention_heads):
+        what = f"must be num-attention-heads: {c.model.num_attention_heads}"
+        yield Problem(f"{_NAME}.head_pruning.shared_parameters.num_heads", what, "use that number")
+
+
+def _related(
+    place: str, group: PruningGroup, members: Sequence[str], names: Sequence[str]
+) -> Iterator[Problem]:
+    assert group.related_modules is not None
+    if len(group.related_modules) != len(group.modules):
+        what = f"has {len(group.related_modules)} lists, but modules has {len(group.modules)} patterns"
+        yield Problem(
+            f"{place}.related_modules", what, "write one list of patterns for each pattern of modules"
+        )
+        return
+    for pattern, related in zip(group.modules, group.related_modules, strict=True):
+        possible = {kind for name in matching([pattern], members) for kind in RELATED_MATRICES[kind_of(name)]}
+        for name in matching(related, names):
+            if kind_of(name) not in possible:
+                what = f"matches {name}, whose rows and columns are not those of {pattern}"
+                yield Problem(f"{place}.related_modules", what, f"use {' and '.join(sorted(possible))}")
+                break
+
+
+def _patterns_are_valid(c: NeoXConfig) -> bool:
+    return bool(types_in(c)) and not any(compression_patterns_match(c))
 
 
 def students_copy_named_layers(c: NeoXConfig) -> Iterator[Problem]:

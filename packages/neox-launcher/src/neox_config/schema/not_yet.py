@@ -37,11 +37,6 @@ def _on(instead: str = "remove it") -> NotYet:
 NOT_YET: Mapping[str, NotYet] = {
     "eigenvalue.enabled": _on(),
     "compression_training.layer_reduction.enabled": _on(),
-    "compression_training.weight_quantization.shared_parameters.enabled": _on(),
-    "compression_training.activation_quantization.shared_parameters.enabled": _on(),
-    "compression_training.sparse_pruning.shared_parameters.enabled": _on(),
-    "compression_training.row_pruning.shared_parameters.enabled": _on(),
-    "compression_training.head_pruning.shared_parameters.enabled": _on(),
 }
 
 
@@ -54,6 +49,9 @@ REFUSED: Mapping[str, str] = {
     "sparse_gradients": "is no longer supported by DeepSpeed; embedding gradients are dense",
     "compression_training.channel_pruning.shared_parameters.enabled": (
         "prunes convolutions, and the model has none"
+    ),
+    "compression_training.weight_quantization.shared_parameters.quantizer_kernel": (
+        "is a CUDA kernel that DeepSpeed removed with its compression; PyTorch quantizes the weights"
     ),
 }
 

@@ -92,7 +92,50 @@ EXAMPLES = {
     "fp32_weights_are_quantized_forward": (
         f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_weight_in_forward=false",
         f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_weight_in_forward",
-        "must be true without fp16",
+        "must be true without fp16 or bf16",
+    ),
+    "compression_patterns_match": (
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.modules=[attention.qvk]",
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.modules",
+        "contains 'attention.qvk', which matches no matrix of the layers",
+    ),
+    "compression_groups_are_disjoint": (
+        f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules=['*']",
+        f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules",
+        "contains layers.0.attention.qkv, which belongs to the group wq1, too",
+    ),
+    "compressed_layers_are_plain": (
+        ["lora_rank=2", "lora_base=x"],
+        "lora_rank",
+        "cannot be combined with compression_training",
+    ),
+    "compression_has_whole_weights": (
+        ["engine=deepspeed", "zero_optimization.stage=2"],
+        "zero_optimization.stage",
+        "cannot be combined with compression_training under DeepSpeed's engine",
+    ),
+    "few_bits_are_rounded_to_the_nearest": (
+        [
+            f"{COMPRESSION}.weight_quantization.shared_parameters.rounding=stochastic",
+            f"{COMPRESSION}.weight_quantization.different_groups.wq2.params.target_bits=2",
+        ],
+        f"{COMPRESSION}.weight_quantization.different_groups.wq2.params.target_bits",
+        "is not possible with rounding: stochastic",
+    ),
+    "patterns_of_weights_have_their_density": (
+        f"{COMPRESSION}.sparse_pruning.shared_parameters.block_pattern='1:4'",
+        f"{COMPRESSION}.sparse_pruning.different_groups.sp1.params.dense_ratio",
+        "must be 0.25 with block_pattern: 1:4",
+    ),
+    "groups_and_blocks_divide_their_matrices": (
+        f"{COMPRESSION}.sparse_pruning.shared_parameters.block_pattern=7x1",
+        f"{COMPRESSION}.sparse_pruning.shared_parameters.block_pattern",
+        "does not divide the ",
+    ),
+    "pruned_rows_and_heads_exist": (
+        f"{COMPRESSION}.head_pruning.shared_parameters.num_heads=3",
+        f"{COMPRESSION}.head_pruning.shared_parameters.num_heads",
+        "must be num-attention-heads: ",
     ),
     "pruning_ends_after_it_starts": (
         f"{COMPRESSION}.sparse_pruning.shared_parameters.schedule_offset_end=29",
@@ -168,6 +211,41 @@ MORE = [
         [f"{COMPRESSION}.channel_pruning.shared_parameters.enabled=true"],
         f"{COMPRESSION}.channel_pruning.shared_parameters.enabled",
         "prunes convolutions, and the model has none",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.shared_parameters.quantizer_kernel=true"],
+        f"{COMPRESSION}.weight_quantization.shared_parameters.quantizer_kernel",
+        "is a CUDA kernel that DeepSpeed removed",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_groups=7"],
+        f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_groups",
+        "does not divide the ",
+    ),
+    (
+        [f"{COMPRESSION}.sparse_pruning.shared_parameters.excluded_modules=['(']"],
+        f"{COMPRESSION}.sparse_pruning.shared_parameters.excluded_modules",
+        "contains '(', which is not a regular expression",
+    ),
+    (
+        [f"{COMPRESSION}.row_pruning.different_groups.rp1.modules=[mlp.down]"],
+        f"{COMPRESSION}.row_pruning.different_groups.rp1.modules",
+        "matches layers.0.mlp.down, but row_pruning prunes the input matrices of the MLP",
+    ),
+    (
+        [f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules=[[attention.qkv]]"],
+        f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules",
+        "matches layers.0.attention.qkv, whose rows and columns are not those of mlp.up",
+    ),
+    (
+        [f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules=[[mlp.down], [mlp.down]]"],
+        f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules",
+        "has 2 lists, but modules has 1 patterns",
+    ),
+    (
+        ["optimizer.type=OneBitAdam", "optimizer.params.freeze_step=10"],
+        "optimizer.type",
+        "cannot be combined with compression_training",
     ),
     (
         [f"{COMPRESSION}.weight_quantization.different_groups.wq3={{}}"],

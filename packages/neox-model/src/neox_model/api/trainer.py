@@ -31,6 +31,7 @@ from neox_model.generate.run import as_plain_model
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
+from neox_model.train.compression import copy_compression
 from neox_model.train.hooks.base import Hook
 from neox_model.train.read_back import read_back
 from neox_model.train.run import Run, open_training
@@ -348,6 +349,7 @@ def _copy_of(training: Training) -> Model:
     copies = dict(named_logical_parameters(module))
     for name, parameter in named_logical_parameters(training.model):
         copies[name].data = whole_parameter(parameter, training.groups)
+    copy_compression(training.model, module, training.state.iteration, training.groups)
     return Model(module, resolved, tokenizer)
 
 

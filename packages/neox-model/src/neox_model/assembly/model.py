@@ -27,6 +27,7 @@ from neox_model.assembly.as_stages import StagedModel, as_stages
 from neox_model.assembly.attention import build_input_position, log_attention_paths
 from neox_model.assembly.autocast import build_autocast
 from neox_model.assembly.choices import DTYPES, computing_device
+from neox_model.assembly.compression import attach_compression
 from neox_model.assembly.operators import choose_operators
 from neox_model.assembly.plan import LayerPlan
 from neox_model.assembly.transformer import build_layer, build_norm, init_method
@@ -183,6 +184,7 @@ def build_stage(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
             autocast=build_autocast(resolved, device),
             owners=plan[:start],
         )
+        attach_compression(model, resolved.config, in_forward=True)
     freeze_all_but_adapters(model)
     _log_share(model, groups)
     return model
@@ -199,6 +201,13 @@ def _loss(config: NeoXConfig, group: Group, vocab_size: int) -> LMLoss:
 
 
 def _assemble(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: LMLoss) -> "Model":
+    with partitioned_as_built(resolved, groups):
+        model = _layers(plan, resolved, groups, loss_fn)
+        attach_compression(model, resolved.config)
+    return model
+
+
+def _layers(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: LMLoss) -> "Model":
     config = resolved.config
     recomputation = build_recomputation(resolved, groups)
     autocast = build_autocast(resolved, computing_device())
@@ -225,8 +234,7 @@ def _assemble(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn
             autocast=autocast,
         )
         return pipeline
-    with partitioned_as_built(resolved, groups):
-        return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
+    return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
 
 
 def _log_share(model: nn.Module, groups: Groups) -> None:

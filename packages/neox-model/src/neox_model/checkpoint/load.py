@@ -6,7 +6,7 @@ is the same `CheckpointError` on every rank.
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,7 +49,8 @@ from neox_model.checkpoint.logical import (
     state_range,
     state_tensor,
 )
-from neox_model.checkpoint.names import is_weight, rng_prefix
+from neox_model.checkpoint.model_states import check_model_states, fill_model_states
+from neox_model.checkpoint.names import is_score, is_weight, rng_prefix
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts, Schedule
 from neox_model.checkpoint.replica_states import (
@@ -63,8 +64,9 @@ from neox_model.checkpoint.save import layout_of
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.storage import Storage
 from neox_model.engine.contract import Engine
+from neox_model.parallel.compression import begin_iteration, model_states
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import trained_names
+from neox_model.parallel.logical import LogicalState, trained_names
 from neox_model.parallel.random import mixed_seed, seed_streams
 from neox_model.versions import package_versions
 
@@ -128,10 +130,14 @@ def load_checkpoint(
         fragments = engine_fragments(parts.engine)
         with _reading(folder, groups, parts.storage):
             manifest, changes = _read_manifest(folder, fragments, names, config, remedy=remedy)
-        _copy_missing(folder, manifest, fragments, groups, parts.storage)
+        if finetune:
+            fragments = _without_new_scores(fragments, manifest)
+        model_states = () if finetune else parts.model_states
+        _copy_missing(folder, manifest, fragments, groups, parts.storage, model_states)
         with _reading(folder, groups, parts.storage):
             reader = ShardReader(folder, manifest.files)
             _check_weight_values(fragments, manifest, reader)
+            check_model_states(model_states, manifest, reader)
             if load_optimizer and not finetune:
                 refuse_state_changes(changes)
                 _check_states(fragments, manifest, reader, parts.engine.update.optimizer)
@@ -139,6 +145,7 @@ def load_checkpoint(
         # Every rank has checked all that it loads: only now is anything overwritten.
         with _reading(folder, groups, parts.storage):
             _fill_weights(fragments, manifest, reader)
+            fill_model_states(model_states, manifest, reader)
             if states is not None and load_optimizer:
                 _fill_states(fragments, manifest, reader, parts.engine.update.optimizer)
         parts.engine.update.to_model()
@@ -258,16 +265,19 @@ def load_weights(
         raise CheckpointError(
             f"{directory} contains no checkpoint; train a model first, or set load to another folder"
         )
-    fragments = model_fragments(model)
+    fragments, states = model_fragments(model), model_states(model)
     names = _all_names(model, groups)
     with _reading(folder, groups, storage):
         manifest, changes = _read_manifest(folder, fragments, names, config, remedy=_SAME_MODEL)
-    _copy_missing(folder, manifest, fragments, groups, storage)
+    _copy_missing(folder, manifest, fragments, groups, storage, states)
     with _reading(folder, groups, storage):
         reader = ShardReader(folder, manifest.files)
         _check_weight_values(fragments, manifest, reader)
+        check_model_states(states, manifest, reader)
     with _reading(folder, groups, storage):
         _fill_weights(fragments, manifest, reader)
+        fill_model_states(states, manifest, reader)
+    begin_iteration(model, manifest.iteration)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
     logger.info("loaded the weights of %s", folder)
@@ -300,11 +310,22 @@ def _reading(folder: Path, groups: Groups, storage: Storage | None = None) -> It
 
 
 def _copy_missing(
-    folder: Path, manifest: Manifest, fragments: list[Fragment], groups: Groups, storage: Storage | None
+    folder: Path,
+    manifest: Manifest,
+    fragments: list[Fragment],
+    groups: Groups,
+    storage: Storage | None,
+    states: Sequence[LogicalState] = (),
 ) -> None:
     """Copy the shards that hosts with a folder of their own lack, and their ranks read. Collective."""
     if storage is not None and storage.is_local:
         wanted = _shards_of(fragments, manifest, rng_prefix(groups.world.rank))
+        wanted |= {
+            piece.file
+            for state in states
+            if state.name in manifest.tensors
+            for piece in manifest.tensors[state.name].pieces
+        }
         copy_missing(folder, manifest.files, wanted, storage, groups.control)
 
 
@@ -354,8 +375,16 @@ def _read_manifest(
     check_base(manifest, config)
     if remedy is not None:
         refuse_model_changes(changes, remedy=remedy)
+    if remedy is None:
+        # A model that is pruned from now on has new scores.
+        names = {name for name in names if name in manifest.tensors or not is_score(name)}
     _check_weights(manifest, fragments, names, changes)
     return manifest, changes
+
+
+def _without_new_scores(fragments: list[Fragment], manifest: Manifest) -> list[Fragment]:
+    """Return the fragments without scores that a checkpoint does not have, which stay initialized."""
+    return [each for each in fragments if each.name in manifest.tensors or not is_score(each.name)]
 
 
 def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str], changes: Changes) -> None:

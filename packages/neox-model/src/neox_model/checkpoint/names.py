@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-__all__ = ["in_model_order", "is_random_state", "is_weight", "rng_prefix", "state_of"]
+__all__ = ["in_model_order", "is_random_state", "is_score", "is_weight", "rng_prefix", "state_of"]
 
 _RANDOM = "rng/"
 # Python converts no more than 4,300 digits.
@@ -13,6 +13,11 @@ _NUMBER = re.compile(r"(\d{1,18})")
 def is_weight(name: str) -> bool:
     """Return whether a tensor is a weight; the names of all others have a slash."""
     return "/" not in name
+
+
+def is_score(name: str) -> bool:
+    """Return whether a weight is a score of a mask, which a model that is not pruned does not have."""
+    return name.endswith(".scores")
 
 
 def is_random_state(name: str) -> bool:

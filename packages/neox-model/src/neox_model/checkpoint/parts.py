@@ -1,5 +1,6 @@
 """The parts of a training run that a checkpoint saves and restores."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ from neox_config.facts.learning_rate import Curve
 from neox_model.checkpoint.storage import Storage
 from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
+from neox_model.parallel.logical import LogicalState
 
 __all__ = ["Restorable", "RunParts", "Schedule"]
 
@@ -42,6 +44,7 @@ class RunParts:
         schedule: the learning-rate schedule.
         state: the training loop's state.
         storage: the folders of checkpoints; None: all ranks share one.
+        model_states: states of the model that are no weights, which are changed in place.
     """
 
     engine: Engine
@@ -49,6 +52,7 @@ class RunParts:
     schedule: Schedule
     state: Restorable
     storage: Storage | None = None
+    model_states: Sequence[LogicalState] = ()
 
     @property
     def model(self) -> nn.Module:

@@ -18,6 +18,7 @@ from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.contents import Layout, Manifest, TensorRecord
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts, weight_part
+from neox_model.checkpoint.model_states import model_state_parts
 from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.outcome import collect, gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts
@@ -293,6 +294,7 @@ def _values(run: RunParts, *, save_optimizer: bool) -> tuple[list[Part], _Held]:
                 parts += states
         if save_optimizer and is_written_here(fragment, groups, splits_over_data=True):
             parts += replica_parts(fragment, update.optimizer)
+    parts += model_state_parts(run.model_states, groups)
     names = set(trained_names(run.model))
     return parts, _Held(scalars=scalars, names=names)
 

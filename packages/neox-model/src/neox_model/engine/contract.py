@@ -43,6 +43,8 @@ class PendingUpdate:
             it before the function that received this returns, and do not keep it. Collective over the data
             group, too, if the optimizer averages over replicas.
         gradients: yields this rank's gradients, without the loss scale, in a fixed order; the same rules.
+        weights: yields this rank's part of each weight, as logical name, values before the update, and
+            gradient without the loss scale; the same rules.
         norm_of: computes the 2-norm over the whole model of tensors in the order and shapes of `gradients`.
             Collective over the model and pipe groups.
         zeros: computes the share of gradient elements equal to 0 over the whole model.
@@ -56,6 +58,7 @@ class PendingUpdate:
     norm: Tensor
     tensor_norms: Callable[[], dict[str, Tensor]]
     gradients: Callable[[], Iterator[Tensor]]
+    weights: Callable[[], Iterator[tuple[str, Tensor, Tensor]]]
     norm_of: Callable[[Sequence[Tensor]], Tensor]
     zeros: Callable[[], Tensor]
     loss: Callable[[], Tensor]

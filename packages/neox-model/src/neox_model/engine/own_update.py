@@ -104,6 +104,10 @@ class OwnUpdate:
                         are_sharded=are_sharded,
                     ),
                     gradients=lambda: (one if scale is None else one / scale for one in gradients),
+                    weights=lambda: (
+                        (names[id(parameter)], parameter.detach(), one if scale is None else one / scale)
+                        for parameter, one in zip(parameters, gradients, strict=True)
+                    ),
                     norm_of=partial(
                         global_gradient_norm, parameters, groups=self._groups, are_sharded=are_sharded
                     ),

@@ -61,6 +61,8 @@ class ColumnParallelLinear(nn.Module):
         else:
             self.register_parameter("bias", None)
         self.adapter = None if adapter is None else ColumnAdapter(in_features, out_features, adapter, group)
+        # Of (inputs, weight, bias or None); returns what the matrix computes with in their place.
+        self.compression: nn.Module | None = None
 
     def forward(self, inputs: Tensor, entry: Entry | None = None) -> tuple[Tensor, Tensor | None]:
         """Return this rank's outputs (all with `gather_output`), and the bias if `skip_bias`, else None.
@@ -72,12 +74,15 @@ class ColumnParallelLinear(nn.Module):
         if entry is None:
             entry = enter(inputs, self.group)
             inputs = entry.whole
-        outputs = entry.product(inputs, self.weight, None if self.skip_bias else self.bias)
+        weight, bias = self.weight, self.bias
+        if self.compression is not None:
+            inputs, weight, bias = self.compression(inputs, weight, bias)
+        outputs = entry.product(inputs, weight, None if self.skip_bias else bias)
         if self.adapter is not None:
             outputs = outputs + self.adapter(entry.rows)
         if self.gather_output:
             outputs = gather_from_group(outputs, self.group)
-        return outputs, self.bias if self.skip_bias else None
+        return outputs, bias if self.skip_bias else None
 
 
 class RowParallelLinear(nn.Module):
@@ -115,6 +120,8 @@ class RowParallelLinear(nn.Module):
         else:
             self.register_parameter("bias", None)
         self.adapter = None if adapter is None else RowAdapter(in_features, out_features, adapter, group)
+        # Of (inputs, weight, bias or None); returns what the matrix computes with in their place.
+        self.compression: nn.Module | None = None
 
     def forward(self, inputs: Tensor, *, reduces: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return the whole output, and the bias if `skip_bias`, else None.
@@ -124,14 +131,17 @@ class RowParallelLinear(nn.Module):
             reduces: False: return this rank's partial result, and the bias, for the sum over ranks. A matrix
                 with an adapter must reduce.
         """
+        weight, bias = self.weight, self.bias
+        if self.compression is not None:
+            inputs, weight, bias = self.compression(inputs, weight, bias)
         if not reduces:
-            return functional.linear(inputs, self.weight), self.bias
-        added = None if self.skip_bias else self.bias
+            return functional.linear(inputs, weight), bias
+        added = None if self.skip_bias else bias
         if self.group.size == 1:
-            outputs = functional.linear(inputs, self.weight, added)
+            outputs = functional.linear(inputs, weight, added)
         else:
-            outputs = from_row_parallel(functional.linear(inputs, self.weight), self.group)
+            outputs = from_row_parallel(functional.linear(inputs, weight), self.group)
             outputs = outputs if added is None else outputs + added
         if self.adapter is not None:
             outputs = outputs + self.adapter(inputs)
-        return outputs, self.bias if self.skip_bias else None
+        return outputs, bias if self.skip_bias else None

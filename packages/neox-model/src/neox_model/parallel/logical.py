@@ -20,11 +20,13 @@ from neox_model.parallel.partial_gradients import mark_partial
 __all__ = [
     "InitMethod",
     "Logical",
+    "LogicalState",
     "Writable",
     "copy_description",
     "is_stage_copy",
     "logical_parameter",
     "master_weight",
+    "named_logical_modules",
     "named_logical_parameters",
     "split_dim_of",
     "trained_names",
@@ -63,6 +65,31 @@ class Logical:
     def model_parallel(self) -> bool:
         """Return True if the tensor is split over tensor-parallel ranks."""
         return self.split_dim is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogicalState:
+    """A part of a state that belongs to the model and is no weight, such as a mask.
+
+    A checkpoint contains it whole, like a weight. What has it changes `values` in place.
+
+    Attributes:
+        name: logical name; the last part of the name follows a slash.
+        shape: shape of the whole state.
+        slices: the block that this tensor-parallel rank holds.
+        start: first element, row-major in the block.
+        values: the elements, 1-D.
+        is_split_over_model: other tensor-parallel ranks hold other blocks; False: they hold copies.
+        is_split_over_data: other data-parallel ranks hold other elements of the block.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    slices: tuple[tuple[int, int], ...]
+    start: int
+    values: Tensor
+    is_split_over_model: bool
+    is_split_over_data: bool = False
 
 
 def logical_parameter(
@@ -173,6 +200,13 @@ def named_logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Paramet
     renamed: dict[str, str] = getattr(model, "plan_names", {})
     for path, parameter in model.named_parameters():
         yield _logical_name(path, renamed), parameter
+
+
+def named_logical_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (logical name, module) for each module of this rank."""
+    renamed: dict[str, str] = getattr(model, "plan_names", {})
+    for path, module in model.named_modules():
+        yield _logical_name(path, renamed), module
 
 
 def trained_names(model: nn.Module) -> Iterator[str]:

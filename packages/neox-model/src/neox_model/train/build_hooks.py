@@ -36,6 +36,7 @@ from neox_model.train.forward_check import ForwardCheck
 from neox_model.train.hooks.autoresume import AutoresumeHook, find_service
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.checkpoint import CheckpointHook
+from neox_model.train.hooks.compression import CompressionHook
 from neox_model.train.hooks.copies import CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
@@ -100,6 +101,7 @@ def build_hooks(
     stop = _build_stop(training)
     hooks: list[Hook] = [
         ProgressHook(progress, StatusReports(progress, schedule=training.schedule, throughput=throughput)),
+        *_compression(training, writers, log),
         *_autoresume(training),
         stop,
         *_stragglers(training, outputs, log),
@@ -332,6 +334,19 @@ def _gradient_hooks(training: Training, writers: Sequence[MetricWriter], log: Lo
             writers=writers,
             interval=section.log_interval,
             before_writing=log.write_pending,
+        )
+
+
+def _compression(training: Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
+    """Build the hook that compresses, before all that use the model after an iteration."""
+    if training.compression is not None:
+        shared = training.config.compression.compression_training.weight_quantization.shared_parameters
+        yield CompressionHook(
+            training.compression,
+            writers=writers,
+            interval=training.config.logging.log_interval,
+            before_writing=log.write_pending,
+            is_verbose=shared.enabled and shared.quantize_verbose,
         )
 
 

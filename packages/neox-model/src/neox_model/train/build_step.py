@@ -9,16 +9,21 @@ from itertools import islice
 
 from torch.distributed import ReduceOp
 
-from neox_config import NeoXConfig
+from neox_config import NeoXConfig, Resolved
+from neox_config.derive.compression import compresses
 from neox_config.derive.curricula import length_schedule
 from neox_config.derive.objective import is_masked
 from neox_config.derive.recomputation import recomputes_attention, recomputes_layers
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
+from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.compression import snip_rules
 from neox_model.assembly.model import padded_vocab_size
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import Engine
 from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.groups import Groups
+from neox_model.train.compression import TrainedCompression
 from neox_model.train.data.streams import Stream, choose_weighting
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
@@ -31,7 +36,7 @@ from neox_model.train.step import TrainStep
 from neox_model.train.training import Training
 from neox_model.train.varying_lengths import VaryingLengths
 
-__all__ = ["build_forward_check", "build_recent_losses", "build_step"]
+__all__ = ["build_compression", "build_forward_check", "build_recent_losses", "build_step"]
 
 
 def build_step(training: Training) -> TrainStep:
@@ -107,6 +112,14 @@ def build_recent_losses(config: NeoXConfig, engine: Engine) -> RecentLosses | No
     """Build the memory of recent losses that spikes are compared with; None without `on_spike`."""
     section = config.training
     return None if section.on_spike is None else RecentLosses(section.spike_window, engine.device)
+
+
+def build_compression(resolved: Resolved, engine: Engine, groups: Groups) -> TrainedCompression | None:
+    """Build what compresses the model in training; None if nothing does."""
+    if not compresses(resolved.config):
+        return None
+    dtype = DTYPES[resolved.derived.precision]
+    return TrainedCompression(engine, groups, dtype=dtype, snip=snip_rules(resolved.config))
 
 
 def build_forward_check(

@@ -15,6 +15,7 @@ from neox_model.generate.forward import Forward
 from neox_model.generate.run import build_forward_model, forward_of
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
+from neox_model.train.compression import copy_compression
 from neox_model.train.training import Training
 
 __all__ = ["copied_forward", "copy_weights"]
@@ -28,6 +29,7 @@ def copied_forward(training: Training) -> Forward:
     model = build_forward_model(training.resolved, training.groups, training.tokenizer)
     with training.engine.update.with_shared_weights():
         copy_weights(training.model, model, training.groups)
+        copy_compression(training.model, model, training.state.iteration, training.groups)
     return forward_of(model, training.resolved, training.groups, training.tokenizer)
 
 

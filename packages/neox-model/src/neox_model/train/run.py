@@ -29,7 +29,12 @@ from neox_model.processes import join_processes, leave_processes, load_tokenizer
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.about import about_run
 from neox_model.train.build_hooks import build_hooks
-from neox_model.train.build_step import build_forward_check, build_recent_losses, build_step
+from neox_model.train.build_step import (
+    build_compression,
+    build_forward_check,
+    build_recent_losses,
+    build_step,
+)
 from neox_model.train.characters import character_count
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import check_passes, check_tokenizers
@@ -183,6 +188,7 @@ def _build_training(
     progress.describe(phase="compiling the layers")
     compile_layers(model, resolved, groups)
     seed_streams(config.training.seed, groups)
+    compression = build_compression(resolved, engine, groups)
     training = Training(
         resolved=resolved,
         groups=groups,
@@ -198,6 +204,8 @@ def _build_training(
         base=base,
         difficulties=additions.difficulties,
         texts=texts,
+        compression=compression,
+        model_states=() if compression is None else compression.states(),
     )
     return training, position
 
@@ -223,6 +231,8 @@ def _opened(
     progress.describe(phase="loading the checkpoint" if config.checkpoint.load else "preparing the data")
     resumes = load_into(training, position)
     add_left_out(training)
+    if training.compression is not None:
+        training.compression.start(state.iteration)
     if state.finished:
         logger.info("all %d iterations are finished: only evaluation remains", state.last_iteration)
     streams = open_streams(

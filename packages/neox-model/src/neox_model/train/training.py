@@ -20,6 +20,7 @@ from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.processes import recorded_values
 from neox_model.scoring.evaluation import TextEvaluation
+from neox_model.train.compression import TrainedCompression
 from neox_model.train.data.datasets import Datasets
 from neox_model.train.data.position import Position
 from neox_model.train.data.sample_digest import digest_of_samples
@@ -63,6 +64,7 @@ class Training(RunParts):
         base: what a checkpoint of adapters records about the model that they are added to; empty without.
         difficulties: the schedules of custom curricula, by the name of their block.
         texts: evaluates tasks and texts; None: none are configured.
+        compression: compresses the model; None: it is not compressed.
     """
 
     schedule: LearningRateSchedule
@@ -75,6 +77,7 @@ class Training(RunParts):
     base: dict[str, Any] = field(default_factory=dict)
     difficulties: Mapping[str, DifficultySchedule] = field(default_factory=dict)
     texts: TextEvaluation | None = None
+    compression: TrainedCompression | None = None
 
     @property
     def config(self) -> NeoXConfig:

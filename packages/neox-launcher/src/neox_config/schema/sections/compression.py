@@ -20,7 +20,10 @@ _SHARED = "Settings shared by all groups."
 _GROUPS = "Groups of modules with individual settings; choose any name for a group."
 _OFFSET = "Iteration at which it starts."
 _ALL_MODULES = ("*",)
-_MODULES = 'Patterns of module names; "*" matches every supported module.'
+_MODULES = (
+    "Regular expressions that are found in the logical names of matrices, such as layers.0.mlp.up; "
+    '"*" matches all matrices of the transformer layers.'
+)
 _SNIP = "method is snip_momentum"
 
 
@@ -74,8 +77,7 @@ class WeightQuantizationShared(Section):
         False,
         origin="DSC",
         resume="free",
-        used_when="training is in fp16",
-        doc="Quantize with a compiled kernel.",
+        doc="Quantize with DeepSpeed's compiled kernel.",
     )
     schedule_offset: int = param(0, origin="DSC", ge=0, doc=_OFFSET)
     quantize_groups: int = param(

@@ -1,0 +1,238 @@
+"""What compression in training does to one split matrix, and to all matrices of a model by iteration."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from neox_config.facts.compression import bits_at, quantized_share
+from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from neox_model.parallel.logical import Logical, LogicalState, named_logical_modules
+from neox_model.parallel.pruning import Pruning, largest
+from neox_model.parallel.quantization import InputQuantizer, WeightQuantizer
+
+__all__ = [
+    "BitSchedule",
+    "Compressed",
+    "MatrixCompression",
+    "PruningRule",
+    "begin_iteration",
+    "compressed_matrices",
+    "learn_masks",
+    "model_states",
+]
+
+Linear = ColumnParallelLinear | RowParallelLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BitSchedule:
+    """When weights are quantized to how many bits.
+
+    Args:
+        offset: first iteration with quantized weights.
+        start: number of bits then.
+        target: number of bits at the end.
+        period: iterations between reductions by one bit.
+        mix_ratio: share of quantized values in the first iteration after each change, and its growth per
+            iteration; None: all of them.
+    """
+
+    offset: int
+    start: int
+    target: int
+    period: int
+    mix_ratio: float | None = None
+
+    def at(self, iteration: int) -> tuple[int | None, float]:
+        """Return the number of bits, None before the offset, and the share of quantized values."""
+        bits = bits_at(
+            iteration, offset=self.offset, start=self.start, target=self.target, period=self.period
+        )
+        if bits is None or self.mix_ratio is None:
+            return bits, 1.0
+        changed = self.offset + (self.start - bits) * self.period
+        return bits, quantized_share(iteration - changed, self.mix_ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruningRule:
+    """How a mask is made.
+
+    Args:
+        method: l1, topk or snip_momentum.
+        offset: first iteration with a mask.
+        ratio: share of what is kept.
+        scope: name of the group of matrices whose weights are compared with each other by snip_momentum.
+        end: iteration from which the mask of snip_momentum stays.
+        stride: iterations between changes of the mask of snip_momentum.
+        pattern: pattern of snip_momentum.
+    """
+
+    method: str
+    offset: int
+    ratio: float
+    scope: str = ""
+    end: int = 0
+    stride: int = 1
+    pattern: str = ""
+
+    @property
+    def is_learned(self) -> bool:
+        """Return True if the mask has scores that are trained."""
+        return self.method == "topk"
+
+
+class MatrixCompression(nn.Module):
+    """The compression of a matrix, which the matrix calls in its forward pass.
+
+    Args:
+        quantizer: of its weights.
+        bits: schedule of the quantizer.
+        inputs: quantizer of its inputs.
+        inputs_offset: first iteration with quantized inputs.
+        prunings: the masks, by what they prune: sparse (single weights), rows, heads.
+        rules: how each mask is made.
+    """
+
+    def __init__(
+        self,
+        *,
+        quantizer: WeightQuantizer | None,
+        bits: BitSchedule | None,
+        inputs: InputQuantizer | None,
+        inputs_offset: int,
+        prunings: dict[str, Pruning],
+        rules: dict[str, PruningRule],
+    ) -> None:
+        super().__init__()
+        self.quantizer = quantizer
+        self.inputs = inputs
+        self.prunings = nn.ModuleDict(prunings)
+        self.bits = bits
+        self.rules = rules
+        self._inputs_offset = inputs_offset
+
+    def forward(
+        self, inputs: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the inputs, the weights and the bias with which the matrix computes."""
+        if self.inputs is not None:
+            inputs = self.inputs(inputs)
+        return inputs, self.of_weight(weight), self.of_bias(bias)
+
+    def of_weight(self, weight: Tensor) -> Tensor:
+        """Return the weights with which the matrix computes: quantized, then pruned."""
+        if self.quantizer is not None:
+            weight = self.quantizer(weight)
+        for pruning in self.prunings.values():
+            weight = pruning(weight)
+        return weight
+
+    def of_bias(self, bias: Tensor | None) -> Tensor | None:
+        """Return the bias with which the matrix computes."""
+        if bias is None or "rows" not in self.prunings:
+            return bias
+        pruned: Tensor = self.prunings["rows"](bias)
+        return pruned
+
+    def begin(self, iteration: int) -> None:
+        """Prepare an iteration, counted from 0; masks are not changed."""
+        if self.quantizer is not None and self.bits is not None:
+            self.quantizer.bits, self.quantizer.share = self.bits.at(iteration)
+            self.quantizer.iteration = iteration
+        if self.inputs is not None:
+            self.inputs.is_on = iteration >= self._inputs_offset
+        for kind, pruning in self.masks():
+            pruning.is_on = iteration >= self.rules[kind].offset
+
+    def masks(self) -> Iterator[tuple[str, Pruning]]:
+        """Yield the masks with what they prune."""
+        for kind, pruning in self.prunings.items():
+            assert isinstance(pruning, Pruning)
+            yield kind, pruning
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A matrix of this rank that is compressed.
+
+    Args:
+        name: its logical name.
+        module: the layer with the matrix.
+        compression: what is done to it.
+    """
+
+    name: str
+    module: Linear
+    compression: MatrixCompression
+
+    @property
+    def logical(self) -> Logical:
+        """The description of the whole matrix and of this rank's block."""
+        found: Logical = self.module.weight.logical  # type: ignore[attr-defined]
+        return found
+
+
+def compressed_matrices(model: nn.Module) -> list[Compressed]:
+    """Return the compressed matrices of this rank, in the order of the model."""
+    return [
+        Compressed(name, module, module.compression)
+        for name, module in named_logical_modules(model)
+        if isinstance(module, Linear) and isinstance(module.compression, MatrixCompression)
+    ]
+
+
+def model_states(model: nn.Module) -> list[LogicalState]:
+    """Return the masks without scores and the ranges of inputs of this rank's matrices."""
+    return [state for matrix in compressed_matrices(model) for state in _states_of(matrix)]
+
+
+def _states_of(matrix: Compressed) -> Iterator[LogicalState]:
+    for kind, pruning in matrix.compression.masks():
+        if pruning.scores is None:
+            yield LogicalState(
+                name=f"{matrix.name}.compression.prunings.{kind}/keep",
+                shape=pruning.logical.shape,
+                slices=pruning.logical.slices,
+                start=0,
+                values=pruning.keep.view(-1),
+                is_split_over_model=pruning.logical.model_parallel,
+            )
+    inputs = matrix.compression.inputs
+    if inputs is not None and not inputs.is_dynamic:
+        yield LogicalState(
+            name=f"{matrix.name}.compression.inputs/range",
+            shape=(2,),
+            slices=((0, 2),),
+            start=0,
+            values=inputs.range,
+            is_split_over_model=False,
+        )
+
+
+def begin_iteration(model: nn.Module, iteration: int) -> None:
+    """Prepare the forward passes of a model for an iteration, counted from 0; collective over its matrices.
+
+    That of a model with the weights of a checkpoint is the checkpoint's.
+    """
+    matrices = compressed_matrices(model)
+    for matrix in matrices:
+        matrix.compression.begin(iteration)
+    learn_masks(matrices, lambda scores: scores.detach())
+
+
+@torch.no_grad()
+def learn_masks(matrices: list[Compressed], values_of: Callable[[nn.Parameter], Tensor]) -> None:
+    """Compute the masks that have scores and are applied. Collective over the ranks that split the matrices.
+
+    Args:
+        matrices: this rank's.
+        values_of: returns all elements that this tensor-parallel rank has of scores.
+    """
+    for matrix in matrices:
+        for kind, pruning in matrix.compression.masks():
+            if pruning.is_on and pruning.scores is not None:
+                whole = pruning.whole(values_of(pruning.scores))
+                pruning.set_mask(largest(whole, matrix.compression.rules[kind].ratio))

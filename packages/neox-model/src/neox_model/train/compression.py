@@ -1,0 +1,309 @@
+"""Compression of the model in training: what changes between two iterations."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, distributed, nn
+
+from neox_config.facts.compression import block_of, density_at, is_n_of_m
+from neox_model.assembly.zero_sharding import whole_parameter
+from neox_model.checkpoint.outcome import gather
+from neox_model.engine.contract import Engine, PendingUpdate
+from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.compression import (
+    Compressed,
+    PruningRule,
+    begin_iteration,
+    compressed_matrices,
+    learn_masks,
+    model_states,
+)
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.held import Held
+from neox_model.parallel.logical import LogicalState, named_logical_parameters
+from neox_model.parallel.pruning import (
+    Pruning,
+    block_scores,
+    keep_n_of_m,
+    kept_blocks,
+    largest,
+    threshold_of,
+)
+
+__all__ = ["TrainedCompression", "copy_compression"]
+
+# Weight of the past in scores of weight times gradient.
+_DECAY = 0.9
+_MOST = distributed.ReduceOp.MAX
+
+
+class TrainedCompression:
+    """The compression of the matrices of this rank in a training.
+
+    Between two iterations it updates ranges of inputs, makes masks, sets what they prune for good to zero in
+    the master weights, and quantizes the weights of the next iteration. What it does depends on the iteration
+    and on the whole model alone.
+
+    Args:
+        engine: trains the model.
+        groups: this rank's process groups.
+        dtype: dtype of the computation, in which masks are made.
+        snip: rules of weights pruned by snip_momentum, by scope; the same on every stage.
+    """
+
+    def __init__(
+        self, engine: Engine, groups: Groups, *, dtype: torch.dtype, snip: Mapping[str, PruningRule]
+    ) -> None:
+        self.matrices = compressed_matrices(engine.model)
+        self._engine, self._groups, self._dtype, self._snip = engine, groups, dtype, snip
+        self._scores = _SnipScores(self.matrices, engine) if snip else None
+
+    def states(self) -> list[LogicalState]:
+        """Return what a checkpoint contains of it besides weights."""
+        own = [] if self._scores is None else list(self._scores.states())
+        return [*model_states(self._engine.model), *own]
+
+    def bits(self) -> dict[str, int | None]:
+        """Return the numbers of bits of quantized weights on this rank, by the name of the matrix."""
+        quantizers = {matrix.name: matrix.compression.quantizer for matrix in self.matrices}
+        return {name: each.bits for name, each in quantizers.items() if each is not None}
+
+    @torch.no_grad()
+    def start(self, iteration: int) -> None:
+        """Prepare the first iteration of this process, after a checkpoint was loaded. Collective."""
+        # A checkpoint has the masks of its iteration; weights that they prune are zero there.
+        self._begin(iteration, makes_masks=iteration == 0)
+
+    @torch.no_grad()
+    def after(self, iteration: int) -> None:
+        """Prepare the next iteration, whose number is that of the finished ones. Collective."""
+        self._update_ranges()
+        self._begin(iteration, makes_masks=True)
+
+    def _begin(self, iteration: int, *, makes_masks: bool) -> None:
+        for matrix in self.matrices:
+            matrix.compression.begin(iteration)
+        learn_masks(self.matrices, self._computing)
+        if makes_masks:
+            self._make_masks(iteration)
+        self._zero_pruned()
+        self._quantize_weights()
+
+    def _computing(self, parameter: nn.Parameter) -> Tensor:
+        """Return what this tensor-parallel rank has of a parameter, as the forward pass has it."""
+        return whole_parameter(parameter, self._groups).to(self._dtype)
+
+    def _update_ranges(self) -> None:
+        """Add the ranges of this iteration's inputs to the running averages, in one message per group."""
+        quantizers = [matrix.compression.inputs for matrix in self.matrices]
+        static = [each for each in quantizers if each is not None and not each.is_dynamic]
+        if not static:
+            return
+        seen = torch.stack([each.seen for each in static])
+        for group in (self._groups.data, self._groups.model):
+            seen = all_reduce(seen, group, _MOST)
+        for quantizer, found in zip(static, seen, strict=True):
+            quantizer.update_range(found)
+
+    def _make_masks(self, iteration: int) -> None:
+        """Make the masks without scores that change in this iteration."""
+        for matrix in self.matrices:
+            for kind, pruning in matrix.compression.masks():
+                rule = matrix.compression.rules[kind]
+                if rule.method == "l1" and iteration == rule.offset:
+                    size = self._computing(matrix.module.weight).float().abs()
+                    size = size.sum(dim=1, keepdim=True) if kind == "rows" else size
+                    pruning.set_mask(largest(pruning.whole(size), rule.ratio))
+        for scope, rule in self._snip.items():
+            density = density_at(
+                iteration, start=rule.offset, end=rule.end, stride=rule.stride, target=rule.ratio
+            )
+            if density is not None:
+                self._prune_scope(scope, rule, density)
+
+    def _prune_scope(self, scope: str, rule: PruningRule, density: float) -> None:
+        """Make the masks of weights that are compared with each other."""
+        assert self._scores is not None
+        inside = [
+            (matrix, pruning)
+            for matrix, pruning in _sparse(self.matrices)
+            if matrix.compression.rules["sparse"].scope == scope
+        ]
+        scores = [pruning.whole(self._scores.block_of(matrix, self._groups)) for matrix, pruning in inside]
+        block = block_of(rule.pattern)
+        if is_n_of_m(rule.pattern):
+            for (_, pruning), score in zip(inside, scores, strict=True):
+                pruning.set_mask(keep_n_of_m(score, *block))
+            return
+        blocks = [block_scores(score, block) for score in scores]
+        bound = threshold_of(blocks, density, self._groups.pipe, device=self._engine.device)
+        for (_, pruning), found in zip(inside, blocks, strict=True):
+            pruning.set_mask(kept_blocks(found >= bound, block))
+
+    def _zero_pruned(self) -> None:
+        """Set the master weights to zero that masks without scores prune, and their biases."""
+        keeps = {id(parameter): keep for parameter, keep in self._static_masks()}
+        if not keeps:
+            return
+        with self._engine.update.in_memory(changes=True):
+            for held in self._engine.update.held():
+                keep = keeps.get(id(held.param))
+                if keep is not None:
+                    mine = keep.flatten()[held.start : held.start + held.numel]
+                    _elements(held).mul_(mine.to(held.holder.dtype))
+
+    def _static_masks(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        for matrix in self.matrices:
+            weight, bias = matrix.module.weight, matrix.module.bias
+            (_, _), (first, stop) = matrix.logical.slices
+            keeps = [
+                (kind, pruning.kept(stop - first))
+                for kind, pruning in matrix.compression.masks()
+                if pruning.is_on and pruning.scores is None
+            ]
+            if keeps:
+                yield weight, torch.stack([keep for _, keep in keeps]).all(dim=0)
+            if bias is not None:
+                yield from ((bias, keep[:, 0]) for kind, keep in keeps if kind == "rows")
+
+    def _quantize_weights(self) -> None:
+        """Quantize the 16-bit weights, which the update has copied from the master weights."""
+        for matrix in self.matrices:
+            quantizer = matrix.compression.quantizer
+            if quantizer is not None and not quantizer.in_forward:
+                matrix.module.weight.data.copy_(quantizer.rounded(matrix.module.weight.data))
+
+    @torch.no_grad()
+    def report(self) -> dict[str, float]:
+        """Return figures of the compression, the same on every rank. Collective over all ranks.
+
+        `compression/bits`: mean number of bits of the quantized weights; `compression/sparsity`: share of
+        zeros in pruned matrices; `compression_error/NAME`: norm of the change of a weight over its norm.
+        """
+        sums: dict[str, list[float]] = {}
+        masters = {id(held.param): held.holder for held in self._engine.update.held()}
+        for matrix in self.matrices:
+            quantizer, used = matrix.compression.quantizer, self._computing(matrix.module.weight)
+            exact = used.float()
+            if quantizer is not None and not quantizer.in_forward:
+                # The weights of the computation are quantized already.
+                exact = masters[id(matrix.module.weight)].data.float()
+            used = matrix.compression.of_weight(used).float()
+            figures = [exact.square().sum(), (used - exact).square().sum(), (used == 0).sum()]
+            values = torch.stack([figure.double() for figure in figures])
+            if matrix.logical.model_parallel:
+                values = all_reduce(values, self._groups.model)
+            sums[matrix.name] = [*values.tolist(), *self._constants(matrix)]
+        found = {name: row for each in gather(self._groups.control, sums) for name, row in each.items()}
+        return _figures(found)
+
+    def _constants(self, matrix: Compressed) -> tuple[float, float, float]:
+        """Return the bits, 0 without quantization, the number of elements, and 1 if it is pruned."""
+        quantizer = matrix.compression.quantizer
+        rows, columns = matrix.logical.shape
+        bits = 0 if quantizer is None or quantizer.bits is None else quantizer.bits
+        is_pruned = any(pruning.is_on for _, pruning in matrix.compression.masks())
+        return float(bits), float(rows * columns), float(is_pruned)
+
+
+def _figures(found: Mapping[str, list[float]]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    quantized = [(bits, numel) for _, _, _, bits, numel, _ in found.values() if bits]
+    if quantized:
+        total = sum(numel for _, numel in quantized)
+        metrics["compression/bits"] = sum(bits * numel for bits, numel in quantized) / total
+    pruned = [(zeros, numel) for _, _, zeros, _, numel, is_pruned in found.values() if is_pruned]
+    if pruned:
+        metrics["compression/sparsity"] = sum(zeros for zeros, _ in pruned) / sum(
+            numel for _, numel in pruned
+        )
+    for name, (norm, error, *_) in sorted(found.items()):
+        metrics[f"compression_error/{name}"] = (error / norm) ** 0.5 if norm else 0.0
+    return metrics
+
+
+class _SnipScores:
+    """The running magnitude of weight times gradient, s = 0.9 s + |w g|, of what this rank updates.
+
+    Args:
+        matrices: this rank's.
+        engine: shows the gradients of each update.
+    """
+
+    def __init__(self, matrices: list[Compressed], engine: Engine) -> None:
+        names = {f"{matrix.name}.weight": matrix for matrix, _ in _sparse(matrices)}
+        named = dict(named_logical_parameters(engine.model))
+        self._splits = engine.update.splits_over_data
+        self._held: dict[str, Held] = {}
+        self._values: dict[str, Tensor] = {}
+        self._logical = {name: matrix.logical for name, matrix in names.items()}
+        by_parameter = {id(named[name]): name for name in names}
+        for held in engine.update.held():
+            name = by_parameter.get(id(held.param))
+            if name is not None:
+                self._held[name] = held
+                self._values[name] = torch.zeros(held.numel, device=held.holder.device)
+        engine.update.before(self._add)
+
+    def _add(self, update: PendingUpdate) -> None:
+        is_finite = update.norm.isfinite()
+        for name, weight, gradient in update.weights():
+            if name in self._values:
+                score, held = self._values[name], self._held[name]
+                saliency = (weight.float() * gradient.float()).abs().reshape(-1)[held.offset :][: held.numel]
+                score.copy_(torch.where(is_finite, _DECAY * score + saliency, score))
+
+    def block_of(self, matrix: Compressed, groups: Groups) -> Tensor:
+        """Return the scores of this tensor-parallel rank's block; collective over the data group in ZeRO."""
+        name, local = f"{matrix.name}.weight", [stop - start for start, stop in matrix.logical.slices]
+        block = torch.zeros(local[0] * local[1], device=matrix.module.weight.device)
+        if name in self._values:
+            block[self._held[name].start :][: self._held[name].numel] = self._values[name]
+        return all_reduce(block, groups.data).view(local) if self._splits else block.view(local)
+
+    def states(self) -> Iterator[LogicalState]:
+        """Yield the scores for a checkpoint."""
+        for name, values in self._values.items():
+            logical = self._logical[name]
+            yield LogicalState(
+                name=f"{name.removesuffix('.weight')}.compression.prunings.sparse/score",
+                shape=logical.shape,
+                slices=logical.slices,
+                start=self._held[name].start,
+                values=values,
+                is_split_over_model=logical.model_parallel,
+                is_split_over_data=self._splits,
+            )
+
+
+def _sparse(matrices: list[Compressed]) -> Iterator[tuple[Compressed, Pruning]]:
+    for matrix in matrices:
+        for kind, pruning in matrix.compression.masks():
+            if kind == "sparse":
+                yield matrix, pruning
+
+
+def _elements(held: Held) -> Tensor:
+    return held.holder.data.view(-1).narrow(0, held.offset, held.numel)
+
+
+def copy_compression(source: nn.Module, target: nn.Module, iteration: int, groups: Groups) -> None:
+    """Let a copy of a model in training compute as that does. Collective over all ranks.
+
+    Args:
+        source: the model in training.
+        target: has its weights.
+        iteration: finished iterations.
+        groups: this rank's process groups.
+    """
+    own = {matrix.name: matrix.compression for matrix in compressed_matrices(source)}
+    ranges = {name: each.inputs.range.tolist() for name, each in own.items() if each.inputs is not None}
+    forward = {name: each.quantizer.in_forward for name, each in own.items() if each.quantizer is not None}
+    gathered = gather(groups.control, (ranges, forward))
+    for matrix in compressed_matrices(target):
+        for stage_ranges, stage_forward in gathered:
+            if matrix.compression.inputs is not None and matrix.name in stage_ranges:
+                matrix.compression.inputs.range.copy_(torch.tensor(stage_ranges[matrix.name]))
+            if matrix.compression.quantizer is not None and matrix.name in stage_forward:
+                matrix.compression.quantizer.in_forward = stage_forward[matrix.name]
+    begin_iteration(target, iteration)

@@ -1,0 +1,286 @@
+"""Compression in training: one model on every layout, in every precision, and after a resume."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from neox_config.facts.checkpoints import LATEST, checkpoint_name
+from support.compressions import COMPRESSIONS, block
+from support.corpus import write_corpus
+from support.distributed import run_ranks
+from support.layouts import LAYOUTS, SETTINGS, SMALL, WIDE
+from support.settings import SMALL_TRAINING, resolved_from
+
+ITERATIONS = 7
+# A sum in another order moves a few values to another level.
+LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-3, 4e-3
+ON = ["tensor 2", "torch, pipeline 2", "pipeline 2", "data 2", "torch, ZeRO 3"]
+SLOW = ["sequence 2", "torch, ZeRO 1 x tensor 2", "torch, pipeline 2 x tensor 2, interleaved"]
+
+
+def sizes_of(layout: str | None) -> dict[str, Any]:
+    is_wide = layout is not None and LAYOUTS[layout].is_wide
+    return SETTINGS | (WIDE | {"num_attention_heads": 6} if is_wide else SMALL) | {"num_layers": 2}
+
+
+def settings_of(name: str, layout: str | None, **more: Any) -> dict[str, Any]:
+    settings = sizes_of(layout) | block(name) | ({} if layout is None else LAYOUTS[layout].settings) | more
+    if "pipe_parallel_size" in settings:
+        settings["train_micro_batch_size_per_gpu"] = 2
+    if settings.get("pipeline_schedule") == "interleaved":
+        settings["num_layers"] = 4
+    return settings
+
+
+def trained(settings: dict[str, Any], *, ranks: int, breaks: str = "") -> tuple[list[float], Any, Any]:
+    """Train in the present world as the training program does; return losses, the engine and the groups."""
+    from neox_model.train.build_step import build_compression
+    from support import layouts
+
+    resolved = resolved_from(settings, devices=ranks)
+    engine, step, groups, _ = layouts.start(resolved)
+    compression = build_compression(resolved, engine, groups)
+    assert compression is not None
+    if breaks == "masks":
+        for matrix in compression.matrices:
+            for _, pruning in matrix.compression.masks():
+                times = (2, 1) if pruning.logical.split_dim == 0 else (1, 2)
+                # The fault: every rank takes its own part for the whole.
+                pruning.whole = lambda part, times=times: part.repeat(times)
+    compression.start(0)
+    batches, losses = layouts.batches_of(resolved, groups), []
+    for iteration in range(ITERATIONS):
+        losses.append(float(step(batches).loss))
+        compression.after(iteration + 1)
+    return losses, engine, groups
+
+
+def train_alone(folder: str, cases: list[list[Any]]) -> None:
+    """Train each compression on one rank, for layouts of one and of the other size."""
+    from neox_model.parallel.logical import named_logical_parameters
+    from support.layouts import whole_weight
+
+    for number, (name, layout) in enumerate(cases):
+        like = settings_of(name, layout)
+        same = {key: like[key] for key in ("num_layers", "hidden_size", "num_attention_heads", "seq_length")}
+        losses, engine, _ = trained(settings_of(name, None) | sizes_of(layout) | same, ranks=1)
+        weights = {name: whole_weight(value) for name, value in named_logical_parameters(engine.model)}
+        torch.save({"losses": losses, "weights": weights}, Path(folder, f"{number}.pt"))
+
+
+def differences(folder: str, cases: list[list[Any]], breaks: str = "") -> dict[str, float]:
+    """Return the largest difference of a loss and of a weight from one rank's, by compression."""
+    from neox_model.parallel.logical import named_logical_parameters
+    from support.layouts import whole_weight
+
+    found = {}
+    for number, (name, layout) in enumerate(cases):
+        losses, engine, _ = trained(settings_of(name, layout), ranks=LAYOUTS[layout].ranks, breaks=breaks)
+        expected = torch.load(Path(folder, f"{number}.pt"), weights_only=True)
+        of_losses = max(abs(one - other) for one, other in zip(losses, expected["losses"], strict=True))
+        of_weights = 0.0
+        for path, parameter in named_logical_parameters(engine.model):
+            mine = tuple(slice(*limits) for limits in parameter.logical.slices)
+            part = expected["weights"][path][mine]
+            held = whole_weight(parameter)[tuple(slice(0, length) for length in part.shape)]
+            of_weights = max(of_weights, float((held - part).abs().max()) if part.numel() else 0.0)
+        found[f"{name}: loss"], found[f"{name}: weight"] = of_losses, of_weights
+    return found
+
+
+@pytest.mark.parametrize("layout", [*ON, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_the_compressed_model_is_the_same_on_every_layout(tmp_path, layout: str) -> None:
+    cases = [[name, layout] for name in COMPRESSIONS]
+    run_ranks(train_alone, size=1, folder=str(tmp_path), cases=cases)
+    size = LAYOUTS[layout].ranks
+    for found in run_ranks(differences, size=size, folder=str(tmp_path), cases=cases, timeout_seconds=600):
+        limits = {name: LOSS_TOLERANCE if name.endswith("loss") else WEIGHT_TOLERANCE for name in found}
+        assert len(found) == 2 * len(COMPRESSIONS)
+        assert {name: value for name, value in found.items() if not value <= limits[name]} == {}
+
+
+def test_masks_of_parts_of_a_matrix_are_found(tmp_path) -> None:
+    cases = [["smallest weights and rows", "tensor 2"]]
+    run_ranks(train_alone, size=1, folder=str(tmp_path), cases=cases)
+    found = run_ranks(differences, size=2, folder=str(tmp_path), cases=cases, breaks="masks")
+    assert max(found[0].values()) > WEIGHT_TOLERANCE
+
+
+def train_all(folder: str, corpus: str, trainings: dict[str, dict[str, Any]]) -> None:
+    """Run the trainings in turn; `restart_at` is the iteration that `latest` names before."""
+    from torch import distributed
+
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train import run
+
+    for name, settings in trainings.items():
+        if "restart_at" in settings:
+            settings = dict(settings)
+            (Path(settings["load"]) / LATEST).write_text(checkpoint_name(settings.pop("restart_at")))
+            distributed.barrier()
+        given = SMALL_TRAINING | {"data_path": corpus, "save": f"{folder}/{name}", "save_interval": 2}
+        resolved = resolved_from(given | settings, devices=int(os.environ["WORLD_SIZE"]))
+        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        run.train_in(groups, resolved)
+        distributed.barrier()
+
+
+def tensors_of(folder: Path, iteration: int) -> dict[str, Tensor]:
+    """Return the whole tensors of a checkpoint, by name."""
+    from neox_model.checkpoint.contents import Manifest
+    from neox_model.checkpoint.shards import ShardReader
+
+    checkpoint = folder / checkpoint_name(iteration)
+    manifest = Manifest.read(checkpoint)
+    reader, found = ShardReader(checkpoint, manifest.files), {}
+    for name, record in manifest.tensors.items():
+        if not name.startswith("rng"):
+            whole = torch.empty(record.shape, dtype=torch.float64)
+            wanted = tuple((0, length) for length in record.shape), 0, whole.numel()
+            reader.fill(whole.view(-1), name, record, wanted)
+            found[name] = whole
+    return found
+
+
+RESUMES: dict[str, dict[str, Any]] = {
+    "tensor": {"model_parallel_size": 2, "precision": "bfloat16"},
+    "pipeline": {"pipe_parallel_size": 2, "precision": "fp16", "gradient_accumulation_steps": 2},
+    "zero3": {"zero_optimization": {"stage": 3}, "precision": "bfloat16", "checkpoint_activations": True},
+}
+RESUMED = ["static inputs", "smallest weights and rows", "learned weights, rows and heads", "snip in blocks"]
+SMALL_HEADS = {"hidden_size": 24, "num_attention_heads": 6}
+
+
+@pytest.mark.parametrize(
+    "layout", ["tensor", *(pytest.param(each, marks=pytest.mark.slow) for each in ("pipeline", "zero3"))]
+)
+def test_a_resumed_compression_continues_to_the_last_bit(tmp_path, layout: str) -> None:
+    corpus = str(write_corpus(tmp_path))
+    trainings = {}
+    for name in RESUMED:
+        settings = RESUMES[layout] | SMALL_HEADS | block(name) | {"train_iters": 6}
+        trainings[name] = settings
+        trainings[f"{name} resumed"] = settings | {
+            "load": f"{tmp_path}/{name}",
+            "restart_at": 4,
+            "async_save": True,
+        }
+    run_ranks(
+        train_all, size=2, folder=str(tmp_path), corpus=corpus, trainings=trainings, timeout_seconds=600
+    )
+    states = set()
+    for name in RESUMED:
+        whole, resumed = tensors_of(tmp_path / name, 6), tensors_of(tmp_path / f"{name} resumed", 6)
+        assert whole.keys() == resumed.keys()
+        assert [one for one in whole if not torch.equal(whole[one], resumed[one])] == []
+        states |= {one.rpartition(".")[2] for one in whole if ".compression." in one}
+    assert {"inputs/range", "sparse/keep", "rows/keep", "sparse/score", "scores"} <= states
+    pruned = tensors_of(tmp_path / "smallest weights and rows", 6)
+    keep = pruned["layers.0.mlp.down.compression.prunings.sparse/keep"]
+    assert keep.mean() == pytest.approx(0.6, abs=0.001)
+    weight = pruned["layers.0.mlp.down.weight"]
+    assert ((weight == 0) == (keep == 0)).all()
+    rows = pruned["layers.0.mlp.up.compression.prunings.rows/keep"]
+    assert (pruned["layers.0.mlp.up.bias"][rows[:, 0] == 0] == 0).all()
+    assert rows.mean() == 0.5
+
+
+def continue_and_compare(folder: str, corpus: str) -> dict[str, Any]:
+    """Start to prune a plain model, and compute its logits in training and after loading it."""
+    from neox_model.assembly.model import build_model
+    from neox_model.checkpoint.errors import CheckpointError
+    from neox_model.checkpoint.load import load_weights
+    from neox_model.generate.run import load_forward
+    from neox_model.parallel.compression import compressed_matrices
+    from neox_model.parallel.groups import SINGLE_PROCESS
+    from neox_model.processes import load_tokenizer, recorded_values
+
+    plain = {"train_iters": 2, "log_interval": 1} | SMALL_HEADS
+    pruned = plain | block("learned weights, rows and heads") | {"train_iters": 4}
+    inputs = plain | block("static inputs") | {"train_iters": 4}
+    train_all(
+        folder,
+        corpus,
+        {
+            "plain": plain,
+            "pruned": pruned | {"load": f"{folder}/plain", "finetune": True},
+            "inputs": inputs | {"load": f"{folder}/plain", "finetune": True},
+        },
+    )
+    found: dict[str, Any] = {}
+    try:
+        train_all(folder, corpus, {"again": pruned | {"load": f"{folder}/plain"}})
+    except CheckpointError as error:
+        found["refused"] = str(error)
+    for name, settings in (("pruned", pruned), ("inputs", inputs)):
+        resolved = resolved_from(SMALL_TRAINING | {"data_path": corpus} | settings)
+        tokenizer = load_tokenizer(resolved.config)
+        model = build_model(resolved, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size).eval()
+        config = recorded_values(resolved, tokenizer)
+        load_weights(Path(folder, name), model=model, groups=SINGLE_PROCESS, config=config)
+        forward, _ = load_forward(resolved, f"{folder}/{name}", SINGLE_PROCESS, tokenizer)
+        tokens = torch.arange(16).remainder(20)[None]
+        with torch.no_grad():
+            found[name] = float((model(tokens) - forward.model(tokens)).abs().max())
+            for matrix in compressed_matrices(model):
+                matrix.module.compression = None
+            found[f"{name} without"] = float((model(tokens) - forward.model(tokens)).abs().max())
+    return found
+
+
+def test_a_plain_model_is_pruned_from_its_weights_on_and_computes_alike_after_loading(tmp_path) -> None:
+    corpus = str(write_corpus(tmp_path))
+    [found] = run_ranks(continue_and_compare, size=1, folder=str(tmp_path), corpus=corpus)
+    assert "set finetune: true to load only the weights" in found["refused"]
+    for name in ("pruned", "inputs"):
+        assert found[name] == 0
+        assert found[f"{name} without"] > 1e-4
+
+
+PRECISIONS = {
+    "fp32": {},
+    "bf16": {"precision": "bfloat16"},
+    "fp16": {"precision": "fp16"},
+    "bf16, ZeRO 3": {"precision": "bfloat16", "engine": "torch", "zero_optimization": {"stage": 3}},
+}
+
+
+def losses_of(settings: dict[str, Any], ranks: int) -> list[float]:
+    return trained(settings, ranks=ranks)[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["8 to 6 bits in groups, mixed", "learned weights, rows and heads", "snip 2:4, 8 bits"]
+)
+def test_losses_in_16_bits_are_near_those_of_32(name: str) -> None:
+    found = {
+        precision: run_ranks(
+            losses_of,
+            size=2 if "ZeRO" in precision else 1,
+            settings=settings_of(name, None, **settings),
+            ranks=2 if "ZeRO" in precision else 1,
+        )[0]
+        for precision, settings in PRECISIONS.items()
+    }
+    for precision, losses in found.items():
+        assert losses == pytest.approx(found["fp32"], abs=0.03), precision
+        assert losses[-1] < losses[0]
+
+
+def weights_quantized(in_forward: bool) -> list[float]:
+    settings = settings_of("asymmetric, stochastic", None, precision="bfloat16")
+    shared = settings["compression_training"]["weight_quantization"]["shared_parameters"]
+    settings["compression_training"] = {
+        "weight_quantization": settings["compression_training"]["weight_quantization"]
+        | {"shared_parameters": shared | {"quantize_weight_in_forward": in_forward}}
+    }
+    return losses_of(settings, 1)
+
+
+def test_weights_quantized_at_the_update_train_like_those_quantized_in_the_forward_pass() -> None:
+    at_update = run_ranks(weights_quantized, size=1, in_forward=False)
+    assert at_update == run_ranks(weights_quantized, size=1, in_forward=True)
