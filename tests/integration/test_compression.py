@@ -17,7 +17,7 @@ from support.settings import SMALL_TRAINING, resolved_from
 
 ITERATIONS = 7
 # A sum in another order moves a few values to another level.
-LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-3, 4e-3
+LOSS_TOLERANCE, WEIGHT_TOLERANCE = 5e-3, 5e-3
 ON = ["tensor 2", "torch, pipeline 2", "pipeline 2", "data 2", "torch, ZeRO 3"]
 SLOW = ["sequence 2", "torch, ZeRO 1 x tensor 2", "torch, pipeline 2 x tensor 2, interleaved"]
 
@@ -187,6 +187,38 @@ def test_a_resumed_compression_continues_to_the_last_bit(tmp_path, layout: str) 
     rows = pruned["layers.0.mlp.up.compression.prunings.rows/keep"]
     assert (pruned["layers.0.mlp.up.bias"][rows[:, 0] == 0] == 0).all()
     assert rows.mean() == 0.5
+
+
+def test_periods_of_bits_follow_the_eigenvalues_of_the_layers_and_resume(tmp_path) -> None:
+    corpus = str(write_corpus(tmp_path))
+    group = {
+        "params": {"start_bits": 8, "target_bits": 2, "quantization_period": 1},
+        "modules": ["mlp"],
+    }
+    shared = {"enabled": True, "quantize_weight_in_forward": True, "quantize_verbose": True}
+    settings = {
+        "compression_training": {
+            "weight_quantization": {"shared_parameters": shared, "different_groups": {"all": group}}
+        },
+        "eigenvalue": {"enabled": True, "layer_name": "layers", "layer_num": 2, "gas_boundary_resolution": 2},
+        "train_iters": 6,
+        "log_interval": 1,
+    }
+    trainings = {
+        "whole": settings,
+        "resumed": settings | {"load": f"{tmp_path}/whole", "restart_at": 4},
+    }
+    run_ranks(train_all, size=2, folder=str(tmp_path), corpus=corpus, trainings=trainings)
+    whole, resumed = tensors_of(tmp_path / "whole", 6), tensors_of(tmp_path / "resumed", 6)
+    assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
+    eigenvalues = whole["eigenvalues/values"]
+    assert eigenvalues.abs().min() > 0
+    largest = int(eigenvalues.abs().argmax())
+    bits, changed, period = whole[f"layers.{largest}.mlp.up.compression.quantizer/progress"].tolist()
+    # In iteration 1 the period becomes five iterations, and in iteration 6 twenty-five.
+    assert (bits, changed, period) == (6, 6, 25)
+    other = whole[f"layers.{1 - largest}.mlp.up.compression.quantizer/progress"].tolist()
+    assert other[0] <= bits
 
 
 def continue_and_compare(folder: str, corpus: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ __all__ = [
     "GATED_MATRICES",
     "HEADS_OUTPUT",
     "LAYER_MATRICES",
+    "PERIODS_PER_EIGENVALUE",
     "RELATED_MATRICES",
     "bits_at",
     "block_of",
@@ -36,6 +37,10 @@ RELATED_MATRICES: Mapping[str, tuple[str, ...]] = {
     "mlp.gate": ("mlp.up", "mlp.down"),
 }
 """Pruned matrix -> those that can lose rows or columns together with its heads or rows."""
+
+
+PERIODS_PER_EIGENVALUE = 4
+"""The period of bits of a layer with the largest eigenvalue is multiplied by one more than this."""
 
 
 def bits_at(iteration: int, *, offset: int, start: int, target: int, period: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Rules about compression_training."""
+"""Rules about compression_training, and eigenvalues, which determine its periods."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +31,7 @@ _NAME = "compression_training"
 _WITH_CHANNELS = (*COMPRESSIONS, "channel_pruning")
 _WEIGHTS = f"{_NAME}.weight_quantization"
 _SPARSE = f"{_NAME}.sparse_pruning.shared_parameters"
+_LAYERS = "layers"
 _NO_FURTHER_BITS = 3
 # Pruned part -> the matrices that it can prune, and what they are.
 _PRUNES: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -281,6 +282,26 @@ def _related(
 
 def _patterns_are_valid(c: NeoXConfig) -> bool:
     return bool(types_in(c)) and not any(compression_patterns_match(c))
+
+
+def eigenvalues_are_those_of_layers(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the names of our layers, and that each process has the whole model."""
+    section = c.engine.eigenvalue
+    if not section.enabled:
+        return
+    if section.layer_name != _LAYERS:
+        yield Problem("eigenvalue.layer_name", "is no module with layers", f"use {_LAYERS}")
+    if not 1 <= section.layer_num <= c.model.num_layers:
+        what = f"must be between 1 and num-layers: {c.model.num_layers}"
+        yield Problem("eigenvalue.layer_num", what, f"use {c.model.num_layers} for all layers")
+    divided = {
+        "model_parallel_size": c.parallelism.model_parallel_size > 1,
+        "pipe_parallel_size": c.parallelism.pipe_parallel_size >= 1,
+        "zero_optimization.stage": c.zero.zero_optimization.stage > 0,
+    }
+    for name in (name for name, is_divided in divided.items() if is_divided):
+        what = "cannot be combined with eigenvalue.enabled: gradients of divided models have no gradients"
+        yield Problem(name, what, "use data parallelism alone, or set eigenvalue.enabled: false")
 
 
 def students_copy_named_layers(c: NeoXConfig) -> Iterator[Problem]:

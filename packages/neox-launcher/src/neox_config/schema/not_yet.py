@@ -35,7 +35,6 @@ def _on(instead: str = "remove it") -> NotYet:
 
 
 NOT_YET: Mapping[str, NotYet] = {
-    "eigenvalue.enabled": _on(),
     "compression_training.layer_reduction.enabled": _on(),
 }
 

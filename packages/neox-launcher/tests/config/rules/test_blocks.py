@@ -142,6 +142,11 @@ EXAMPLES = {
         f"{COMPRESSION}.sparse_pruning.shared_parameters.schedule_offset_end",
         "is before schedule_offset: 30",
     ),
+    "eigenvalues_are_those_of_layers": (
+        "eigenvalue.layer_num=5",
+        "eigenvalue.layer_num",
+        "must be between 1 and num-layers: 4",
+    ),
     "students_copy_named_layers": (
         f"{COMPRESSION}.layer_reduction.keep_number_layer=2",
         f"{COMPRESSION}.layer_reduction.teacher_layer",
@@ -212,6 +217,8 @@ MORE = [
         f"{COMPRESSION}.channel_pruning.shared_parameters.enabled",
         "prunes convolutions, and the model has none",
     ),
+    (["eigenvalue.layer_name=bert"], "eigenvalue.layer_name", "is no module with layers"),
+    (["model-parallel-size=2"], "model_parallel_size", "cannot be combined with eigenvalue.enabled"),
     (
         [f"{COMPRESSION}.weight_quantization.shared_parameters.quantizer_kernel=true"],
         f"{COMPRESSION}.weight_quantization.shared_parameters.quantizer_kernel",

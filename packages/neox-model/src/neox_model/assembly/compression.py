@@ -39,7 +39,13 @@ def attach_compression(model: nn.Module, config: NeoXConfig, *, in_forward: bool
     for name, module in list(named_logical_modules(model)):
         if name in memberships and isinstance(module, Linear):
             module.compression = _compression_of(
-                name, module, memberships[name], section, in_forward=in_forward, seed=config.training.seed
+                name,
+                module,
+                memberships[name],
+                section,
+                in_forward=in_forward,
+                seed=config.training.seed,
+                stretches_periods=config.engine.eigenvalue.enabled,
             )
 
 
@@ -51,6 +57,7 @@ def _compression_of(
     *,
     in_forward: bool,
     seed: int,
+    stretches_periods: bool,
 ) -> MatrixCompression:
     quantizer, bits, inputs = None, None, None
     if "weight_quantization" in memberships:
@@ -67,6 +74,7 @@ def _compression_of(
         inputs_offset=section.activation_quantization.shared_parameters.schedule_offset,
         prunings=prunings,
         rules=rules,
+        stretches_periods=stretches_periods,
     )
 
 

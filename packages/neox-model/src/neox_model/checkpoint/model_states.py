@@ -41,8 +41,8 @@ def check_model_states(states: Sequence[LogicalState], manifest: Manifest, reade
         record = manifest.tensors.get(state.name)
         if record is None:
             raise CheckpointError(
-                f"the checkpoint does not contain {state.name}, which compression_training requires; set "
-                "finetune: true to start to compress its model"
+                f"the checkpoint does not contain {state.name}, because compression_training or eigenvalue "
+                "had other values when it was saved; set finetune: true to start from its weights"
             )
         if record.shape != state.shape:
             raise DamagedManifestError(f"{state.name} has the shape {record.shape} instead of {state.shape}")

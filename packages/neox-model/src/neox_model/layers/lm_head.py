@@ -102,7 +102,7 @@ class LMLoss:
     def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss, a float32 scalar; 0 if every token is masked."""
         labels_BS, loss_mask_BS = targets
-        return (self.per_token(logits_BSV, labels_BS).float() * self._weights(loss_mask_BS)).sum()
+        return (self.per_token(logits_BSV, labels_BS).float() * self.weights(loss_mask_BS)).sum()
 
     def of_hidden(self, hidden_SBD: Tensor, weight_VD: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss from the hidden states of the whole sequence.
@@ -123,7 +123,7 @@ class LMLoss:
             hidden_SBD.flatten(0, 1),
             weight_VD,
             labels_SB.reshape(-1),
-            self._weights(weights_SB).reshape(-1),
+            self.weights(weights_SB).reshape(-1),
             vocab_size=self.vocab_size,
             group=self.group,
             chunk_rows=self.chunk_rows,
@@ -136,7 +136,8 @@ class LMLoss:
             logits_BSV, labels_BS, vocab_size=self.vocab_size, group=self.group, dtype=self.dtype
         )
 
-    def _weights(self, loss_mask: Tensor) -> Tensor:
+    def weights(self, loss_mask: Tensor) -> Tensor:
+        """Return the weight of each token in the loss."""
         weights = loss_mask.float()
         return weights / weights.sum().clamp(min=1.0) if self.is_mean else weights
 

@@ -45,15 +45,35 @@ class BitSchedule:
     period: int
     mix_ratio: float | None = None
 
-    def at(self, iteration: int) -> tuple[int | None, float]:
-        """Return the number of bits, None before the offset, and the share of quantized values."""
+    def at(self, iteration: int, progress: Tensor | None = None) -> tuple[int | None, float]:
+        """Return the number of bits, None before the offset, and the share of quantized values.
+
+        Args:
+            iteration: counted from 0.
+            progress: the number of bits, the iteration in which it changed, and the period, which grows;
+                None: the period stays.
+        """
         bits = bits_at(
             iteration, offset=self.offset, start=self.start, target=self.target, period=self.period
         )
-        if bits is None or self.mix_ratio is None:
-            return bits, 1.0
+        if bits is None:
+            return None, 1.0
         changed = self.offset + (self.start - bits) * self.period
+        if progress is not None:
+            bits, changed, _ = progress.tolist()
+        if self.mix_ratio is None:
+            return bits, 1.0
         return bits, quantized_share(iteration - changed, self.mix_ratio)
+
+    def new_progress(self) -> Tensor:
+        """Return the progress at the start."""
+        return torch.tensor([self.start, self.offset, self.period])
+
+    def advance(self, progress: Tensor, iteration: int, factor: int) -> None:
+        """Reduce the number of bits if it is due in an iteration, and multiply the period by a factor."""
+        bits, changed, period = progress.tolist()
+        if iteration >= self.offset and bits > self.target and iteration - changed >= period:
+            progress.copy_(torch.tensor([bits - 1, iteration, period * factor]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +114,7 @@ class MatrixCompression(nn.Module):
         inputs_offset: first iteration with quantized inputs.
         prunings: the masks, by what they prune: sparse (single weights), rows, heads.
         rules: how each mask is made.
+        stretches_periods: the period of the bits grows in training (see `BitSchedule.advance`).
     """
 
     def __init__(
@@ -105,8 +126,10 @@ class MatrixCompression(nn.Module):
         inputs_offset: int,
         prunings: dict[str, Pruning],
         rules: dict[str, PruningRule],
+        stretches_periods: bool = False,
     ) -> None:
         super().__init__()
+        self.progress = bits.new_progress() if stretches_periods and bits is not None else None
         self.quantizer = quantizer
         self.inputs = inputs
         self.prunings = nn.ModuleDict(prunings)
@@ -140,7 +163,7 @@ class MatrixCompression(nn.Module):
     def begin(self, iteration: int) -> None:
         """Prepare an iteration, counted from 0; masks are not changed."""
         if self.quantizer is not None and self.bits is not None:
-            self.quantizer.bits, self.quantizer.share = self.bits.at(iteration)
+            self.quantizer.bits, self.quantizer.share = self.bits.at(iteration, self.progress)
             self.quantizer.iteration = iteration
         if self.inputs is not None:
             self.inputs.is_on = iteration >= self._inputs_offset
@@ -208,6 +231,15 @@ def _states_of(matrix: Compressed) -> Iterator[LogicalState]:
             slices=((0, 2),),
             start=0,
             values=inputs.range,
+            is_split_over_model=False,
+        )
+    if matrix.compression.progress is not None:
+        yield LogicalState(
+            name=f"{matrix.name}.compression.quantizer/progress",
+            shape=(3,),
+            slices=((0, 3),),
+            start=0,
+            values=matrix.compression.progress,
             is_split_over_model=False,
         )
 

@@ -39,6 +39,7 @@ from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.compression import CompressionHook
 from neox_model.train.hooks.copies import CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
+from neox_model.train.hooks.eigenvalues import EigenvaluesHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.evaluate_texts import EvaluateTextsHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
@@ -101,6 +102,7 @@ def build_hooks(
     stop = _build_stop(training)
     hooks: list[Hook] = [
         ProgressHook(progress, StatusReports(progress, schedule=training.schedule, throughput=throughput)),
+        *_eigenvalues(training, writers, log),
         *_compression(training, writers, log),
         *_autoresume(training),
         stop,
@@ -333,6 +335,16 @@ def _gradient_hooks(training: Training, writers: Sequence[MetricWriter], log: Lo
             on_host=section.gradient_noise_scale_cpu_offload,
             writers=writers,
             interval=section.log_interval,
+            before_writing=log.write_pending,
+        )
+
+
+def _eigenvalues(training: Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
+    if training.eigenvalues is not None:
+        yield EigenvaluesHook(
+            training.eigenvalues,
+            writers=writers,
+            interval=training.config.engine.eigenvalue.gas_boundary_resolution,
             before_writing=log.write_pending,
         )
 

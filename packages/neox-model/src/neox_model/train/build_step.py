@@ -25,6 +25,7 @@ from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups
 from neox_model.train.compression import TrainedCompression
 from neox_model.train.data.streams import Stream, choose_weighting
+from neox_model.train.eigenvalues import Eigenvalues, MeasuringStep
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.flops_profile import ProfiledStep
@@ -36,7 +37,13 @@ from neox_model.train.step import TrainStep
 from neox_model.train.training import Training
 from neox_model.train.varying_lengths import VaryingLengths
 
-__all__ = ["build_compression", "build_forward_check", "build_recent_losses", "build_step"]
+__all__ = [
+    "build_compression",
+    "build_eigenvalues",
+    "build_forward_check",
+    "build_recent_losses",
+    "build_step",
+]
 
 
 def build_step(training: Training) -> TrainStep:
@@ -48,10 +55,26 @@ def build_step(training: Training) -> TrainStep:
         tokens=derived.train_batch_size * training.config.model.seq_length,
         weighting=choose_weighting(training.config, training.groups),
     )
+    step = _with_eigenvalues(training, _with_lengths(training, step))
     return LeftOutBatches(
-        _with_profile(training, _with_spikes(training, _with_lengths(training, step))),
+        _with_profile(training, _with_spikes(training, step)),
         accumulation=derived.accumulation,
         is_left_out=lambda: training.state.leaves_out_next,
+    )
+
+
+def _with_eigenvalues(training: Training, step: TrainStep) -> TrainStep:
+    """Wrap the step to measure eigenvalues, if it is configured."""
+    if training.eigenvalues is None:
+        return step
+    return MeasuringStep(
+        step,
+        training.eigenvalues,
+        state=training.state,
+        interval=training.config.engine.eigenvalue.gas_boundary_resolution,
+        accumulation=training.resolved.derived.accumulation,
+        weighting=choose_weighting(training.config, training.groups),
+        device=training.engine.device,
     )
 
 
@@ -114,12 +137,25 @@ def build_recent_losses(config: NeoXConfig, engine: Engine) -> RecentLosses | No
     return None if section.on_spike is None else RecentLosses(section.spike_window, engine.device)
 
 
-def build_compression(resolved: Resolved, engine: Engine, groups: Groups) -> TrainedCompression | None:
+def build_eigenvalues(resolved: Resolved, engine: Engine, groups: Groups) -> Eigenvalues | None:
+    """Build what measures eigenvalues; None if nothing does."""
+    section = resolved.config.engine.eigenvalue
+    if not section.enabled:
+        return None
+    return Eigenvalues(engine.model, section, data=groups.data, seed=resolved.config.training.seed)
+
+
+def build_compression(
+    resolved: Resolved, engine: Engine, groups: Groups, eigenvalues: Eigenvalues | None = None
+) -> TrainedCompression | None:
     """Build what compresses the model in training; None if nothing does."""
     if not compresses(resolved.config):
         return None
     dtype = DTYPES[resolved.derived.precision]
-    return TrainedCompression(engine, groups, dtype=dtype, snip=snip_rules(resolved.config))
+    rules = snip_rules(resolved.config)
+    if eigenvalues is None:
+        return TrainedCompression(engine, groups, dtype=dtype, snip=rules)
+    return TrainedCompression(engine, groups, dtype=dtype, snip=rules, factors=eigenvalues.factor)
 
 
 def build_forward_check(

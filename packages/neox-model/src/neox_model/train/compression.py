@@ -1,6 +1,6 @@
 """Compression of the model in training: what changes between two iterations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, distributed, nn
@@ -49,11 +49,20 @@ class TrainedCompression:
         groups: this rank's process groups.
         dtype: dtype of the computation, in which masks are made.
         snip: rules of weights pruned by snip_momentum, by scope; the same on every stage.
+        factors: returns by how much the period of a matrix's bits grows when they are reduced, given its
+            name; used by matrices with periods that grow.
     """
 
     def __init__(
-        self, engine: Engine, groups: Groups, *, dtype: torch.dtype, snip: Mapping[str, PruningRule]
+        self,
+        engine: Engine,
+        groups: Groups,
+        *,
+        dtype: torch.dtype,
+        snip: Mapping[str, PruningRule],
+        factors: Callable[[str], int] = lambda name: 1,
     ) -> None:
+        self._factors = factors
         self.matrices = compressed_matrices(engine.model)
         self._engine, self._groups, self._dtype, self._snip = engine, groups, dtype, snip
         self._scores = _SnipScores(self.matrices, engine) if snip else None
@@ -78,6 +87,7 @@ class TrainedCompression:
     def after(self, iteration: int) -> None:
         """Prepare the next iteration, whose number is that of the finished ones. Collective."""
         self._update_ranges()
+        self._advance_bits(iteration)
         self._begin(iteration, makes_masks=True)
 
     def _begin(self, iteration: int, *, makes_masks: bool) -> None:
@@ -104,6 +114,13 @@ class TrainedCompression:
             seen = all_reduce(seen, group, _MOST)
         for quantizer, found in zip(static, seen, strict=True):
             quantizer.update_range(found)
+
+    def _advance_bits(self, iteration: int) -> None:
+        """Reduce the bits of matrices whose periods depend on the eigenvalues of their layers."""
+        for matrix in self.matrices:
+            bits, progress = matrix.compression.bits, matrix.compression.progress
+            if bits is not None and progress is not None:
+                bits.advance(progress, iteration, self._factors(matrix.name))
 
     def _make_masks(self, iteration: int) -> None:
         """Make the masks without scores that change in this iteration."""
@@ -296,14 +313,18 @@ def copy_compression(source: nn.Module, target: nn.Module, iteration: int, group
         iteration: finished iterations.
         groups: this rank's process groups.
     """
-    own = {matrix.name: matrix.compression for matrix in compressed_matrices(source)}
-    ranges = {name: each.inputs.range.tolist() for name, each in own.items() if each.inputs is not None}
-    forward = {name: each.quantizer.in_forward for name, each in own.items() if each.quantizer is not None}
-    gathered = gather(groups.control, (ranges, forward))
-    for matrix in compressed_matrices(target):
-        for stage_ranges, stage_forward in gathered:
-            if matrix.compression.inputs is not None and matrix.name in stage_ranges:
-                matrix.compression.inputs.range.copy_(torch.tensor(stage_ranges[matrix.name]))
-            if matrix.compression.quantizer is not None and matrix.name in stage_forward:
-                matrix.compression.quantizer.in_forward = stage_forward[matrix.name]
+    # Weights that masks without scores prune are zero.
+    small = [state for state in model_states(source) if not state.name.endswith("/keep")]
+    gathered = gather(groups.control, {state.name: state.values.tolist() for state in small})
+    values = {name: value for each in gathered for name, value in each.items()}
+    quantizers = [matrix.compression.quantizer for matrix in compressed_matrices(source)]
+    are_rounded = any(each is not None and not each.in_forward for each in quantizers)
+    if any(gather(groups.control, are_rounded)):
+        for matrix in compressed_matrices(target):
+            if matrix.compression.quantizer is not None:
+                # The copied weights are quantized already.
+                matrix.compression.quantizer.in_forward = False
+    for state in model_states(target):
+        if state.name in values:
+            state.values.copy_(torch.tensor(values[state.name]))
     begin_iteration(target, iteration)

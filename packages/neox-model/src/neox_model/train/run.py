@@ -31,6 +31,7 @@ from neox_model.train.about import about_run
 from neox_model.train.build_hooks import build_hooks
 from neox_model.train.build_step import (
     build_compression,
+    build_eigenvalues,
     build_forward_check,
     build_recent_losses,
     build_step,
@@ -188,7 +189,8 @@ def _build_training(
     progress.describe(phase="compiling the layers")
     compile_layers(model, resolved, groups)
     seed_streams(config.training.seed, groups)
-    compression = build_compression(resolved, engine, groups)
+    eigenvalues = build_eigenvalues(resolved, engine, groups)
+    compression = build_compression(resolved, engine, groups, eigenvalues)
     training = Training(
         resolved=resolved,
         groups=groups,
@@ -205,7 +207,11 @@ def _build_training(
         difficulties=additions.difficulties,
         texts=texts,
         compression=compression,
-        model_states=() if compression is None else compression.states(),
+        eigenvalues=eigenvalues,
+        model_states=[
+            *([] if eigenvalues is None else eigenvalues.states()),
+            *([] if compression is None else compression.states()),
+        ],
     )
     return training, position
 

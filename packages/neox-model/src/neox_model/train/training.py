@@ -24,6 +24,7 @@ from neox_model.train.compression import TrainedCompression
 from neox_model.train.data.datasets import Datasets
 from neox_model.train.data.position import Position
 from neox_model.train.data.sample_digest import digest_of_samples
+from neox_model.train.eigenvalues import Eigenvalues
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
 
@@ -65,6 +66,7 @@ class Training(RunParts):
         difficulties: the schedules of custom curricula, by the name of their block.
         texts: evaluates tasks and texts; None: none are configured.
         compression: compresses the model; None: it is not compressed.
+        eigenvalues: measures eigenvalues; None: none are measured.
     """
 
     schedule: LearningRateSchedule
@@ -78,6 +80,7 @@ class Training(RunParts):
     difficulties: Mapping[str, DifficultySchedule] = field(default_factory=dict)
     texts: TextEvaluation | None = None
     compression: TrainedCompression | None = None
+    eigenvalues: Eigenvalues | None = None
 
     @property
     def config(self) -> NeoXConfig:

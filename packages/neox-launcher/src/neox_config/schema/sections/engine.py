@@ -85,7 +85,12 @@ class Aio(Section):
 
 
 class Eigenvalue(Section):
-    """Largest Hessian eigenvalue of each layer, by power iteration."""
+    """Largest Hessian eigenvalue of each layer, by power iteration.
+
+    With weight_quantization, whenever the number of bits of a matrix falls, its quantization_period is
+    multiplied by 1 + floor(4 e), where e is the eigenvalue of its layer divided by the largest one (see
+    compression.md).
+    """
 
     enabled: bool = param(
         False, origin="DSC", doc="Compute eigenvalues and report them as Train/Eigenvalues/ModelBlockParam_N."
@@ -96,9 +101,14 @@ class Eigenvalue(Section):
     stability: float = param(1e-6, origin="DSC", ge=0, doc="Constant added to norms before dividing by them.")
     gas_boundary_resolution: int = param(1, origin="DSC", gt=0, doc="Iterations between computations.")
     layer_name: str = param(
-        "bert.encoder.layer", origin="DSC", min_length=1, doc="Name of the module that holds the layers."
+        "bert.encoder.layer",
+        origin="DSC",
+        min_length=1,
+        doc="Name of the module that holds the layers; must be layers.",
     )
-    layer_num: int = param(0, origin="DSC", ge=0, doc="Number of layers in that module.")
+    layer_num: int = param(
+        0, origin="DSC", ge=0, doc="Number of layers, from the first, whose eigenvalues are computed."
+    )
 
 
 class EngineSection(Section, resume="free"):

@@ -1,0 +1,260 @@
+"""The largest eigenvalues of the Hessian of the loss, one per layer, by power iteration.
+
+    v <- H v / (|H v| + stability),    eigenvalue = v . H v
+
+The Hessian is that of the mean loss of an iteration's whole batch, without dropout, with respect to the
+parameters of one layer. It is never stored: a product with it is the gradient of a gradient's product.
+
+Source: arXiv:1905.03696, section 3.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from math import floor
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from neox_config.facts.compression import PERIODS_PER_EIGENVALUE
+from neox_config.schema.sections.engine import Eigenvalue
+from neox_model.assembly.as_sequential import SequentialModel
+from neox_model.assembly.compilation import dense_attention
+from neox_model.errors import ModelError
+from neox_model.parallel.groups import Group
+from neox_model.parallel.logical import LogicalState, named_logical_parameters
+from neox_model.train.data.batch import Batch, TokenWeighting
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport, TrainStep
+
+__all__ = ["Eigenvalues", "MeasuringStep", "largest_eigenvalue"]
+
+logger = logging.getLogger(__name__)
+
+Vector = list[Tensor]
+
+
+def largest_eigenvalue(
+    product: Callable[[Vector], Vector],
+    start: Vector,
+    *,
+    max_iter: int,
+    tol: float,
+    stability: float,
+    on_iteration: Callable[[int, float], None] = lambda number, value: None,
+) -> float:
+    """Return the eigenvalue of largest magnitude of a symmetric matrix.
+
+    Args:
+        product: multiplies a vector, a list of tensors, by the matrix.
+        start: the first vector.
+        max_iter: largest number of products.
+        tol: relative change of the eigenvalue at which it is accepted.
+        stability: added to norms before dividing by them.
+        on_iteration: called with the number of each iteration, from 1, and its eigenvalue.
+    """
+    vector, value, before = _normalized(start, stability), 1.0, 0.0
+    for number in range(1, max_iter + 1):
+        if value == 0.0 or abs(value - before) < tol * abs(value):
+            break
+        multiplied = product(vector)
+        before, value = value, float(_inner(multiplied, vector))
+        on_iteration(number, value)
+        vector = _normalized(multiplied, stability)
+    return value
+
+
+def _inner(one: Vector, other: Vector) -> Tensor:
+    return torch.stack([(a * b).sum() for a, b in zip(one, other, strict=True)]).sum()
+
+
+def _normalized(vector: Vector, stability: float) -> Vector:
+    norm = _inner(vector, vector).sqrt() + stability
+    return [each / norm for each in vector]
+
+
+class Eigenvalues:
+    """Measures the eigenvalues of a model in training, and keeps the last ones.
+
+    Args:
+        model: the model, whole on this rank.
+        section: the parameters.
+        data: the data-parallel ranks, over which losses are averaged.
+        seed: random seed of the first vectors.
+        dtype: dtype in which they are computed; weights are converted.
+
+    Attributes:
+        values: one per layer, float64; zeros before the first measurement.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        section: Eigenvalue,
+        *,
+        data: Group,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        assert isinstance(model, SequentialModel), "a rule refuses pipelines"
+        self.values = torch.zeros(section.layer_num, dtype=torch.float64)
+        self._model, self._section, self._data = model, section, data
+        self._seed, self._dtype = seed, dtype
+
+    def states(self) -> list[LogicalState]:
+        """Return what a checkpoint contains of it."""
+        count = len(self.values)
+        return [
+            LogicalState(
+                name="eigenvalues/values",
+                shape=(count,),
+                slices=((0, count),),
+                start=0,
+                values=self.values,
+                is_split_over_model=False,
+            )
+        ]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the last eigenvalues by the names under which they are logged."""
+        return {
+            f"Train/Eigenvalues/ModelBlockParam_{layer}": value
+            for layer, value in enumerate(self.values.tolist())
+        }
+
+    def factor(self, matrix: str) -> int:
+        """Return by how much the period of a matrix's bits grows: 1 + floor(4 e), e of its layer.
+
+        e is the magnitude of the layer's eigenvalue over the largest one of all layers; 1 if it is 0.
+        """
+        layer = int(matrix.split(".")[1])
+        largest = float(self.values.abs().max())
+        if layer >= len(self.values) or largest == 0.0:
+            return 1
+        share = abs(float(self.values[layer])) / largest
+        return 1 + floor(PERIODS_PER_EIGENVALUE * (share or 1.0))
+
+    def measure(self, batches: Sequence[Batch]) -> None:
+        """Compute the eigenvalues for an iteration's micro-batches. Collective over the data group.
+
+        Raises:
+            ModelError: an operator of the model has no second derivative.
+        """
+        section, was_training = self._section, self._model.training
+        try:
+            with self._twice_differentiable():
+                for layer in range(section.layer_num):
+                    self.values[layer] = self._of_layer(layer, batches)
+        except (RuntimeError, NotImplementedError) as error:
+            raise ModelError(
+                f"eigenvalue.enabled: an operator of the model has no second derivative: {error}; use "
+                "reference implementations (no fused operators), or set eigenvalue.enabled: false"
+            ) from error
+        finally:
+            self._model.train(was_training)
+
+    @contextmanager
+    def _twice_differentiable(self) -> Iterator[None]:
+        self._model.eval()
+        with dense_attention(self._model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+            yield
+
+    def _of_layer(self, layer: int, batches: Sequence[Batch]) -> float:
+        section, prefix = self._section, f"layers.{layer}."
+        logical = {id(value): name for name, value in named_logical_parameters(self._model)}
+        weights = {path: value.detach().to(self._dtype) for path, value in self._model.named_parameters()}
+        paths = [
+            path
+            for path, value in self._model.named_parameters()
+            if value.requires_grad and logical[id(value)].startswith(prefix)
+        ]
+        for path in paths:
+            weights[path].requires_grad_()
+        generator = torch.Generator().manual_seed(self._seed + layer)
+        first = [torch.randn(weights[path].shape, generator=generator) for path in paths]
+
+        def product(vector: Vector) -> Vector:
+            return self._product(weights, [weights[path] for path in paths], vector, batches)
+
+        def log(number: int, value: float) -> None:
+            if section.verbose:
+                logger.info("layer %d, power iteration %d: eigenvalue %.6g", layer, number, value)
+
+        return largest_eigenvalue(
+            product,
+            [value.to(weights[path]) for value, path in zip(first, paths, strict=True)],
+            max_iter=section.max_iter,
+            tol=section.tol,
+            stability=section.stability,
+            on_iteration=log,
+        )
+
+    def _product(
+        self, weights: Mapping[str, Tensor], chosen: Vector, vector: Vector, batches: Sequence[Batch]
+    ) -> Vector:
+        """Return the product of the Hessian with a vector, averaged over micro-batches and replicas."""
+        for each in chosen:
+            each.grad = torch.zeros_like(each)
+        for batch in batches:
+            gradients = torch.autograd.grad(self._loss(weights, batch), chosen, create_graph=True)
+            # `torch.autograd.grad` would leave out functions without second derivative without an error.
+            (_inner(list(gradients), vector) / len(batches)).backward()
+        total = [each.grad for each in chosen if each.grad is not None]
+        for each in total if self._data.size > 1 else ():
+            distributed.all_reduce(each, group=self._data.process_group)
+            each /= self._data.size
+        return total
+
+    def _loss(self, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Return the loss of a micro-batch by operators that have second derivatives."""
+        loss_fn = self._model.loss_fn
+        labels_BS, loss_mask_BS = batch.targets
+        logits_BSV = functional_call(self._model, dict(weights), (batch.inputs,))
+        logits_NV = logits_BSV[..., : loss_fn.vocab_size].flatten(0, 1)  # type: ignore[attr-defined]
+        losses_N = functional.cross_entropy(logits_NV, labels_BS.flatten(), reduction="none")
+        return (losses_N * loss_fn.weights(loss_mask_BS).flatten()).sum()  # type: ignore[attr-defined]
+
+
+class MeasuringStep:
+    """Wraps a step: measures eigenvalues before some iterations, for their micro-batches.
+
+    Args:
+        step: the wrapped step.
+        eigenvalues: measures.
+        state: counts the iterations.
+        interval: iterations between measurements; the first one is before the first iteration.
+        accumulation: micro-batches of an iteration.
+        weighting: sets the weight of each token in the loss.
+        device: device of the model.
+    """
+
+    def __init__(
+        self,
+        step: TrainStep,
+        eigenvalues: Eigenvalues,
+        *,
+        state: TrainState,
+        interval: int,
+        accumulation: int,
+        weighting: TokenWeighting,
+        device: torch.device,
+    ) -> None:
+        self._step, self._eigenvalues, self._state = step, eigenvalues, state
+        self._interval, self._accumulation = interval, accumulation
+        self._weighting, self._device = weighting, device
+
+    def __call__(self, batches: Iterator[Batch]) -> StepReport:
+        """Measure if it is due, and train on the next micro-batches."""
+        if self._state.iteration % self._interval:
+            return self._step(batches)
+        taken = list(islice(batches, self._accumulation))
+        self._eigenvalues.measure(list(self._weighting(iter(taken), len(taken), self._device)))
+        return self._step(iter(taken))
+
+    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
+        """Return the mean loss, without measuring."""
+        return self._step.evaluate(batches, num_micro_batches)
