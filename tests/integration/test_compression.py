@@ -180,11 +180,11 @@ def test_a_resumed_compression_continues_to_the_last_bit(tmp_path, layout: str) 
         states |= {one.rpartition(".")[2] for one in whole if ".compression." in one}
     assert {"inputs/range", "sparse/keep", "rows/keep", "sparse/score", "scores"} <= states
     pruned = tensors_of(tmp_path / "smallest weights and rows", 6)
-    keep = pruned["layers.0.mlp.down.compression.prunings.sparse/keep"]
+    keep = pruned["model/layers.0.mlp.down.compression.prunings.sparse/keep"]
     assert keep.mean() == pytest.approx(0.6, abs=0.001)
     weight = pruned["layers.0.mlp.down.weight"]
     assert ((weight == 0) == (keep == 0)).all()
-    rows = pruned["layers.0.mlp.up.compression.prunings.rows/keep"]
+    rows = pruned["model/layers.0.mlp.up.compression.prunings.rows/keep"]
     assert (pruned["layers.0.mlp.up.bias"][rows[:, 0] == 0] == 0).all()
     assert rows.mean() == 0.5
 
@@ -211,13 +211,13 @@ def test_periods_of_bits_follow_the_eigenvalues_of_the_layers_and_resume(tmp_pat
     run_ranks(train_all, size=2, folder=str(tmp_path), corpus=corpus, trainings=trainings)
     whole, resumed = tensors_of(tmp_path / "whole", 6), tensors_of(tmp_path / "resumed", 6)
     assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
-    eigenvalues = whole["eigenvalues/values"]
+    eigenvalues = whole["model/eigenvalues/values"]
     assert eigenvalues.abs().min() > 0
     largest = int(eigenvalues.abs().argmax())
-    bits, changed, period = whole[f"layers.{largest}.mlp.up.compression.quantizer/progress"].tolist()
+    bits, changed, period = whole[f"model/layers.{largest}.mlp.up.compression.quantizer/progress"].tolist()
     # In iteration 1 the period becomes five iterations, and in iteration 6 twenty-five.
     assert (bits, changed, period) == (6, 6, 25)
-    other = whole[f"layers.{1 - largest}.mlp.up.compression.quantizer/progress"].tolist()
+    other = whole[f"model/layers.{1 - largest}.mlp.up.compression.quantizer/progress"].tolist()
     assert other[0] <= bits
 
 
@@ -271,6 +271,64 @@ def test_a_plain_model_is_pruned_from_its_weights_on_and_computes_alike_after_lo
     for name in ("pruned", "inputs"):
         assert found[name] == 0
         assert found[f"{name} without"] > 1e-4
+
+
+PLAIN: dict[str, tuple[dict[str, Any], int | None]] = {
+    "smallest weights and rows": ({"precision": "bfloat16"}, 48),
+    "learned weights, rows and heads": ({"activation": "swiglu", "mlp_width": 32}, None),
+    "8 to 6 bits in groups, mixed": ({}, None),
+    "snip 2:4, 8 bits": ({"precision": "fp16"}, None),
+}
+
+
+def make_plain(folder: str, corpus: str) -> dict[str, Any]:
+    """Train each compression, write it as a plain model, and compute with that as any program does."""
+    from neox_model.convert.checkpoints import Checkpoint
+    from neox_model.convert.compress import compress
+    from neox_model.convert.errors import ConversionError
+    from neox_model.generate.run import load_forward
+    from neox_model.parallel.groups import SINGLE_PROCESS
+    from neox_model.processes import load_tokenizer
+
+    found: dict[str, Any] = {}
+    for name, (more, width) in PLAIN.items():
+        plain = SMALL_HEADS | {"train_iters": 6} | more
+        train_all(folder, corpus, {name: plain | block(name)})
+        result = compress(Path(folder, name, checkpoint_name(6)), Path(folder, f"{name} plain"))
+        try:
+            Checkpoint(Path(folder, name, checkpoint_name(6)))
+        except ConversionError as error:
+            result["refused"] = str(error)
+        Checkpoint(Path(folder, f"{name} plain", checkpoint_name(6))).check_shapes()
+        logits = []
+        for kind, settings in (("", block(name)), (" plain", {} if width is None else {"mlp_width": width})):
+            resolved = resolved_from(SMALL_TRAINING | {"data_path": corpus} | plain | settings)
+            tokenizer = load_tokenizer(resolved.config)
+            forward, _ = load_forward(resolved, f"{folder}/{name}{kind}", SINGLE_PROCESS, tokenizer)
+            with torch.no_grad():
+                logits.append(forward.model(torch.arange(16).remainder(20)[None]).double())
+        result["difference"] = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
+        found[name] = result
+    return found
+
+
+def test_compressed_models_become_plain_ones_that_compute_alike(tmp_path) -> None:
+    corpus = str(write_corpus(tmp_path))
+    [found] = run_ranks(make_plain, size=1, folder=str(tmp_path), corpus=corpus, timeout_seconds=600)
+    for name, result in found.items():
+        assert "neox-convert compress" in result["refused"], name
+        assert result["difference"] <= result["limit"], name
+        assert (tmp_path / f"{name} plain" / "verification.json").is_file()
+    assert found["smallest weights and rows"]["class"] == "plain model with mlp-width 48"
+    pruned = found["smallest weights and rows"]
+    assert pruned["bytes_after"] < 0.85 * pruned["bytes_before"]
+    # Half of 2:4, of all matrices but the output of the attention.
+    sparse = found["snip 2:4, 8 bits"]["sparsity_of_compressed_matrices"]
+    assert sparse == pytest.approx(0.5 * 11 / 12, abs=0.01)
+    packed = found["8 to 6 bits in groups, mixed"]
+    # Two layers of four matrices, from 32 bits to 6.
+    weights = 2 * (24 * 72 + 24 * 24 + 2 * 24 * 96)
+    assert packed["bytes_before"] - packed["bytes_if_packed"] == weights * (32 - 6) // 8
 
 
 PRECISIONS = {

@@ -50,7 +50,7 @@ from neox_model.checkpoint.logical import (
     state_tensor,
 )
 from neox_model.checkpoint.model_states import check_model_states, fill_model_states
-from neox_model.checkpoint.names import is_score, is_weight, rng_prefix
+from neox_model.checkpoint.names import is_score, is_weight, model_state_name, rng_prefix
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts, Schedule
 from neox_model.checkpoint.replica_states import (
@@ -322,9 +322,9 @@ def _copy_missing(
         wanted = _shards_of(fragments, manifest, rng_prefix(groups.world.rank))
         wanted |= {
             piece.file
-            for state in states
-            if state.name in manifest.tensors
-            for piece in manifest.tensors[state.name].pieces
+            for name in (model_state_name(state.name) for state in states)
+            if name in manifest.tensors
+            for piece in manifest.tensors[name].pieces
         }
         copy_missing(folder, manifest.files, wanted, storage, groups.control)
 

@@ -7,6 +7,7 @@ from math import prod
 from neox_model.checkpoint.blocks import Range
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError
+from neox_model.checkpoint.names import model_state_name
 from neox_model.checkpoint.shards import Part, ShardReader
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import LogicalState
@@ -17,7 +18,13 @@ __all__ = ["check_model_states", "fill_model_states", "model_state_parts"]
 def model_state_parts(states: Iterable[LogicalState], groups: Groups) -> list[Part]:
     """Return the states that this rank writes; a hash of the name selects one of the ranks with copies."""
     return [
-        Part(name=state.name, shape=state.shape, block=state.slices, start=state.start, values=state.values)
+        Part(
+            name=model_state_name(state.name),
+            shape=state.shape,
+            block=state.slices,
+            start=state.start,
+            values=state.values,
+        )
         for state in states
         if _is_written_here(state, groups)
     ]
@@ -38,7 +45,7 @@ def check_model_states(states: Sequence[LogicalState], manifest: Manifest, reade
         DamagedCheckpointError: one has another shape, or is damaged.
     """
     for state in states:
-        record = manifest.tensors.get(state.name)
+        record = manifest.tensors.get(model_state_name(state.name))
         if record is None:
             raise CheckpointError(
                 f"the checkpoint does not contain {state.name}, because compression_training or eigenvalue "
@@ -46,16 +53,16 @@ def check_model_states(states: Sequence[LogicalState], manifest: Manifest, reade
             )
         if record.shape != state.shape:
             raise DamagedManifestError(f"{state.name} has the shape {record.shape} instead of {state.shape}")
-    reader.check_sums((manifest.tensors[state.name], _range(state)) for state in states)
+    reader.check_sums((manifest.tensors[model_state_name(state.name)], _range(state)) for state in states)
     for state in states:
         dtype = state.values.dtype if state.values.is_floating_point() else None
-        reader.check(state.name, manifest.tensors[state.name], _range(state), dtype)
+        reader.check(state.name, manifest.tensors[model_state_name(state.name)], _range(state), dtype)
 
 
 def fill_model_states(states: Sequence[LogicalState], manifest: Manifest, reader: ShardReader) -> None:
     """Read the states, which `check_model_states` has checked."""
     for state in states:
-        reader.fill(state.values, state.name, manifest.tensors[state.name], _range(state))
+        reader.fill(state.values, state.name, manifest.tensors[model_state_name(state.name)], _range(state))
 
 
 def _range(state: LogicalState) -> Range:

@@ -3,9 +3,19 @@
 import re
 from collections.abc import Iterable
 
-__all__ = ["in_model_order", "is_random_state", "is_score", "is_weight", "rng_prefix", "state_of"]
+__all__ = [
+    "in_model_order",
+    "is_model_state",
+    "is_random_state",
+    "is_score",
+    "is_weight",
+    "model_state_name",
+    "rng_prefix",
+    "state_of",
+]
 
 _RANDOM = "rng/"
+_OF_MODEL = "model/"
 # Python converts no more than 4,300 digits.
 _NUMBER = re.compile(r"(\d{1,18})")
 
@@ -20,6 +30,16 @@ def is_score(name: str) -> bool:
     return name.endswith(".scores")
 
 
+def is_model_state(name: str) -> bool:
+    """Return whether a tensor is a state of the model that is no weight, such as a mask."""
+    return name.startswith(_OF_MODEL)
+
+
+def model_state_name(name: str) -> str:
+    """Return the name of a tensor with a state of the model, given the state's."""
+    return f"{_OF_MODEL}{name}"
+
+
 def is_random_state(name: str) -> bool:
     """Return whether a tensor is the state of a random generator."""
     return name.startswith(_RANDOM)
@@ -32,7 +52,8 @@ def rng_prefix(rank: int) -> str:
 
 def state_of(name: str) -> str | None:
     """Return the name of an optimizer state, such as exp_avg; None for other tensors."""
-    return None if is_weight(name) or is_random_state(name) else name.rpartition("/")[2]
+    is_other = is_weight(name) or is_random_state(name) or is_model_state(name)
+    return None if is_other else name.rpartition("/")[2]
 
 
 def in_model_order(names: Iterable[str]) -> list[str]:

@@ -54,6 +54,8 @@ class Checkpoint:
 
     Args:
         folder: its folder (SAVE/global_step100).
+        is_compressed: accept a training with `compression_training`, whose weights are not all that its model
+            computes with.
 
     Attributes:
         manifest: its manifest.
@@ -64,9 +66,14 @@ class Checkpoint:
         ConversionError: its parameters are not those of a model of this version.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_compressed: bool = False) -> None:
         self.folder = folder
         self.manifest = Manifest.read(folder)
+        if not is_compressed and _was_compressed(self.manifest.config):
+            raise ConversionError(
+                f"{folder} was trained with compression_training, and its model does not compute with these "
+                "weights; write those with which it computes with neox-convert compress, and pass that folder"
+            )
         if self.manifest.config.get("lora_rank"):
             raise ConversionError(
                 f"{folder} contains low-rank adapters alone; export them with neox-convert to-peft, or merge "
@@ -204,6 +211,15 @@ class Checkpoint:
                 f"with {options}"
             )
         return found
+
+
+def _was_compressed(recorded: Mapping[str, Any]) -> bool:
+    """Return True if a run quantized or pruned weights, or quantized inputs."""
+    parts = recorded.get("compression_training")
+    if not isinstance(parts, Mapping):
+        return False
+    shared = [part.get("shared_parameters") for part in parts.values() if isinstance(part, Mapping)]
+    return any(isinstance(each, Mapping) and each.get("enabled") for each in shared)
 
 
 def _model_of(manifest: Manifest, folder: Path) -> Resolved:

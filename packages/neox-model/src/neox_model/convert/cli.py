@@ -262,6 +262,37 @@ def read_gpt_neox(
 
 
 @main.command(
+    "compress",
+    examples=(
+        "neox-convert compress --load compressed --output plain",
+        "neox-convert compress --load compressed/global_step2000 --output plain --exact-inputs",
+    ),
+)
+@click.option(
+    "--load",
+    required=True,
+    type=_FOLDER,
+    metavar="DIR",
+    help="Checkpoint (SAVE/global_step200), or the folder of all (SAVE), which means the latest.",
+)
+@_OUTPUT
+@click.option("--exact-inputs", is_flag=True, help="Leave out the quantization of inputs of matrices.")
+def make_plain(load: Path, output: Path, exact_inputs: bool) -> None:
+    """Write a model that compression_training compressed as a plain one that computes the same.
+
+    Quantized and pruned weights have the values with which the training computes; pruned rows of the MLP are
+    removed where that is possible.
+    """
+    result = _with_torch("compress").compress(find_checkpoint(load), output, exact_inputs=exact_inputs)
+    _report(output, result)
+    click.echo(
+        f"weights: {result['bytes_before']:,} bytes before, {result['bytes_after']:,} after, "
+        f"{result['bytes_if_packed']:,} if packed; {result['sparsity_of_compressed_matrices']:.1%} of the "
+        "compressed matrices are zeros"
+    )
+
+
+@main.command(
     examples=("neox-convert verify checkpoints exported", "neox-convert verify exported imported --json"),
     exit_codes={0: "equal, or rounded to another data type", 1: "they differ, or a failure"},
 )

@@ -55,7 +55,7 @@ def build_step(training: Training) -> TrainStep:
         tokens=derived.train_batch_size * training.config.model.seq_length,
         weighting=choose_weighting(training.config, training.groups),
     )
-    step = _with_eigenvalues(training, _with_lengths(training, step))
+    step = _with_lengths(training, _with_eigenvalues(training, step))
     return LeftOutBatches(
         _with_profile(training, _with_spikes(training, step)),
         accumulation=derived.accumulation,

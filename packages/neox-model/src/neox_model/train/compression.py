@@ -184,11 +184,16 @@ class TrainedCompression:
                 yield from ((bias, keep[:, 0]) for kind, keep in keeps if kind == "rows")
 
     def _quantize_weights(self) -> None:
-        """Quantize the 16-bit weights, which the update has copied from the master weights."""
+        """Make the 16-bit weights of the computation from the master weights, quantized."""
         for matrix in self.matrices:
-            quantizer = matrix.compression.quantizer
+            quantizer, weight = matrix.compression.quantizer, matrix.module.weight
             if quantizer is not None and not quantizer.in_forward:
-                matrix.module.weight.data.copy_(quantizer.rounded(matrix.module.weight.data))
+                master = self._masters()[id(weight)]
+                weight.data.copy_(quantizer.rounded(master.data.to(weight.dtype)))
+
+    def _masters(self) -> dict[int, nn.Parameter]:
+        """Return the master weights by the id of the weight, of engines that hold whole ones."""
+        return {id(held.param): held.holder for held in self._engine.update.held()}
 
     @torch.no_grad()
     def report(self) -> dict[str, float]:
@@ -198,7 +203,7 @@ class TrainedCompression:
         zeros in pruned matrices; `compression_error/NAME`: norm of the change of a weight over its norm.
         """
         sums: dict[str, list[float]] = {}
-        masters = {id(held.param): held.holder for held in self._engine.update.held()}
+        masters = self._masters()
         for matrix in self.matrices:
             quantizer, used = matrix.compression.quantizer, self._computing(matrix.module.weight)
             exact = used.float()

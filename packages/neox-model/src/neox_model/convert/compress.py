@@ -1,0 +1,267 @@
+"""Make the compression of a training real: a checkpoint of a plain model that computes the same.
+
+Its weights are those with which the training computes in the checkpoint's iteration: quantized values, and
+zeros where weights and heads are pruned. Rows of the MLP are removed if every layer prunes as many, and
+`related_modules` names all matrices that lose rows or columns with them. The whole model is in memory.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from neox_config import NeoXConfig, Resolved
+from neox_config.derive.compression import compressed_matrices as configured_matrices
+from neox_config.derive.compression import compresses, matching
+from neox_config.derive.resume import IN_EFFECT
+from neox_config.errors import ConfigError
+from neox_config.schema.sections.compression import CompressionSection, PruningGroup
+from neox_model.assembly.as_sequential import SequentialModel
+from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.compression import attach_compression
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.errors import DamagedManifestError
+from neox_model.checkpoint.model_states import check_model_states, fill_model_states
+from neox_model.checkpoint.names import is_score
+from neox_model.checkpoint.shards import ShardReader
+from neox_model.checkpoint.stream import StreamedTensor
+from neox_model.convert.checkpoints import Checkpoint, build_sequential
+from neox_model.convert.errors import ConversionError, ProofError
+from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.proof import provenance
+from neox_model.convert.tokenizer_files import write_json
+from neox_model.convert.written_checkpoint import write_checkpoint
+from neox_model.parallel.compression import Compressed, begin_iteration, compressed_matrices, model_states
+from neox_model.parallel.logical import named_logical_parameters
+
+__all__ = ["compress"]
+
+_PART = "compression_training"
+# Limits of the largest difference of logits over the largest logit, by dtype of the training.
+_LIMITS = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
+_TOKENS = (2, 64)
+
+
+def compress(folder: Path, output: Path, *, exact_inputs: bool = False) -> dict[str, Any]:
+    """Write the model of a compressed training as a checkpoint of a plain one, and compare their logits.
+
+    Args:
+        folder: the checkpoint of the training.
+        output: the folder to create, with `global_stepN`.
+        exact_inputs: leave out the quantization of inputs, which a checkpoint cannot contain; the result then
+            computes otherwise, which is not proven.
+
+    Returns:
+        The contents of `verification.json`.
+
+    Raises:
+        NeoXError: the checkpoint is damaged or not compressed, has quantized inputs, or the results differ.
+    """
+    refuse_existing(output)
+    source = _Source(folder, exact_inputs=exact_inputs)
+    with folder_written_aside(output) as aside:
+        weights, width = source.weights()
+        tensors = [StreamedTensor(name, tuple(value.shape), value.dtype) for name, value in weights.items()]
+        written = write_checkpoint(
+            aside,
+            tensors,
+            lambda name: [weights[name]],
+            source.recorded(width),
+            iteration=source.manifest.iteration,
+        )
+        result = source.compare(Checkpoint(written), width) | _sizes(source, weights)
+        result |= provenance(folder, written, packages=())
+        write_json(aside / "verification.json", result)
+    return result
+
+
+class _Source:
+    """A checkpoint of a compressed training, with its model, which computes as in the training."""
+
+    def __init__(self, folder: Path, *, exact_inputs: bool) -> None:
+        self.checkpoint = Checkpoint(folder, is_compressed=True)
+        self.manifest: Manifest = self.checkpoint.manifest
+        self.resolved = _with_compression(self.checkpoint)
+        if not compresses(self.resolved.config):
+            raise ConversionError(f"{folder} was not compressed in training: {_PART} enables no part")
+        self._refuse_quantized_inputs(exact_inputs=exact_inputs)
+        self.dtype = DTYPES[self.checkpoint.precision]
+        self.model = self._model(folder)
+        self.matrices = {matrix.name: matrix for matrix in compressed_matrices(self.model)}
+
+    def _refuse_quantized_inputs(self, *, exact_inputs: bool) -> None:
+        shared = (
+            self.resolved.config.compression.compression_training.activation_quantization.shared_parameters
+        )
+        if shared.enabled and not exact_inputs and self.manifest.iteration >= shared.schedule_offset:
+            raise ConversionError(
+                f"the model in {self.checkpoint.folder} computes with quantized inputs of matrices, which "
+                "weights cannot contain; pass --exact-inputs to leave their quantization out"
+            )
+
+    def _model(self, folder: Path) -> SequentialModel:
+        model = build_sequential(self.resolved, self.checkpoint.vocab_size)
+        attach_compression(model, self.resolved.config, in_forward=True)
+        for matrix in compressed_matrices(model):
+            matrix.compression.inputs = None
+        _fill(model, self.checkpoint)
+        model.to(self.dtype)
+        states, reader = model_states(model), ShardReader(folder, self.manifest.files)
+        check_model_states(states, self.manifest, reader)
+        fill_model_states(states, self.manifest, reader)
+        begin_iteration(model, self.manifest.iteration)
+        return model.eval()
+
+    @torch.no_grad()
+    def weights(self) -> tuple[dict[str, Tensor], int | None]:
+        """Return the weights of the plain model by name, and its MLP's width if rows were removed."""
+        found: dict[str, Tensor] = {}
+        for name, parameter in named_logical_parameters(self.model):
+            if not is_score(name):
+                found[name] = self._computing(name, parameter).to(self.checkpoint.dtype(name))
+        kept = dict(self._kept_rows())
+        counts = {int(keep.sum()) for keep in kept.values()}
+        num_layers = self.resolved.config.model.num_layers
+        if len(kept) < num_layers or len(counts) != 1 or counts == {0}:
+            return found, None
+        for layer, keep in kept.items():
+            for name in [each for each in found if each.startswith(f"layers.{layer}.mlp.")]:
+                is_down = ".mlp.down." in name
+                if not is_down:
+                    found[name] = found[name][keep].contiguous()
+                elif name.endswith(".weight"):
+                    found[name] = found[name][:, keep].contiguous()
+        return found, counts.pop()
+
+    def _computing(self, name: str, parameter: nn.Parameter) -> Tensor:
+        """Return a weight as the forward pass computes with it."""
+        matrix = self.matrices.get(name.rpartition(".")[0])
+        if matrix is None:
+            # Not rounded to the dtype of the computation: it is trained on.
+            return self.checkpoint.whole(name)
+        if name.endswith(".bias"):
+            bias = matrix.compression.of_bias(parameter)
+            assert bias is not None
+            return bias
+        return matrix.compression.of_weight(parameter)
+
+    def _kept_rows(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the rows of the MLP that each layer needs, for layers that can lose others."""
+        groups = configured_matrices(self.resolved.config)
+        for layer in range(self.resolved.config.model.num_layers):
+            keeps = [
+                self._removable(matrix, groups[name]["row_pruning"][1])
+                for name, matrix in self.matrices.items()
+                if name.startswith(f"layers.{layer}.mlp.") and "rows" in matrix.compression.prunings
+            ]
+            rows = [keep for keep in keeps if keep is not None]
+            if rows:
+                yield layer, torch.stack(rows).all(dim=0)
+
+    def _removable(self, matrix: Compressed, group: Any) -> Tensor | None:
+        """Return the rows of a matrix that are kept; None if the others must stay as zeros."""
+        assert isinstance(group, PruningGroup)
+        pruning = dict(matrix.compression.masks())["rows"]
+        layer, kind = matrix.name.rpartition(".")[0], matrix.name.rpartition(".")[2]
+        mlp = self.model.get_submodule(f"stack.{int(layer.split('.')[1]) + 1}.mlp")
+        others = {"up", "gate", "down"} & {name for name, _ in mlp.named_children()}
+        names = [f"{layer}.{other}" for other in sorted(others - {kind})]
+        related = [pattern for listed in group.related_modules or () for pattern in listed]
+        # The activation of a pruned row is that of 0; a product with a pruned row is 0.
+        is_factor = kind == "up" and "gate" in others
+        vanishes = is_factor or float(mlp.activation(torch.zeros(1))) == 0.0
+        if not pruning.is_on or not vanishes or matching(related, names) != names:
+            return None
+        return pruning.keep[:, 0]
+
+    def recorded(self, width: int | None) -> dict[str, Any]:
+        """Return what the manifest of the plain model records."""
+        config = dict(self.manifest.config)
+        plain = CompressionSection()
+        config[_PART] = plain.model_dump(mode="json")[_PART]
+        effects = {kind: dict(values) for kind, values in config.get(IN_EFFECT, {}).items()}
+        for values in effects.values():
+            for label in [label for label in values if label.startswith(_PART)]:
+                del values[label]
+        if width is not None:
+            config |= {"mlp_width": width, "intermediate_size": None, "expansion_factor": None}
+            effects.setdefault("model", {})["mlp_width"] = width
+        return config | {IN_EFFECT: effects}
+
+    @torch.no_grad()
+    def compare(self, plain: Checkpoint, width: int | None) -> dict[str, Any]:
+        """Compare the logits of both models, computed as in the training.
+
+        Raises:
+            ProofError: they differ by more than rounding.
+        """
+        model = build_sequential(plain.resolved, plain.vocab_size)
+        _fill(model, plain)
+        model.to(self.dtype).eval()
+        length = min(_TOKENS[1], self.resolved.config.model.seq_length)
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(plain.vocab_size, (_TOKENS[0], length), generator=generator)
+        expected, found = self.model(tokens).double(), model(tokens).double()
+        difference = float((found - expected).abs().max() / expected.abs().max())
+        limit = _LIMITS[self.dtype]
+        if not difference <= limit:
+            raise ProofError(
+                f"the logits of the plain model differ by {difference:.2g} of the largest (limit {limit:g}); "
+                "report this error"
+            )
+        return {
+            "class": "plain model" if width is None else f"plain model with mlp-width {width}",
+            "largest_differences": {"logits": difference},
+            "limit": limit,
+        }
+
+
+def _fill(model: nn.Module, checkpoint: Checkpoint) -> None:
+    for name, parameter in named_logical_parameters(model):
+        parameter.data = checkpoint.whole(name)
+
+
+def _with_compression(checkpoint: Checkpoint) -> Resolved:
+    """Return the recorded parameters of the model, its compression and its seed."""
+    recorded, resolved = checkpoint.manifest.config, checkpoint.resolved
+    try:
+        section = CompressionSection.model_validate({_PART: recorded[_PART]})
+        training = resolved.config.training.replaced(seed=int(recorded["seed"]))
+        engine = resolved.config.engine
+        if isinstance(recorded.get("eigenvalue"), dict):
+            engine = engine.model_validate({"eigenvalue": recorded["eigenvalue"]})
+    except (KeyError, ValidationError, ConfigError, TypeError, ValueError) as error:
+        raise DamagedManifestError(f"config / {_PART}: {error}", checkpoint.folder) from error
+    update = {"compression": section, "training": training, "engine": engine}
+    config: NeoXConfig = resolved.config.model_copy(update=update)
+    return replace(resolved, config=config)
+
+
+def _sizes(source: _Source, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the sizes of the weights before and after, and the size of packed ones."""
+    names = [name for name in source.manifest.weight_names if not is_score(name)]
+    before = sum(
+        prod(source.manifest.tensors[name].shape) * source.checkpoint.dtype(name).itemsize for name in names
+    )
+    after = sum(value.numel() * value.element_size() for value in weights.values())
+    packed, zeros, numel = 0, 0, 0
+    for name, value in weights.items():
+        matrix = source.matrices.get(name.removesuffix(".weight"))
+        quantizer = None if matrix is None else matrix.compression.quantizer
+        bits = None if quantizer is None or name.endswith(".bias") else quantizer.bits
+        packed += value.numel() * value.element_size() if bits is None else ceil(value.numel() * bits / 8)
+        if matrix is not None and name.endswith(".weight"):
+            zeros, numel = zeros + int((value == 0).sum()), numel + value.numel()
+    return {
+        "parameters": sum(value.numel() for value in weights.values()),
+        "tensors": len(weights),
+        "bytes_before": before,
+        "bytes_after": after,
+        "bytes_if_packed": packed,
+        "sparsity_of_compressed_matrices": zeros / numel if numel else 0.0,
+    }
