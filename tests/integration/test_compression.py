@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from neox_config.facts.checkpoints import LATEST, checkpoint_name
+from neox_model.inspection.soundness import examine
 from support.compressions import COMPRESSIONS, block
 from support.corpus import write_corpus
 from support.distributed import run_ranks
@@ -178,6 +179,7 @@ def test_a_resumed_compression_continues_to_the_last_bit(tmp_path, layout: str) 
         assert whole.keys() == resumed.keys()
         assert [one for one in whole if not torch.equal(whole[one], resumed[one])] == []
         states |= {one.rpartition(".")[2] for one in whole if ".compression." in one}
+        assert examine(tmp_path / name / checkpoint_name(6)).problems == ()
     assert {"inputs/range", "sparse/keep", "rows/keep", "sparse/score", "scores"} <= states
     pruned = tensors_of(tmp_path / "smallest weights and rows", 6)
     keep = pruned["model/layers.0.mlp.down.compression.prunings.sparse/keep"]
@@ -205,12 +207,19 @@ def test_periods_of_bits_follow_the_eigenvalues_of_the_layers_and_resume(tmp_pat
         "log_interval": 1,
     }
     trainings = {
-        "whole": settings,
+        "whole": settings | {"log_dir": f"{tmp_path}/logs"},
         "resumed": settings | {"load": f"{tmp_path}/whole", "restart_at": 4},
     }
     run_ranks(train_all, size=2, folder=str(tmp_path), corpus=corpus, trainings=trainings)
     whole, resumed = tensors_of(tmp_path / "whole", 6), tensors_of(tmp_path / "resumed", 6)
     assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
+    record = (tmp_path / "logs" / "metrics.jsonl").read_text()
+    for name in (
+        "Train/Eigenvalues/ModelBlockParam_1",
+        "compression/bits",
+        "compression_error/layers.0.mlp.up",
+    ):
+        assert f'"{name}"' in record
     eigenvalues = whole["model/eigenvalues/values"]
     assert eigenvalues.abs().min() > 0
     largest = int(eigenvalues.abs().argmax())

@@ -26,6 +26,7 @@ from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import padded_vocab_size
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.names import is_score
 from neox_model.convert.checkpoints import Checkpoint, build_sequential, fusions_off, load_into
 from neox_model.convert.from_hf import HuggingFaceModel, open_hf
 from neox_model.convert.yaml_file import TRAINING
@@ -185,7 +186,12 @@ class Model:
             NeoXError: it is a model of another architecture or vocabulary.
         """
         held = dict(named_logical_parameters(self.module))
-        wanted = dict(named_logical_parameters(module))
+        # A training that prunes has new scores.
+        wanted = {
+            name: parameter
+            for name, parameter in named_logical_parameters(module)
+            if name in held or not is_score(name)
+        }
         for name in sorted(held.keys() ^ wanted.keys()):
             has, lacks = ("start_from", "the training") if name in held else ("the training", "start_from")
             raise NeoXError(

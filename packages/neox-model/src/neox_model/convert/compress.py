@@ -174,7 +174,8 @@ class _Source:
         related = [pattern for listed in group.related_modules or () for pattern in listed]
         # The activation of a pruned row is that of 0; a product with a pruned row is 0.
         is_factor = kind == "up" and "gate" in others
-        vanishes = is_factor or float(mlp.activation(torch.zeros(1))) == 0.0
+        activation: Any = mlp.activation
+        vanishes = is_factor or float(activation(torch.zeros(1))) == 0.0
         if not pruning.is_on or not vanishes or matching(related, names) != names:
             return None
         return pruning.keep[:, 0]

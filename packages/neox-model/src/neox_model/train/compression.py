@@ -191,7 +191,7 @@ class TrainedCompression:
                 master = self._masters()[id(weight)]
                 weight.data.copy_(quantizer.rounded(master.data.to(weight.dtype)))
 
-    def _masters(self) -> dict[int, nn.Parameter]:
+    def _masters(self) -> dict[int, Tensor]:
         """Return the master weights by the id of the weight, of engines that hold whole ones."""
         return {id(held.param): held.holder for held in self._engine.update.held()}
 

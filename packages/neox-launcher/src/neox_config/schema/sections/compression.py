@@ -93,7 +93,7 @@ class WeightQuantizationShared(Section):
     quantize_weight_in_forward: bool = param(
         False,
         origin="DSC",
-        doc="Quantize in the forward pass instead of in the optimizer step; required in fp32.",
+        doc="Quantize in the forward pass instead of in the optimizer step; required in fp32 and with ZeRO.",
     )
     fp16_mixed_quantize: Fp16MixedQuantize = block(
         Fp16MixedQuantize, origin="DSC", doc="Gradual transition from 16-bit to quantized weights."
