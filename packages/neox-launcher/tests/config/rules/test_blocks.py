@@ -110,7 +110,7 @@ EXAMPLES = {
         "cannot be combined with compression_training",
     ),
     "compression_has_whole_weights": (
-        ["engine=deepspeed", "zero_optimization.stage=2"],
+        ["engine=deepspeed", "zero_optimization.stage=2", "eigenvalue.enabled=false"],
         "zero_optimization.stage",
         "cannot be combined with compression_training under DeepSpeed's engine",
     ),
