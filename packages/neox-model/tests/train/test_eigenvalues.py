@@ -182,3 +182,14 @@ def test_a_function_without_second_derivative_is_reported():
     found = Eigenvalues(model, section(), data=SINGLE_RANK, seed=1)
     with pytest.raises(ModelError, match="has no second derivative"):
         found.measure(batches_of(1))
+
+
+def test_a_lack_of_memory_is_not_reported_as_a_missing_derivative(monkeypatch):
+    found = Eigenvalues(model_of(), section(), data=SINGLE_RANK, seed=1)
+
+    def fail(*arguments: Any) -> float:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(found, "_of_layer", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        found.measure(batches_of(1))

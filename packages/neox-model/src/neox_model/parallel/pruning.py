@@ -54,7 +54,7 @@ class Pruning(nn.Module):
         if not self.is_on:
             return weight
         mask = self.keep.to(weight.dtype)
-        if self.scores is not None:
+        if self.scores is not None and torch.is_grad_enabled():
             mask = mask + (self.scores - self.scores.detach())
         if weight.dim() == 1:
             return weight * mask.flatten()

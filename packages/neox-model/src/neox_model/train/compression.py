@@ -29,6 +29,7 @@ from neox_model.parallel.pruning import (
     largest,
     threshold_of,
 )
+from neox_model.parallel.sharding import is_sharded
 
 __all__ = ["TrainedCompression", "copy_compression"]
 
@@ -158,16 +159,20 @@ class TrainedCompression:
             pruning.set_mask(kept_blocks(found >= bound, block))
 
     def _zero_pruned(self) -> None:
-        """Set the master weights to zero that masks without scores prune, and their biases."""
+        """Set the weights and biases to zero that masks without scores prune, and their master copies."""
         keeps = {id(parameter): keep for parameter, keep in self._static_masks()}
         if not keeps:
             return
         with self._engine.update.in_memory(changes=True):
             for held in self._engine.update.held():
                 keep = keeps.get(id(held.param))
-                if keep is not None:
-                    mine = keep.flatten()[held.start : held.start + held.numel]
-                    _elements(held).mul_(mine.to(held.holder.dtype))
+                if keep is None:
+                    continue
+                mine = keep.flatten()[held.start : held.start + held.numel]
+                _elements(held).mul_(mine.to(held.holder.dtype))
+                if not is_sharded(held.param):
+                    # Copies of the model have the weights of the computation, which may be others in 16 bit.
+                    held.param.data.mul_(keep.to(held.param.dtype))
 
     def _static_masks(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         for matrix in self.matrices:
@@ -215,7 +220,8 @@ class TrainedCompression:
             values = torch.stack([figure.double() for figure in figures])
             if matrix.logical.model_parallel:
                 values = all_reduce(values, self._groups.model)
-            sums[matrix.name] = [*values.tolist(), *self._constants(matrix)]
+            if self._groups.data.rank == 0:
+                sums[matrix.name] = [*values.tolist(), *self._constants(matrix)]
         found = {name: row for each in gather(self._groups.control, sums) for name, row in each.items()}
         return _figures(found)
 

@@ -77,7 +77,9 @@ def _value(
         assert parameter is not None, "the only stage has all parameters"
         return whole_parameter(parameter, groups)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
-    value = torch.empty(shape, dtype=dtype, device=device) if parameter is None else parameter.detach()
-    value = value.contiguous()
+    if parameter is None:
+        value = torch.empty(shape, dtype=dtype, device=device)
+    else:
+        value = whole_parameter(parameter, groups)
     distributed.broadcast(value, groups.pipe.ranks[stage], group=groups.pipe.process_group)
     return value

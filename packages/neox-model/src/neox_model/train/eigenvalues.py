@@ -149,7 +149,9 @@ class Eigenvalues:
             with self._twice_differentiable():
                 for layer in range(section.layer_num):
                     self.values[layer] = self._of_layer(layer, batches)
-        except (RuntimeError, NotImplementedError) as error:
+        except (torch.OutOfMemoryError, distributed.DistError):
+            raise
+        except RuntimeError as error:
             raise ModelError(
                 f"eigenvalue.enabled: an operator of the model has no second derivative: {error}; use "
                 "reference implementations (no fused operators), or set eigenvalue.enabled: false"
