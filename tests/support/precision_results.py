@@ -54,7 +54,8 @@ def section(path: Path = PATH) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for precision, (kind, layouts) in product(PRECISION_NAMES, KINDS.items()):
         rows = [row for row in kept if row["precision"] == precision and row["layout"] in layouts]
-        yield f"| {precision} | {kind} | {len(rows)} | {_worst(rows)} |"
+        if rows:
+            yield f"| {precision} | {kind} | {len(rows)} | {_worst(rows)} |"
     rows = [row for row in kept if row["precision"] == "fp16"]
     tensors, underflows = (sum(int(row[name]) for row in rows) for name in ("tensors", "underflows"))
     yield ""
