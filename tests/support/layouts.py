@@ -29,6 +29,7 @@ from support.settings import resolved_from
 
 __all__ = [
     "ARCHITECTURES",
+    "CAUSAL_ARCHITECTURES",
     "LAYOUTS",
     "VOCAB",
     "Layout",
@@ -176,6 +177,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "output_layer_init_method": "scaled_orthogonal",
     },
 }
+# Those that generate texts, and whose losses have no weights.
+CAUSAL_ARCHITECTURES = tuple(
+    name for name, settings in ARCHITECTURES.items() if settings.get("objective") != "masked"
+)
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,7 @@ __all__ = ["ARCHITECTURES", "FREE", "all_cells", "axes_of", "check", "pairs_of",
 # Gradients of low-rank adapters start near 0, where the tolerances of whole weights do not apply;
 # tests/integration/test_adapters.py compares them in 16 bit. Losses of masked models have weights, which
 # plain autograd here does not know; tests/integration/test_masked_models.py compares them in 16 bit.
-ARCHITECTURES = tuple(
-    name for name in layouts.ARCHITECTURES if name != "adapters" and not name.startswith("masked")
-)
+ARCHITECTURES = tuple(name for name in layouts.CAUSAL_ARCHITECTURES if name != "adapters")
 
 FREE: dict[str, tuple[Any, ...]] = {
     "clipping": tuple(CLIPPING),

@@ -19,7 +19,7 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from support.decoding import continue_prompts
 from support.distributed import run_ranks
-from support.layouts import ARCHITECTURES, Layout, settings_of
+from support.layouts import CAUSAL_ARCHITECTURES, Layout, settings_of
 from support.settings import resolved_from
 
 VOCABULARY = 11
@@ -57,7 +57,7 @@ def small(architecture: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bfloat16"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CAUSAL_ARCHITECTURES)
 def test_cached_batches_equal_one_by_one_and_recomputation(architecture, precision):
     forward = forward_of(small(architecture, precision=precision))
     kinds = {
