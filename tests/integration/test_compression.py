@@ -341,7 +341,7 @@ def continue_and_compare(folder: str, corpus: str) -> dict[str, Any]:
 def test_a_plain_model_is_pruned_from_its_weights_on_and_computes_alike_after_loading(tmp_path) -> None:
     corpus = str(write_corpus(tmp_path))
     [found] = run_ranks(continue_and_compare, size=1, folder=str(tmp_path), corpus=corpus)
-    assert "set finetune: true to load only the weights" in found["refused"]
+    assert "set finetune: true to load only these" in found["refused"]
     for name in ("pruned", "inputs"):
         assert found[name] == 0
         assert found[f"{name} without"] > 1e-4

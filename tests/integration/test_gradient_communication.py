@@ -83,7 +83,12 @@ class Toy(torch.nn.Module):
 @contextmanager
 def watched_messages(seen: list[Any], *, at_least: int = WIDTH) -> Iterator[None]:
     """Collect dtype and first element of what is handed to a reduction, from a number of elements on."""
-    usual = {name: getattr(dist, name) for name in REDUCTIONS if hasattr(dist, name)}
+    from neox_model.parallel import sharding
+
+    usual: dict[tuple[Any, str], Any] = {
+        (dist, name): getattr(dist, name) for name in REDUCTIONS if hasattr(dist, name)
+    }
+    usual[sharding, "reduce_scatter_single"] = sharding.reduce_scatter_single
 
     def watching(function: Any) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -97,13 +102,13 @@ def watched_messages(seen: list[Any], *, at_least: int = WIDTH) -> Iterator[None
 
         return call
 
-    for name, function in usual.items():
-        setattr(dist, name, watching(function))
+    for (module, name), function in usual.items():
+        setattr(module, name, watching(function))
     try:
         yield
     finally:
-        for name, function in usual.items():
-            setattr(dist, name, function)
+        for (module, name), function in usual.items():
+            setattr(module, name, function)
 
 
 def reduce_each(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -289,7 +289,7 @@ RECIPES = {
             Edit(
                 "neox_model/layers/attention/patterns.py",
                 PATTERN,
-                after=" - key // self.block <= self.blocks_before\n\n\n",
+                after=" if self.both_ways else distance) <= self.blocks_before\n\n\n",
             ),
             Edit(
                 "neox_model/assembly/patterns.py",
