@@ -96,8 +96,10 @@ def processes_below(parent: int) -> dict[int, str]:
     commands = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            number = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            # The kernel cuts names of processes after 15 bytes, also within a character.
+            number = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+            commands[int(entry.name)] = command.decode(errors="replace")
         except OSError:  # It has ended meanwhile.
             continue
         children.setdefault(number, []).append(int(entry.name))

@@ -255,7 +255,7 @@ class Workers:
 def _state_of(pid: int) -> str:
     """Return the state of a process and its id, such as `T 1234`; empty if the system does not provide it."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
     except OSError:
         return ""
     # The name of the program, in parentheses, may contain anything.
