@@ -52,7 +52,7 @@ _ARCHITECTURE, _GPU = "GPT-NeoX", "sm_90"
 
 
 def _layer(architecture: str, gpu: str, fault: str | None = None) -> dict[str, int]:
-    """Return the figures of a layer; call it in a process of its own."""
+    """Return the figures of a layer. Call it in a new process."""
     cache = Cache(CACHE)
     key = digest(_sources(), architecture.encode(), gpu.encode(), str(fault).encode())
     return cache.get(key, lambda folder: _measure_layer(architecture, gpu, fault, cache))
@@ -89,7 +89,7 @@ def _sources() -> bytes:
 
 
 def _measure_all() -> Figures:
-    """Return all figures; two processes compute at a time, each cell in a process of its own."""
+    """Return all figures; each cell is computed in a new process, two at a time."""
     from support.gpu_gate_cubins import kernel_sources
     from support.gpu_gate_layers import ARCHITECTURES
 

@@ -60,7 +60,7 @@ class _Counts:
 def _count(mode: FakeTensorMode) -> _Counts:
     """Count copies, and values that the host reads, which are 1, in a mode from now on.
 
-    Not in a class of its own, because FlexAttention is implemented for this one.
+    A subclass cannot be used, because FlexAttention is implemented for FakeTensorMode alone.
     """
     counts, dispatch = _Counts(), mode.dispatch
 
@@ -80,7 +80,7 @@ class _Stopped(Exception):
 
 
 def lower(architecture: Architecture, *, spoil: Callable[[ResidualLayer], None] | None = None) -> Lowered:
-    """Compile one layer for the GPU that stands in (`gpu_gate_device.standing_in`).
+    """Compile one layer for the simulated GPU (`gpu_gate_device.standing_in`).
 
     Args:
         architecture: the layer's.

@@ -114,7 +114,7 @@ class PipelineChunk(PipelineStage):
 
 
 def _settle_gradients(weights: Sequence[nn.Parameter]) -> None:
-    """Give every gradient memory of its own, laid out as its weight, as a whole backward pass does.
+    """Give every gradient separate memory with the strides of its weight, as a whole backward pass does.
 
     Weights that are added to each other receive the same memory, to which torch would add the gradients of
     the next micro-batch twice. Gradients of a transposed weight are transposed in memory, where torch's fused

@@ -16,6 +16,13 @@ __all__ = ["main"]
 
 _FOLDER = click.Path(path_type=Path)
 _OUTPUT = click.option("--output", required=True, type=_FOLDER, metavar="DIR", help="Folder to create.")
+_LOAD = click.option(
+    "--load",
+    required=True,
+    type=_FOLDER,
+    metavar="DIR",
+    help="Checkpoint (SAVE/global_step200), or the folder of all (SAVE), which means the latest.",
+)
 _VOCAB_FILE = click.option(
     "--vocab-file",
     type=_FOLDER,
@@ -51,13 +58,7 @@ def main() -> None:
         "neox-convert to-hf --load checkpoints/global_step2000 --output exported --dtype bf16 --trim-vocab",
     ),
 )
-@click.option(
-    "--load",
-    required=True,
-    type=_FOLDER,
-    metavar="DIR",
-    help="Checkpoint (SAVE/global_step200), or the folder of all (SAVE), which means the latest.",
-)
+@_LOAD
 @_OUTPUT
 @click.option(
     "--dtype",
@@ -268,13 +269,7 @@ def read_gpt_neox(
         "neox-convert compress --load compressed/global_step2000 --output plain --exact-inputs",
     ),
 )
-@click.option(
-    "--load",
-    required=True,
-    type=_FOLDER,
-    metavar="DIR",
-    help="Checkpoint (SAVE/global_step200), or the folder of all (SAVE), which means the latest.",
-)
+@_LOAD
 @_OUTPUT
 @click.option("--exact-inputs", is_flag=True, help="Leave out the quantization of inputs of matrices.")
 def make_plain(load: Path, output: Path, exact_inputs: bool) -> None:
