@@ -45,7 +45,7 @@ ODD_WIDTHS = (1, 3, 7, 127, 1025, 5000)
 EVEN_WIDTHS = (64, 1024, 4096, 12288, 20000)
 SANITIZER_SECONDS = 60
 # Bytes that must move, in sizes of the first argument: forward, backward. Causal rows are half visible.
-TRAFFIC = {
+TRAFFIC: dict[str, tuple[float, float | None]] = {
     "scaled_causal_softmax": (1.5, 2.0),
     "scaled_masked_softmax": (2.0, 3.0),
     "scaled_softmax": (2.0, 3.0),
@@ -56,6 +56,8 @@ TRAFFIC = {
     "rotary": (4.0, 4.0),
     "layer_norm": (2.0, 3.0),
     "rms_norm": (2.0, 3.0),
+    # It computes its gradient in the same call.
+    "cross_entropy": (2.0, None),
 }
 TIMED = tuple(operator for operator in OPERATORS if operator.name in TRAFFIC)
 
@@ -161,9 +163,10 @@ def replayed_graph(operator: Operator[..., Any], device: torch.device) -> str | 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = operator.fused(*arguments)
-    arguments[0].copy_(torch.randn_like(arguments[0]))
+    fresh = torch.randn_like(arguments[0])
+    arguments[0].copy_(fresh)
     graph.replay()
-    expected = operator.reference(*arguments)
+    expected = operator.reference(fresh, *arguments[1:])
     pair = (captured, expected) if isinstance(captured, Tensor) else (captured[0], expected[0])
     error = trial.relative_error(*pair)
     return None if error < 1e-5 else f"a replayed graph is off by {error:.2g}"
@@ -278,6 +281,8 @@ def shape_of_size(operator: Operator[..., Any], size: int) -> tuple[int, ...]:
         return max(1, elements // (keys * keys)), 1, keys, keys
     if operator.name == "rotary":
         return max(1, elements // (4 * 8 * 128)), 4, 8, 128
+    if operator.name == "cross_entropy":
+        return max(1, elements // 50_304), 50_304
     return max(1, elements // 4096), 4096
 
 
@@ -306,10 +311,11 @@ def _clock(call: Callable[[], object]) -> float:
 
 
 def copy_bandwidth(device: torch.device, size: int) -> float:
-    """Return the bytes read and written per second by a large copy."""
-    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    """Return the bytes read and written per second by a large copy, of the memory engine or of a kernel."""
+    source = torch.rand(size // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * size / seconds([lambda: target.copy_(source)], device)
+    copies: list[Callable[[], object]] = [lambda: target.copy_(source), lambda: torch.neg(source, out=target)]
+    return 2 * size / min(seconds([copy], device) for copy in copies)
 
 
 def forward_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], object]:
@@ -350,6 +356,8 @@ def measure(
         ("forward", forward_call, TRAFFIC[operator.name][0]),
         ("backward", backward_call, TRAFFIC[operator.name][1]),
     ):
+        if factor is None:
+            continue
         forms = {"fused": operator.fused, "eager": operator.reference, "compile": compiled}
         times = {
             name: try_seconds(make_call, form, sets, device)
@@ -375,12 +383,13 @@ def row(figure: Figure) -> str:
     )
 
 
-def measure_all(device: torch.device, budget_seconds: float, rehearse: bool) -> tuple[float, list[Figure]]:
-    """Time all operators at all sizes; skip torch.compile when little time is left."""
+def measure_all(
+    device: torch.device, sizes: list[int], budget_seconds: float, rehearse: bool
+) -> tuple[float, list[Figure]]:
+    """Time all operators at all sizes, in bytes; skip torch.compile when little time is left."""
     # A compiled backward may otherwise free what a second call needs.
     torch._functorch.config.donated_buffer = False
     start = time.monotonic()
-    sizes = [MIB // 4] if rehearse else [MIB, 16 * MIB, 256 * MIB, 4096 * MIB]
     copy = copy_bandwidth(device, MIB if rehearse else 4096 * MIB)
     print(f"copy: {copy / 1e9:,.0f} GB/s, read and written")
     print("| operator | direction | MiB | GB/s | of copy | eager / fused | compile / fused |")
@@ -413,6 +422,13 @@ def arguments_of_command() -> argparse.Namespace:
     parser.add_argument("--time", action="store_true", help="print the table of bandwidths")
     parser.add_argument("--rehearse", action="store_true", help="run on the CPU, at small sizes")
     parser.add_argument("--small", action="store_true", help="only run each operator once (for sanitizers)")
+    parser.add_argument(
+        "--mebibytes",
+        type=int,
+        nargs="+",
+        default=[1, 16, 256, 4096],
+        help="sizes of the first argument for --time (default: 1 16 256 4096)",
+    )
     parser.add_argument("--budget", type=float, default=220.0, help="seconds for --time (default: 220)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
@@ -442,9 +458,10 @@ def main() -> int:
         )
         record |= {"right": checks.passed, "wrong": wrong}
     if command.time:
+        sizes = [MIB // 4] if command.rehearse else [size * MIB for size in command.mebibytes]
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(stream):
-            copy, figures = measure_all(device, command.budget, command.rehearse)
+            copy, figures = measure_all(device, sizes, command.budget, command.rehearse)
         record |= {"copy_gigabytes_per_second": copy / 1e9, "figures": [vars(f) for f in figures]}
         slower = [f for f in figures if f.compile_ratio is not None and f.compile_ratio < 1]
         print("slower than torch.compile: " + ("none" if not slower else ""))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from neox_kernels.operator import Operator
     from neox_kernels.operators.bias_dropout_add import bias_dropout_add
     from neox_kernels.operators.bias_gelu import bias_gelu
+    from neox_kernels.operators.cross_entropy import cross_entropy
     from neox_kernels.operators.gated import bias_geglu, bias_swiglu
     from neox_kernels.operators.layer_norm import apex_layer_norm, layer_norm
     from neox_kernels.operators.rms_norm import rms_norm
@@ -36,6 +37,7 @@ __all__ = [
     "bias_gelu",
     "bias_swiglu",
     "choose",
+    "cross_entropy",
     "layer_norm",
     "rms_norm",
     "rotary",
@@ -53,6 +55,7 @@ _MODULES = {
     "bias_gelu": "operators.bias_gelu",
     "bias_swiglu": "operators.gated",
     "choose": "choice",
+    "cross_entropy": "operators.cross_entropy",
     "layer_norm": "operators.layer_norm",
     "rms_norm": "operators.rms_norm",
     "rotary": "operators.rotary",

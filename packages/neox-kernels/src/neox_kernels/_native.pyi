@@ -193,5 +193,19 @@ def rms_norm_backward(
     rows: int,
     columns: int,
 ) -> None: ...
+def cross_entropy(
+    device: int,
+    stream: int,
+    dtype: int,
+    logits: int,
+    labels: int,
+    weights: int,
+    given_log_totals: int,
+    log_totals: int,
+    picked: int,
+    rows: int,
+    columns: int,
+    width: int,
+) -> None: ...
 def partial_rows(device: int, rows: int, columns: int, itemsize: int) -> int: ...
 def norm_partial_rows(device: int, rows: int, columns: int) -> int: ...

@@ -39,7 +39,7 @@ from neox_kernels.errors import KernelBuildError
 from neox_kernels.locking import hold_lock
 from neox_kernels.toolchain import Toolchain, find_toolchain
 
-__all__ = ["Built", "build", "build_into", "cache_folder", "covers", "find_built", "load_module"]
+__all__ = ["Built", "build", "build_into", "cache_folder", "covers", "find_built", "load_module", "private_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def _unsafe(path: Path) -> str | None:
     return None
 
 
-def _private(folder: Path) -> Path:
+def private_folder(folder: Path) -> Path:
     """Return the folder; create it with mode 0700 if it does not exist.
 
     Raises:
@@ -307,7 +307,7 @@ def _timeout() -> float:
 def _build(architectures: Sequence[str], jobs: int | None, timeout_seconds: float) -> Built:
     toolchain = find_toolchain()
     names = _checked_architectures(architectures, toolchain)
-    cache = _private(cache_folder())
+    cache = private_folder(cache_folder())
     compiler = _short_hash(toolchain.identity.encode())
     place = cache / f"{source_hash()}-{_short_hash(_abi().encode())[:4]}-{'-'.join(names)}-{compiler}"
     if (built := _read_built(place)) is not None and _is_safe(built):

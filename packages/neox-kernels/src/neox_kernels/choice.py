@@ -2,7 +2,9 @@
 
 If the fused implementation is requested explicitly and unavailable, an error states the reason; only "auto"
 falls back, and logs why. "auto" selects the fused implementation if it agrees with the reference on the
-run's shapes and is faster than `torch.compile` of the reference.
+run's shapes and is faster; layers under torch.compile then call the reference, which the compiler fuses with
+the operators around it. Decisions are stored on this host (decisions.py), so that a resumed training makes
+the same ones.
 """
 
 import functools
@@ -12,10 +14,10 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
-from neox_kernels import trial
+from neox_kernels import decisions, trial
 from neox_kernels.availability import Availability
 from neox_kernels.errors import KernelUnavailable
-from neox_kernels.operator import Operator
+from neox_kernels.operator import MakeExample, Operator
 
 __all__ = ["Availability", "KernelUnavailable", "Requested", "choose"]
 
@@ -35,8 +37,9 @@ def choose(
     dtype: torch.dtype,
     shape: Shape | None = None,
     agree: Callable[[bool], bool] | None = None,
+    example: MakeExample | None = None,
 ) -> Callable[Parameters, Result]:
-    """Return the implementation that a layer calls: fused or reference.
+    """Return the implementation that a layer calls: fused, reference, or fused except under torch.compile.
 
     Compiles the fused operators if they are requested and not compiled yet; other processes wait for it.
 
@@ -48,6 +51,7 @@ def choose(
         dtype: dtype of the layer's activations.
         shape: shape of the operator's first argument in this run; required by "auto" for its trial.
         agree: returns True if all ranks pass True, so that all ranks choose the same under "auto".
+        example: makes the arguments of this run for the trial; None: the operator's example.
 
     Raises:
         KernelUnavailable: requested is True and the fused implementation is unavailable.
@@ -56,7 +60,7 @@ def choose(
     if requested is False:
         return operator.reference
     if requested == "auto":
-        return _choose_by_trial(operator, device, dtype, shape, agree)
+        return _choose_by_trial(operator, device, dtype, shape, agree, example)
     availability = operator.available(device=device, dtype=dtype, may_build=True)
     if not availability.ok:
         raise KernelUnavailable(
@@ -73,34 +77,56 @@ def _choose_by_trial(
     dtype: torch.dtype,
     shape: Shape | None,
     agree: Callable[[bool], bool] | None,
+    example: MakeExample | None,
 ) -> Callable[Parameters, Result]:
     availability = operator.available(device=device, dtype=dtype, may_build=True)
     if availability.ok:
-        availability = _verdict(operator, device, dtype, shape)
+        availability = _verdict(operator, device, dtype, shape, example)
     if agree is not None and not agree(availability.ok) and availability.ok:
         availability = Availability(False, "it is unavailable or not faster on another rank")
     _log_once(
         operator.name, f"{'fused' if availability.ok else 'reference implementation:'} {availability.reason}"
     )
-    return operator.fused if availability.ok else operator.reference
+    return operator.fused_in_eager if availability.ok else operator.reference
 
 
 @functools.cache
 def _verdict(
-    operator: Operator[..., Any], device: torch.device, dtype: torch.dtype, shape: Shape | None
+    operator: Operator[..., Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: Shape | None,
+    example: MakeExample | None,
 ) -> Availability:
-    """Compare and time both implementations on the run's shape, once per process and operator."""
+    """Compare and time both implementations on the run's shape, once per host."""
     if shape is None:
         raise ValueError(f'{operator.name}: "auto" requires the shape of the first argument; pass shape')
-    make_comparable = operator.comparable_example or operator.example
+    try:
+        return decisions.decide(
+            decisions.key_of(operator, device, (example or operator.example)(shape, dtype, device)),
+            functools.partial(_trial, operator, device, dtype, shape, example),
+        )
+    except RuntimeError as error:  # OutOfMemoryError is one; a trial must not end a training.
+        reason = f"the trial failed: {str(error).splitlines()[0]}"
+        logger.warning("%s %s: %s", operator.name, shape, reason)
+        return Availability(False, reason)
+
+
+def _trial(
+    operator: Operator[..., Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: Shape,
+    example: MakeExample | None,
+) -> Availability:
+    make_comparable = operator.comparable_example or example or operator.example
     difference = trial.disagreement(operator, make_comparable(shape, dtype, device))
     if difference is not None:
         logger.warning("%s %s: %s", operator.name, shape, difference)
         return Availability(False, difference)
-    timing = trial.time_forms(operator, operator.example(shape, dtype, device))
-    figures = f"{timing.fused_ms:.3f} ms, torch.compile of the reference {timing.compiled_ms:.3f} ms"
-    figures += f", {shape}, {dtype}"
-    return Availability(timing.fused_ms < timing.compiled_ms, figures)
+    timing = trial.time_forms(operator, (example or operator.example)(shape, dtype, device))
+    figures = f"{timing.fused_ms:.3f} ms, reference {timing.reference_ms:.3f} ms, {shape}, {dtype}"
+    return Availability(timing.fused_ms < timing.reference_ms, figures)
 
 
 @functools.cache

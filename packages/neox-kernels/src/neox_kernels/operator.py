@@ -9,7 +9,7 @@ import torch
 from neox_kernels import native
 from neox_kernels.availability import Availability
 
-__all__ = ["Operator"]
+__all__ = ["MakeExample", "Operator"]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -46,6 +46,14 @@ class Operator(Generic[Parameters, Result]):
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         """Run the reference implementation."""
         return self.reference(*args, **kwargs)
+
+    def fused_in_eager(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        """Run the fused implementation; under torch.compile the reference.
+
+        The compiler fuses the reference with the operators around it, which a custom operator prevents.
+        """
+        form = self.reference if torch.compiler.is_compiling() else self.fused
+        return form(*args, **kwargs)
 
     def available(
         self, *, device: torch.device | str, dtype: torch.dtype, may_build: bool = False

@@ -8,6 +8,7 @@ from neox_kernels import trial
 from neox_kernels.operator import Operator
 from neox_kernels.operators.bias_dropout_add import bias_dropout_add
 from neox_kernels.operators.bias_gelu import bias_gelu
+from neox_kernels.operators.cross_entropy import cross_entropy
 from neox_kernels.operators.gated import bias_geglu, bias_swiglu
 from neox_kernels.operators.layer_norm import apex_layer_norm, layer_norm
 from neox_kernels.operators.rms_norm import rms_norm
@@ -28,6 +29,7 @@ OPERATORS: tuple[Operator[..., Any], ...] = (
     rotary_,
     layer_norm,
     rms_norm,
+    cross_entropy,
     apex_layer_norm,
 )
 
@@ -38,6 +40,8 @@ def typical_shape(operator: Operator[..., Any]) -> tuple[int, ...]:
         return 4, 16, 2048, 2048
     if "rotary" in operator.name:
         return 2048, 4, 32, 128
+    if operator is cross_entropy:
+        return 1024, 50304
     return 2048, 4, 4096
 
 
@@ -52,8 +56,10 @@ def describe(operator: Operator[..., Any], dtype: torch.dtype) -> str:
     difference = trial.disagreement(operator, make_comparable(shape, dtype, device))
     if difference is not None:
         return f"WRONG: {difference}"
-    timing = trial.time_forms(operator, operator.example(shape, dtype, device))
+    arguments = operator.example(shape, dtype, device)
+    timing, compiled_ms = trial.time_forms(operator, arguments), trial.compiled_ms(operator, arguments)
+    compiled = "" if compiled_ms is None else f", compiled {compiled_ms:.3f} ms"
     return (
-        f"correct; {timing.fused_ms:.3f} ms, torch.compile of the reference {timing.compiled_ms:.3f} ms "
+        f"correct; {timing.fused_ms:.3f} ms, reference {timing.reference_ms:.3f} ms{compiled} "
         f"({shape}, {dtype})"
     )

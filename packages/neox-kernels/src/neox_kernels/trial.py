@@ -12,7 +12,16 @@ from torch import Tensor
 
 from neox_kernels.operator import Operator
 
-__all__ = ["Timing", "disagreement", "median_ms", "relative_error", "results_and_gradients", "time_forms"]
+__all__ = [
+    "Timing",
+    "compiled_ms",
+    "disagreement",
+    "graph_ms",
+    "median_ms",
+    "relative_error",
+    "results_and_gradients",
+    "time_forms",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -20,12 +29,16 @@ logger = logging.getLogger(__name__)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float64: 1e-12}
 
 
+# More than a GPU's cache holds.
+_CACHE_BYTES = 256 << 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """Times of forward and backward, in milliseconds."""
 
     fused_ms: float
-    compiled_ms: float
+    reference_ms: float
 
 
 def relative_error(given: Tensor, expected: Tensor) -> float:
@@ -86,12 +99,27 @@ def disagreement(operator: Operator[..., Any], args: tuple[Any, ...]) -> str | N
     return None
 
 
-def median_ms(run: Callable[[], object], *, repeat: int = 20, warm_up: int = 5) -> float:
-    """Return the median time of a run on the current GPU, measured by device events."""
+def median_ms(
+    run: Callable[[], object],
+    *,
+    repeat: int = 20,
+    warm_up: int = 5,
+    before: Callable[[], object] | None = None,
+) -> float:
+    """Return the median time of a run on the current GPU, measured by device events.
+
+    Args:
+        run: what is timed.
+        repeat: number of timed runs.
+        warm_up: number of runs before.
+        before: called before each timed run, and not timed.
+    """
     for _ in range(warm_up):
         run()
     times: list[float] = []
     for _ in range(repeat):
+        if before is not None:
+            before()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         run()
@@ -101,27 +129,39 @@ def median_ms(run: Callable[[], object], *, repeat: int = 20, warm_up: int = 5) 
     return statistics.median(times)
 
 
+def graph_ms(run: Callable[[], object], *, repeat: int = 20, warm_up: int = 3) -> float:
+    """Return the median time of a run on the current GPU, replayed as a CUDA graph from a cold cache.
+
+    A graph leaves out the time between launches, in which a training computes other layers. As in a training,
+    the inputs are not in the cache.
+    """
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for _ in range(warm_up):
+            run()
+        with torch.cuda.graph(graph, stream=stream):
+            run()
+        flushed = torch.empty(_CACHE_BYTES, dtype=torch.int8, device="cuda")
+        return median_ms(graph.replay, repeat=repeat, warm_up=1, before=flushed.zero_)
+
+
 def time_forms(operator: Operator[..., Any], args: tuple[Any, ...]) -> Timing:
-    """Time forward and backward of the fused implementation, and of the reference under torch.compile.
+    """Time forward and backward of both implementations.
 
     The outputs are used as output gradients, so that only the operator is timed.
     """
-    compiled = torch.compile(operator.reference, dynamic=False)
-    return Timing(
-        fused_ms=median_ms(functools.partial(_forward_and_backward, operator.fused, args, Tensor.detach)),
-        compiled_ms=_compiled_ms(operator.name, compiled, operator.reference, args),
-    )
+    return Timing(fused_ms=_timed(operator.fused, args), reference_ms=_timed(operator.reference, args))
 
 
-def _compiled_ms(
-    name: str, compiled: Callable[..., Any], plain: Callable[..., Any], args: tuple[Any, ...]
-) -> float:
+def compiled_ms(operator: Operator[..., Any], args: tuple[Any, ...]) -> float | None:
+    """Time forward and backward of the reference under torch.compile; None, with a warning, if it fails."""
     try:
-        return median_ms(functools.partial(_forward_and_backward, compiled, args, Tensor.detach))
+        return _timed(torch.compile(operator.reference, dynamic=False), args)
     except RuntimeError as error:  # For example, if torch.compile finds no C compiler.
-        logger.warning(
-            "torch.compile of the reference %s failed (%s); timing PyTorch eager instead",
-            name,
-            str(error).splitlines()[0],
-        )
-        return median_ms(functools.partial(_forward_and_backward, plain, args, Tensor.detach))
+        reason = str(error).splitlines()[0]
+        logger.warning("torch.compile of the reference %s failed (%s)", operator.name, reason)
+        return None
+
+
+def _timed(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    return graph_ms(functools.partial(_forward_and_backward, function, args, Tensor.detach))

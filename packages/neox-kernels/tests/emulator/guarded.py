@@ -30,7 +30,7 @@ def guarded(count: int, dtype: torch.dtype) -> torch.Tensor:
     if count == 0:
         return torch.tensor([], dtype=dtype)
     buffer = (ctypes.c_char * size).from_address(end - size)
-    return torch.frombuffer(buffer, dtype=dtype).fill_(1 if dtype == torch.bool else float("nan"))
+    return torch.frombuffer(buffer, dtype=dtype).fill_(float("nan") if dtype.is_floating_point else 1)
 
 
 def guarded_like(tensor: torch.Tensor, **_options: object) -> torch.Tensor:

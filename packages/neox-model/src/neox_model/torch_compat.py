@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 __all__ = [
     "CPU_ATTENTION_FLOPS",
     "all_gather_single",
+    "compile_deterministically",
     "dump_memory_snapshot",
     "end_backward",
     "flight_recorder_entries",
@@ -132,6 +133,11 @@ def limit_graphs(count: int) -> None:
     """
     torch._dynamo.config.recompile_limit = count
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def compile_deterministically() -> None:
+    """Let torch.compile choose kernels by rules instead of by their measured times."""
+    torch._inductor.config.deterministic = True
 
 
 def recompile_limit_error() -> type[Exception]:

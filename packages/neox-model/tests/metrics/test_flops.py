@@ -72,6 +72,16 @@ def test_a_product_that_is_added_in_place_counts(is_batched):
     assert profile.flops == (2 if is_batched else 1) * 2 * 5 * 3 * 7
 
 
+def test_a_product_of_another_type_counts():
+    """As the output matrix's gradient is summed on GPUs; the meta device has the operator, a CPU has not."""
+    total = torch.empty(5, 7, device="meta")
+    left, right = (torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in ((5, 3), (3, 7)))
+    with count_flops(nn.Identity(), **COUNTED) as profile:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+        torch.addmm(torch.empty(7, device="meta", dtype=torch.bfloat16), left, right)
+    assert profile.flops == 2 * 2 * 5 * 3 * 7
+
+
 @pytest.mark.parametrize("key_length", [6, 9])
 def test_attention_counts_as_if_the_mask_hid_nothing(key_length):
     query = torch.ones(2, 3, 6, 4, requires_grad=True)

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+import neox_kernels
 from neox_model.layers.lm_head import LMHead, LMLoss
 from neox_model.parallel import cross_entropy
 from neox_model.parallel.cross_entropy import projected_cross_entropy, vocab_parallel_cross_entropy
@@ -13,6 +14,10 @@ from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
 
 TOKENS, WIDTH, VOCAB = 37, 16, 101
+# PyTorch's operators, and the fused operator's form for the CPU.
+with_operators = pytest.mark.parametrize(
+    "operator", [None, neox_kernels.cross_entropy.fused], ids=["plain", "fused"]
+)
 
 
 def inputs(dtype=torch.float32):
@@ -33,10 +38,13 @@ def gradients(loss, *tensors):
     return torch.autograd.grad(loss * 3.0, tensors)
 
 
+@with_operators
 @pytest.mark.parametrize("chunk_rows", [1, 5, 36, 37, 100, None])
-def test_the_loss_from_hidden_states_is_the_plain_one(chunk_rows):
+def test_the_loss_from_hidden_states_is_the_plain_one(chunk_rows, operator):
     hidden, weight, labels, weights = inputs()
-    loss = projected_cross_entropy(hidden, weight, labels, weights, vocab_size=VOCAB, chunk_rows=chunk_rows)
+    loss = projected_cross_entropy(
+        hidden, weight, labels, weights, vocab_size=VOCAB, chunk_rows=chunk_rows, operator=operator
+    )
     expected = plain(hidden, weight, labels, weights)
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
     for given, wanted in zip(
@@ -45,9 +53,12 @@ def test_the_loss_from_hidden_states_is_the_plain_one(chunk_rows):
         torch.testing.assert_close(given, wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_in_bfloat16_only_the_factors_are_rounded():
+@with_operators
+def test_in_bfloat16_only_the_factors_are_rounded(operator):
     hidden, weight, labels, weights = inputs(torch.bfloat16)
-    loss = projected_cross_entropy(hidden, weight, labels, weights, vocab_size=VOCAB, chunk_rows=5)
+    loss = projected_cross_entropy(
+        hidden, weight, labels, weights, vocab_size=VOCAB, chunk_rows=5, operator=operator
+    )
     expected = plain(hidden, weight, labels, weights)
     torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-4)
     given = gradients(loss, hidden, weight)
@@ -72,11 +83,14 @@ def test_autocast_rounds_the_factors_and_the_gradients_arrive_in_float32():
         assert torch.equal(mine, theirs.float())
 
 
-def test_without_gradients_none_are_made(monkeypatch):
+@with_operators
+def test_without_gradients_none_are_made(monkeypatch, operator):
     monkeypatch.setattr(cross_entropy, "_loss_and_gradient", None)
     hidden, weight, labels, weights = inputs()
     with torch.no_grad():
-        loss = projected_cross_entropy(hidden, weight, labels, weights, vocab_size=VOCAB, chunk_rows=5)
+        loss = projected_cross_entropy(
+            hidden, weight, labels, weights, vocab_size=VOCAB, chunk_rows=5, operator=operator
+        )
     assert not loss.requires_grad
     torch.testing.assert_close(loss, plain(hidden, weight, labels, weights))
 
@@ -146,14 +160,15 @@ def test_a_float16_heads_gradients_are_made_when_the_loss_is_scaled():
     assert (gradient != 0).float().mean() > 0.9
 
 
-def rank_by_rank() -> float:
+def rank_by_rank(is_fused: bool) -> float:
+    operator = neox_kernels.cross_entropy.fused if is_fused else None
     group: Group = create_groups(2, 0).model
     hidden, weight, labels, weights = inputs()
     rows = -(-VOCAB // 2)
     mine = functional.pad(weight.detach(), (0, 0, 0, 2 * rows - VOCAB))
     mine = mine[group.rank * rows : (group.rank + 1) * rows].clone().requires_grad_()
     loss = projected_cross_entropy(
-        hidden, mine, labels, weights, vocab_size=VOCAB, group=group, chunk_rows=10
+        hidden, mine, labels, weights, vocab_size=VOCAB, group=group, chunk_rows=10, operator=operator
     )
     expected = projected_cross_entropy(hidden, weight, labels, weights, vocab_size=VOCAB, group=SINGLE_RANK)
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
@@ -167,6 +182,7 @@ def rank_by_rank() -> float:
     return float(loss)
 
 
-def test_two_ranks_share_a_vocabulary_that_does_not_divide():
-    first, second = run_ranks(rank_by_rank, size=2)
+@pytest.mark.parametrize("is_fused", [False, True], ids=["plain", "fused"])
+def test_two_ranks_share_a_vocabulary_that_does_not_divide(is_fused):
+    first, second = run_ranks(rank_by_rank, size=2, is_fused=is_fused)
     assert first == second

@@ -155,6 +155,14 @@ void rms_norm_backward(int device, Address stream, int dtype, Address gradient, 
                           written<float>(partials), rows, columns);
 }
 
+void cross_entropy(int device, Address stream, int dtype, Address logits, Address labels, Address weights,
+                   Address given_log_totals, Address log_totals, Address picked, int64_t rows, int64_t columns,
+                   int64_t width) {
+  neox::cross_entropy(Launch{device, stream}, dtype_of(dtype), written(logits), read<int64_t>(labels),
+                      read<float>(weights), read<float>(given_log_totals), written<float>(log_totals),
+                      written<float>(picked), rows, columns, width);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
@@ -197,6 +205,9 @@ PYBIND11_MODULE(_native, module) {
   module.def("rms_norm_backward", &rms_norm_backward, arg("device"), arg("stream"), arg("dtype"), arg("gradient"),
              arg("x"), arg("weight"), arg("inverse_deviation"), arg("x_gradient"), arg("weight_gradient"),
              arg("partials"), arg("rows"), arg("columns"));
+  module.def("cross_entropy", &cross_entropy, arg("device"), arg("stream"), arg("dtype"), arg("logits"),
+             arg("labels"), arg("weights"), arg("given_log_totals"), arg("log_totals"), arg("picked"), arg("rows"),
+             arg("columns"), arg("width"));
   module.def("partial_rows", &neox::partial_rows, arg("device"), arg("rows"), arg("columns"), arg("itemsize"));
   module.def("norm_partial_rows", &neox::norm_partial_rows, arg("device"), arg("rows"), arg("columns"));
 }

@@ -91,6 +91,13 @@ void rms_norm_backward(const Launch& where, Dtype dtype, const void* gradient, c
                        const float* inverse_deviation, void* x_gradient, ParameterGradient weight_gradient,
                        float* partials, int64_t rows, int64_t columns);
 
+// cross_entropy.cu. Logits are [rows, columns], contiguous; columns from `width` on count as -inf. A label outside
+// [0, width) is in another rank's columns. `log_totals` and `picked` hold one float per row. With `weights`, the logits
+// are overwritten with their gradient. `given_log_totals`, if not null, replace the logarithms of these rows' sums.
+void cross_entropy(const Launch& where, Dtype dtype, void* logits, const int64_t* labels, const float* weights,
+                   const float* given_log_totals, float* log_totals, float* picked, int64_t rows, int64_t columns,
+                   int64_t width);
+
 // column_sum.cu
 int64_t partial_rows(int device, int64_t rows, int64_t columns, int64_t itemsize);
 void sum_partials(const Launch& where, const float* partials, int64_t partial_rows, int64_t columns,

@@ -124,6 +124,7 @@ SUBJECTS: tuple[Subject, ...] = (
             "bias_dropout_fusion",
             "glu_fusion",
             "layernorm_fusion",
+            "loss_fusion",
             "rmsnorm_fusion",
             "rope_fusion",
             "scaled_upper_triang_masked_softmax_fusion",
@@ -268,7 +269,7 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     Subject(
         "seed, random seed, rng, manual seed, reproducibility, determinism, deterministic",
-        ("seed", "no_save_rng", "no_load_rng"),
+        ("seed", "deterministic", "no_save_rng", "no_load_rng"),
     ),
     # Parallelism and memory
     Subject(

@@ -11,5 +11,6 @@ FUSED_OPERATORS = (
     "layernorm_fusion",
     "rmsnorm_fusion",
     "glu_fusion",
+    "loss_fusion",
 )
 """With `true`, the operator is required."""

@@ -137,6 +137,12 @@ def glu_fusion_needs_swiglu_or_geglu(c: NeoXConfig) -> Iterator[Problem]:
     yield from _fusion_requires(c, "glu_fusion", "activation", "swiglu", "geglu")
 
 
+def loss_fusion_needs_bf16_or_fp32(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse a required fused loss in float16, where all logits are stored so that the loss can be scaled."""
+    if c.model.loss_fusion is True and c.precision.is_fp16:
+        yield Problem("loss_fusion", "does not work with fp16", "set loss-fusion: auto, or train in bf16")
+
+
 def exported_models_have_no_kernels(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse fused kernels with onnx-safe, because the ONNX exporter does not support them."""
     asked = {
@@ -145,6 +151,7 @@ def exported_models_have_no_kernels(c: NeoXConfig) -> Iterator[Problem]:
         "layernorm_fusion": c.model.layernorm_fusion,
         "rmsnorm_fusion": c.model.rmsnorm_fusion,
         "glu_fusion": c.model.glu_fusion,
+        "loss_fusion": c.model.loss_fusion,
         "rope_fusion": c.attention.rope_fusion,
         "scaled_upper_triang_masked_softmax_fusion": c.attention.scaled_upper_triang_masked_softmax_fusion,
         "scaled_masked_softmax_fusion": c.attention.scaled_masked_softmax_fusion,

@@ -39,7 +39,7 @@ class OwnState:
     """The random generators and torch's defaults of a training, apart from those of its program."""
 
     def __init__(self) -> None:
-        self._other = (rng_state.capture(), torch.float32, torch.device("cpu"))
+        self._other = (rng_state.capture(), torch.float32, torch.device("cpu"), 0)
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
@@ -54,8 +54,14 @@ class OwnState:
             self._exchange()
 
     def _exchange(self) -> None:
-        now = (rng_state.capture(), torch.get_default_dtype(), torch.get_default_device())
-        states, dtype, device = self._other
+        now = (
+            rng_state.capture(),
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.get_deterministic_debug_mode(),
+        )
+        states, dtype, device, determinism = self._other
+        torch.set_deterministic_debug_mode(determinism)
         torch.set_default_dtype(dtype)
         if device != now[2]:
             torch.set_default_device(None if device == torch.device("cpu") else device)

@@ -186,12 +186,19 @@ class _Trial:
         return time.perf_counter()
 
     def _train(self) -> None:
-        """Run forward and backward; only the inputs' gradient is computed, no parameter receives one."""
+        """Run forward and backward, with the gradients of the weights, which no parameter receives.
+
+        Compiled layers always compute them, so uncompiled layers must, to be compared.
+        """
         inputs = self._inputs(requires_grad=True)
         with self._model.autocast():
             result = run_layers(self.layers, inputs, recomputation=self._model.recomputation)
         hidden_SBD = result if isinstance(result, Tensor) else result[0]
-        torch.autograd.grad(hidden_SBD, inputs[0], torch.ones_like(hidden_SBD))
+        weights = [weight for layer in self.layers for weight in layer.parameters() if weight.requires_grad]
+        # Weights that a layer does not use, as those of a branch, have no gradient.
+        torch.autograd.grad(
+            hidden_SBD, [inputs[0], *weights], torch.ones_like(hidden_SBD), allow_unused=True
+        )
 
     def _output(self) -> Tensor:
         """Return the output in evaluation, which is deterministic."""

@@ -28,7 +28,7 @@ from neox_model.assembly.attention import build_input_position, log_attention_pa
 from neox_model.assembly.autocast import build_autocast
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.assembly.compression import attach_compression
-from neox_model.assembly.operators import choose_operators
+from neox_model.assembly.operators import choose_loss_operator, choose_operators
 from neox_model.assembly.plan import LayerPlan
 from neox_model.assembly.transformer import build_layer, build_norm, init_method
 from neox_model.assembly.zero_sharding import (
@@ -139,7 +139,7 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> "Mode
     on_host = config.model.use_cpu_initialization or config.parallelism.lazy_mpu_init
     plan = build_plan(resolved, groups, vocab_size=vocab_size, device=device)
     with torch.device("cpu") if on_host else device:
-        model = _assemble(plan, resolved, groups, _loss(config, groups.model, vocab_size))
+        model = _assemble(plan, resolved, groups, _loss(resolved, groups, vocab_size, device))
     freeze_all_but_adapters(model)
     if is_partitioned_by_torch(resolved, groups):
         partition_model(resolved, model, groups)
@@ -180,7 +180,7 @@ def build_stage(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
     with device:
         model = as_sequential(
             plan[start:stop],
-            loss_fn=_loss(resolved.config, groups.model, vocab_size),
+            loss_fn=_loss(resolved, groups, vocab_size, device),
             autocast=build_autocast(resolved, device),
             owners=plan[:start],
         )
@@ -190,10 +190,13 @@ def build_stage(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
     return model
 
 
-def _loss(config: NeoXConfig, group: Group, vocab_size: int) -> LMLoss:
+def _loss(resolved: Resolved, groups: Groups, vocab_size: int, device: torch.device) -> LMLoss:
+    config = resolved.config
+    entries = padded_vocab_size(config, vocab_size)
     return LMLoss(
-        padded_vocab_size(config, vocab_size),
-        group,
+        entries,
+        groups.model,
+        operator=choose_loss_operator(resolved, groups, device=device, vocab_size=entries),
         is_mean=config.training.loss_normalization == "micro_batch",
         keeps_gradients=splits_backward(config),
         dtype=torch.float16 if config.precision.fp16_lm_cross_entropy else None,

@@ -25,6 +25,7 @@ from neox_kernels import (
     bias_gelu,
     bias_swiglu,
     choose,
+    cross_entropy,
     layer_norm,
     rms_norm,
     rotary,
@@ -32,12 +33,14 @@ from neox_kernels import (
     scaled_masked_softmax,
     scaled_softmax,
 )
-from neox_model.assembly.choices import all_ranks_agree
+from neox_kernels.operator import MakeExample
+from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
 from neox_model.layers.attention.dense import hidden_keys
+from neox_model.parallel.cross_entropy import LossOperator, chunk_rows_on
 from neox_model.parallel.groups import Group, Groups
 
-__all__ = ["Operators", "choose_operators"]
+__all__ = ["Operators", "choose_loss_operator", "choose_operators"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +95,7 @@ def choose_operators(
     if device.type == "cuda":
         private_compiler_cache()
     model, attention = config.model, config.attention
-    chooser = _Chooser(
-        device=device,
-        dtype=dtype,
-        agree=_agreement(groups.control),
-        has_one_dtype=resolved.derived.autocast is None,
-    )
+    chooser = _Chooser.of(resolved, groups, device=device, dtype=dtype)
     tokens = (model.seq_length, resolved.derived.micro_batch_size)
     heads = max(1, model.num_attention_heads // groups.model.size)
     shape_SBNK = (*tokens, heads, model.hidden_size // model.num_attention_heads)
@@ -107,16 +105,74 @@ def choose_operators(
     has_gelu, is_rotary = model.activation == "gelu", attention.pos_emb == "rotary"
     return Operators(
         softmax=_softmax(config, chooser, scores),
-        rotary=chooser.fused("rope-fusion", is_rotary and attention.rope_fusion, rotary, shape_SBNK),
+        rotary=chooser.fused(
+            "rope-fusion", is_rotary and attention.rope_fusion, rotary, shape_SBNK, _rotary_of(config, groups)
+        ),
         bias_gelu=chooser.fused(
             "bias-gelu-fusion", has_gelu and model.bias_gelu_fusion, bias_gelu, shape_SBF
         ),
         gated_activation=_gated_activation(config, chooser, shape_SBF),
         bias_dropout_add=chooser.fused(
-            "bias-dropout-fusion", model.bias_dropout_fusion, bias_dropout_add, shape_SBD
+            "bias-dropout-fusion", _bias_dropout_fusion(config, device), bias_dropout_add, shape_SBD
         ),
         norm=_norm(config, chooser, shape_SBD),
         flex_unusable=_why_not_flex(config, device, head_width=shape_SBNK[-1]),
+    )
+
+
+def choose_loss_operator(
+    resolved: Resolved, groups: Groups, *, device: torch.device, vocab_size: int
+) -> LossOperator | None:
+    """Choose the operator for the loss of chunks of logits; None: PyTorch's. Collective over all ranks.
+
+    Args:
+        resolved: the configuration.
+        groups: this job's process groups.
+        device: device of the logits.
+        vocab_size: entries of the vocabulary, with padding.
+
+    Raises:
+        KernelUnavailable: the fused operator is requested and cannot be used.
+    """
+    config, dtype = resolved.config, DTYPES[resolved.derived.precision]
+    if config.model.onnx_safe or dtype == torch.float16:
+        return None
+    columns = -(-vocab_size // groups.model.size)
+    rows = min(chunk_rows_on(device, columns), config.model.seq_length * resolved.derived.micro_batch_size)
+    chooser = _Chooser.of(resolved, groups, device=device, dtype=dtype)
+    return chooser.fused("loss-fusion", config.model.loss_fusion, cross_entropy, (rows, columns))
+
+
+def _bias_dropout_fusion(config: NeoXConfig, device: torch.device) -> Requested:
+    """Return what is requested; the reference draws other random numbers, so layers cannot alternate."""
+    model = config.model
+    if model.bias_dropout_fusion == "auto" and device.type == "cuda" and model.compile is not False:
+        logger.info("bias_dropout_add: reference implementation: torch.compile fuses it; compile is not false")
+        return False
+    return model.bias_dropout_fusion
+
+
+def _rotary_of(config: NeoXConfig, groups: Groups) -> MakeExample:
+    """Return a maker of this model's queries, keys and angles; queries and keys are slices of a projection."""
+    return partial(
+        _rotary_arguments,
+        max(1, (config.model.num_kv_heads or config.model.num_attention_heads) // groups.model.size),
+        config.attention.rotary_pct,
+    )
+
+
+def _rotary_arguments(
+    key_heads: int, share: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Any, ...]:
+    sequence, batch, heads, width = shape
+    whole = torch.randn(sequence, batch, (heads + 2 * key_heads) * width, dtype=dtype, device=device)
+    query, key, _ = whole.split([heads * width, key_heads * width, key_heads * width], dim=-1)
+    angles = torch.rand(sequence, int(width * share) // 2, device=device)
+    return (
+        query.unflatten(-1, (heads, width)).requires_grad_(),
+        key.unflatten(-1, (key_heads, width)).requires_grad_(),
+        angles.cos(),
+        angles.sin(),
     )
 
 
@@ -143,24 +199,52 @@ class _Chooser:
     agree: Callable[[bool], bool] | None
     has_one_dtype: bool = True
 
+    @classmethod
+    def of(
+        cls, resolved: Resolved, groups: Groups, *, device: torch.device, dtype: torch.dtype
+    ) -> "_Chooser":
+        """Return the chooser of a model."""
+        return cls(
+            device=device,
+            dtype=dtype,
+            agree=_agreement(groups.control),
+            has_one_dtype=resolved.derived.autocast is None,
+        )
+
     def form(
-        self, parameter: str, requested: Requested, operator: Operator[..., Any], shape: tuple[int, ...]
+        self,
+        parameter: str,
+        requested: Requested,
+        operator: Operator[..., Any],
+        shape: tuple[int, ...],
+        example: MakeExample | None = None,
     ) -> Function:
-        """Return the fused or the reference implementation; an error names the parameter."""
+        """Return the implementation to call; an error names the parameter."""
         if not self.has_one_dtype:
             return operator.reference
         try:
             return choose(
-                requested, operator, device=self.device, dtype=self.dtype, shape=shape, agree=self.agree
+                requested,
+                operator,
+                device=self.device,
+                dtype=self.dtype,
+                shape=shape,
+                agree=self.agree,
+                example=example,
             )
         except KernelUnavailable as error:
             raise KernelUnavailable(f"{parameter}: true: {error}") from error
 
     def fused(
-        self, parameter: str, requested: Requested, operator: Operator[..., Any], shape: tuple[int, ...]
+        self,
+        parameter: str,
+        requested: Requested,
+        operator: Operator[..., Any],
+        shape: tuple[int, ...],
+        example: MakeExample | None = None,
     ) -> Function | None:
         """Return the fused implementation, None if the layer uses PyTorch's operators."""
-        chosen = self.form(parameter, requested, operator, shape)
+        chosen = self.form(parameter, requested, operator, shape, example)
         return None if chosen is operator.reference else chosen
 
     def all_have(self, operator: Operator[..., Any]) -> bool:

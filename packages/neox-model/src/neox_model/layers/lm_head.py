@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neox_model.parallel.collectives import all_gather
-from neox_model.parallel.cross_entropy import projected_cross_entropy, vocab_parallel_cross_entropy
+from neox_model.parallel.cross_entropy import (
+    LossOperator,
+    projected_cross_entropy,
+    vocab_parallel_cross_entropy,
+)
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.sequence import to_column_parallel
@@ -80,6 +84,7 @@ class LMLoss:
         dtype: dtype in which the cross entropy is computed; None: float32.
         chunk_rows: tokens per chunk of logits in `of_hidden`; None chooses by the device.
         keeps_gradients: see `projected_cross_entropy`.
+        operator: computes loss and gradient of a chunk of logits; None: PyTorch's operators.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class LMLoss:
         dtype: torch.dtype | None = None,
         chunk_rows: int | None = None,
         keeps_gradients: bool = False,
+        operator: LossOperator | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.group = group
@@ -98,6 +104,7 @@ class LMLoss:
         self.dtype = dtype
         self.chunk_rows = chunk_rows
         self.keeps_gradients = keeps_gradients
+        self.operator = operator
 
     def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss, a float32 scalar; 0 if every token is masked."""
@@ -128,6 +135,7 @@ class LMLoss:
             group=self.group,
             chunk_rows=self.chunk_rows,
             keeps_gradients=self.keeps_gradients,
+            operator=self.operator,
         )
 
     def per_token(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:

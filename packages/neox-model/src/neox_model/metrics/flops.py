@@ -27,8 +27,16 @@ def _accumulated_product(into: Sequence[int], left: Sequence[int], *_: Any, **__
     return 2 * prod(into) * left[-1]
 
 
-# Operators that PyTorch's counter lacks; the functions receive shapes.
-_IN_PLACE = {
+def _added_product(
+    added: Sequence[int], left: Sequence[int], right: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Return the operations of a matrix product with something added."""
+    return 2 * prod(left) * right[-1]
+
+
+# Operators that PyTorch's counter lacks, or has without the type of the result; the functions receive shapes.
+_PRODUCTS = {
+    torch.ops.aten.addmm: _added_product,
     torch.ops.aten.addmm_: _accumulated_product,
     torch.ops.aten.baddbmm_: _accumulated_product,
 }
@@ -102,7 +110,7 @@ def count_flops(
         clock: returns seconds.
     """
     profile = FlopProfile([])
-    counter = FlopCounterMode(display=False, custom_mapping=_IN_PLACE | dict(operators))
+    counter = FlopCounterMode(display=False, custom_mapping=_PRODUCTS | dict(operators))
     watch = _Watch(profile, counter, synchronize, clock)
     hooks = []
     for path, module in model.named_modules():

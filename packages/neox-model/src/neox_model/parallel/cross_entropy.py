@@ -13,7 +13,7 @@ Ranks exchange two numbers per token, once.
 Source: arXiv:1909.08053, section 3 (fusing the split output with the loss).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,16 @@ from neox_config.facts.loss import BLOCK_NUMBERS, CHUNK_NUMBERS
 from neox_model.parallel.collectives import all_gather
 from neox_model.parallel.groups import SINGLE_RANK, Group
 
-__all__ = ["local_vocabulary", "projected_cross_entropy", "vocab_parallel_cross_entropy"]
+__all__ = [
+    "LossOperator",
+    "chunk_rows_on",
+    "local_vocabulary",
+    "projected_cross_entropy",
+    "vocab_parallel_cross_entropy",
+]
+
+# neox_kernels.cross_entropy: (logits, labels, weights, log totals, width) -> log totals, label's logits, logits.
+LossOperator = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, int], tuple[Tensor, Tensor, Tensor]]
 
 
 def local_vocabulary(vocab_size: int, group: Group) -> tuple[int, int]:
@@ -66,6 +75,7 @@ def projected_cross_entropy(
     group: Group = SINGLE_RANK,
     chunk_rows: int | None = None,
     keeps_gradients: bool = False,
+    operator: LossOperator | None = None,
 ) -> Tensor:
     """Return the weighted sum of the tokens' cross entropies, float32; logits are `hidden_MD @ weight_VD.T`.
 
@@ -83,15 +93,21 @@ def projected_cross_entropy(
         chunk_rows: tokens per chunk of logits; None chooses by the device.
         keeps_gradients: allow several backward passes, of the same gradient, as schedules that compute the
             gradients of weights apart make; the weight's gradient stays in memory until the last one.
+        operator: computes loss and gradient of a chunk; None: PyTorch's operators.
     """
     if chunk_rows is None:
-        chunk_rows = _rows(CHUNK_NUMBERS, hidden_MD.device, weight_VD.shape[0])
+        chunk_rows = chunk_rows_on(hidden_MD.device, weight_VD.shape[0])
     dtype = torch.promote_types(hidden_MD.dtype, torch.float32)
-    vocabulary = _Vocabulary.of(vocab_size, group, dtype)
+    vocabulary = _Vocabulary.of(vocab_size, group, dtype, operator)
     needs_gradients = torch.is_grad_enabled() and (hidden_MD.requires_grad or weight_VD.requires_grad)
     return _ProjectedCrossEntropy.apply(
         hidden_MD, weight_VD, labels_M, weights_M, vocabulary, chunk_rows, needs_gradients, keeps_gradients
     )
+
+
+def chunk_rows_on(device: torch.device, columns: int) -> int:
+    """Return how many tokens a chunk of `projected_cross_entropy` has, for this rank's columns of the logits."""
+    return _rows(CHUNK_NUMBERS, device, columns)
 
 
 def _rows(numbers: Mapping[str, int], device: torch.device, columns: int) -> int:
@@ -100,16 +116,19 @@ def _rows(numbers: Mapping[str, int], device: torch.device, columns: int) -> int
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """This rank's entries [start, stop) of a vocabulary, and the dtype of the computation."""
+    """This rank's entries [start, stop) of a vocabulary; the dtype and the operator of the computation."""
 
     start: int
     stop: int
     group: Group
     dtype: torch.dtype
+    operator: LossOperator | None = None
 
     @classmethod
-    def of(cls, vocab_size: int, group: Group, dtype: torch.dtype) -> "_Vocabulary":
-        return cls(*local_vocabulary(vocab_size, group), group, dtype)
+    def of(
+        cls, vocab_size: int, group: Group, dtype: torch.dtype, operator: LossOperator | None = None
+    ) -> "_Vocabulary":
+        return cls(*local_vocabulary(vocab_size, group), group, dtype, operator)
 
     @property
     def width(self) -> int:
@@ -122,6 +141,10 @@ class _Labels:
 
     columns: Tensor
     is_elsewhere: Tensor
+
+    def marked(self) -> Tensor:
+        """Return the columns with -1 for labels on other ranks."""
+        return self.columns.masked_fill(self.is_elsewhere, -1)
 
     @classmethod
     def within(cls, labels_M: Tensor, vocabulary: _Vocabulary) -> "_Labels":
@@ -136,18 +159,28 @@ def _blocks(logits_MV: Tensor) -> list[slice]:
 
 def _log_totals(logits_MV: Tensor, labels: _Labels, vocabulary: _Vocabulary) -> tuple[Tensor, Tensor]:
     """Return the logarithm of the softmax's denominator and the label's logit of each token."""
-    log_total_M = torch.empty(len(logits_MV), device=logits_MV.device, dtype=vocabulary.dtype)
-    for part in _blocks(logits_MV):
-        block = logits_MV[part, : vocabulary.width].to(vocabulary.dtype)
-        torch.logsumexp(block, dim=-1, out=log_total_M[part])
-    picked_M = logits_MV.gather(1, labels.columns.unsqueeze(1)).squeeze(1).to(vocabulary.dtype)
-    picked_M = picked_M.masked_fill(labels.is_elsewhere, 0.0)
+    if vocabulary.operator is None:
+        log_total_M, picked_M = _log_totals_here(logits_MV, labels, vocabulary)
+    else:
+        log_total_M, picked_M, _ = vocabulary.operator(logits_MV, labels.marked(), None, None, vocabulary.width)
     if vocabulary.group.size > 1:
         # One all-gather for each rank's part of the denominator and of the label's logit.
         mine = torch.stack((log_total_M, picked_M)).unsqueeze(0)
         parts = all_gather(mine, vocabulary.group, dim=0)
         log_total_M, picked_M = parts[:, 0].logsumexp(dim=0), parts[:, 1].sum(dim=0)
     return log_total_M, picked_M
+
+
+def _log_totals_here(
+    logits_MV: Tensor, labels: _Labels, vocabulary: _Vocabulary
+) -> tuple[Tensor, Tensor]:
+    """Return `_log_totals` of this rank's columns."""
+    log_total_M = torch.empty(len(logits_MV), device=logits_MV.device, dtype=vocabulary.dtype)
+    for part in _blocks(logits_MV):
+        block = logits_MV[part, : vocabulary.width].to(vocabulary.dtype)
+        torch.logsumexp(block, dim=-1, out=log_total_M[part])
+    picked_M = logits_MV.gather(1, labels.columns.unsqueeze(1)).squeeze(1).to(vocabulary.dtype)
+    return log_total_M, picked_M.masked_fill(labels.is_elsewhere, 0.0)
 
 
 def _gradient_of_logits(
@@ -179,6 +212,8 @@ def _loss_and_gradient(
     logits_CV: Tensor, labels: _Labels, weights_C: Tensor, vocabulary: _Vocabulary
 ) -> Tensor:
     """Return `_loss`, and overwrite the logits with weights * (softmax - 1 at the label)."""
+    if vocabulary.operator is not None:
+        return _fused_loss_and_gradient(vocabulary.operator, logits_CV, labels, weights_C, vocabulary)
     if vocabulary.group.size > 1:
         log_total_C, picked_C = _log_totals(logits_CV, labels, vocabulary)
         _gradient_of_logits(logits_CV, logits_CV, log_total_C, labels, weights_C, vocabulary)
@@ -190,6 +225,18 @@ def _loss_and_gradient(
             for part in _blocks(logits_CV)
         ]
     )
+
+
+def _fused_loss_and_gradient(
+    operator: LossOperator, logits_CV: Tensor, labels: _Labels, weights_C: Tensor, vocabulary: _Vocabulary
+) -> Tensor:
+    weights_C = weights_C.to(vocabulary.dtype)
+    if vocabulary.group.size == 1:
+        log_total_C, picked_C, _ = operator(logits_CV, labels.marked(), weights_C, None, vocabulary.width)
+    else:
+        log_total_C, picked_C = _log_totals(logits_CV, labels, vocabulary)
+        operator(logits_CV, labels.marked(), weights_C, log_total_C, vocabulary.width)
+    return log_total_C - picked_C
 
 
 def _loss_and_gradient_of_rows(
@@ -284,5 +331,8 @@ _NO_GRADIENTS = (None,) * 6
 def _add_product(sum_VD: Tensor, left_VC: Tensor, right_CD: Tensor) -> None:
     if left_VC.dtype == sum_VD.dtype:
         sum_VD.addmm_(left_VC, right_CD)
+    elif sum_VD.is_cuda:
+        # The product is added before it is rounded, in one kernel; PyTorch has this for GPUs only.
+        torch.addmm(sum_VD, left_VC, right_CD, out_dtype=sum_VD.dtype, out=sum_VD)
     else:
         sum_VD += left_VC @ right_CD

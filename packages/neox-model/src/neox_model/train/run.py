@@ -42,6 +42,7 @@ from neox_model.train.data.datasets import check_passes, check_tokenizers
 from neox_model.train.data.objective import check_special_tokens, samples_of_objective
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import Stream, build_datasets, open_streams
+from neox_model.train.determinism import use_deterministic_algorithms
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.export import check_export, export
 from neox_model.train.hooks.autoresume import find_service
@@ -153,6 +154,7 @@ def _build_training(
     """Build the data, the model and the engine; return also the position in the data to continue from."""
     config, derived = resolved.config, resolved.derived
     progress.describe(phase="preparing the data", last_iteration=config.training.iterations)
+    use_deterministic_algorithms(config)
     check_saves(config)
     if groups.world.rank == 0:
         check_services(config)

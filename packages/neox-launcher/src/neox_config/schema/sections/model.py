@@ -194,6 +194,13 @@ class ModelSection(Section, resume="model"):
         used_when="norm is rmsnorm",
         doc="Use the fused RMS norm kernel of this project; auto: where that is faster.",
     )
+    loss_fusion: Fusion = param(
+        "auto",
+        origin="ours",
+        resume="free",
+        doc="Compute the loss of a chunk of logits and its gradient in one fused kernel; auto: where that is "
+        "faster. Not used in float16, where all logits are stored.",
+    )
     compile: Fusion = param(
         "auto",
         origin="ours",

@@ -73,6 +73,15 @@ class TrainingSection(Section, resume="training"):
         lt=2**32,
         doc="Random seed for weight initialization, dropout and data order.",
     )
+    deterministic: bool = param(
+        False,
+        origin="ours",
+        resume="free",
+        doc="Use only algorithms that give the same result in every run, so that on GPUs, too, the same "
+        "training gives the same model and a resumed training equals an uninterrupted one to the last bit. "
+        "Attention becomes slower; an operator without such an algorithm ends the training with an error. "
+        "On CPUs training is always deterministic.",
+    )
     nonfinite_patience: int = param(
         3,
         origin="ours",

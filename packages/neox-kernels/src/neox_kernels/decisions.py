@@ -1,0 +1,59 @@
+"""Decisions of "auto", stored on this host: a trial's times vary, and a resumed training must choose the same.
+
+A decision is a file in the folder `decisions` of the cache of compiled operators. Its name is a hash of
+everything that it depends on: the operator, its sources, the GPU, the versions of PyTorch and CUDA, and the
+sizes, strides and types of the arguments. Delete the folder to repeat the trials.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_kernels import build
+from neox_kernels.availability import Availability
+from neox_kernels.errors import KernelBuildError
+from neox_kernels.operator import Operator
+
+__all__ = ["decide", "key_of"]
+
+
+def key_of(operator: Operator[..., Any], device: torch.device, arguments: tuple[Any, ...]) -> str:
+    """Return a description of everything that a decision depends on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    parts = (operator.name, build.source_hash(), name, torch.__version__, torch.version.cuda)
+    return json.dumps([*parts, *map(_described, arguments)])
+
+
+def _described(argument: Any) -> str:
+    if isinstance(argument, Tensor):
+        return f"{argument.dtype} {tuple(argument.shape)} {argument.stride()} {argument.requires_grad}"
+    return repr(argument)
+
+
+def decide(key: str, find: Callable[[], Availability]) -> Availability:
+    """Return the stored decision; if there is none, find it and store it.
+
+    Nothing is stored if this user cannot write to the folder, or other users can.
+    """
+    path = build.cache_folder() / "decisions" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    try:
+        build.private_folder(build.cache_folder())
+        build.private_folder(path.parent)
+    except KernelBuildError:
+        return find()
+    try:
+        stored = json.loads(path.read_text())
+        if stored["key"] == key:
+            return Availability(stored["ok"], f"{stored['reason']} (stored)")
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # None yet, or not a whole file of this version: it is written again.
+    found = find()
+    aside = path.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps({"key": key, "ok": found.ok, "reason": found.reason}))
+    aside.replace(path)
+    return found

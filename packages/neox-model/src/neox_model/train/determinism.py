@@ -1,0 +1,26 @@
+"""Algorithms that give the same result in every run."""
+
+import os
+
+import torch
+
+from neox_config import NeoXConfig
+from neox_model.torch_compat import compile_deterministically
+
+__all__ = ["use_deterministic_algorithms"]
+
+
+def use_deterministic_algorithms(config: NeoXConfig) -> None:
+    """Let torch use only deterministic algorithms if `deterministic` is true, for the rest of this process.
+
+    Call it before the first matrix product on a GPU.
+    """
+    if not config.training.deterministic:
+        return
+    # cuBLAS is deterministic if its workspace has a fixed size; torch requires the variable.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # It would also fill new memory, to find programs that read it before they write it.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    if config.model.compile is not False and torch.cuda.is_available():
+        compile_deterministically()
