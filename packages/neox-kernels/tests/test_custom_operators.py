@@ -122,6 +122,16 @@ def test_cuda_code_agrees_for_all_row_widths(operator, width, emulated):
     assert trial.disagreement(operator, make(shape, torch.float32, CPU)) is None
 
 
+# Backward of norms: 16, 32 and 64 columns of a thread; sums in shared memory, registers and scratch memory.
+@pytest.mark.parametrize("operator", [layer_norm, rms_norm], ids=lambda operator: operator.name)
+@pytest.mark.parametrize("of_parameters", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [520, 4096 + 8, 8192 + 8, 16384, 16384 + 8, 4097])
+def test_cuda_code_of_norms_agrees_for_several_rows_of_a_block(operator, of_parameters, width, emulated):
+    x = torch.randn(7, width, dtype=torch.bfloat16, requires_grad=True)
+    parameters = operator.example((1, width), of_parameters, CPU)[1:]
+    assert trial.disagreement(operator, (x, *parameters)) is None
+
+
 @every_operator
 def test_cuda_code_accepts_zero_rows(operator, emulated):
     make = operator.comparable_example or operator.example

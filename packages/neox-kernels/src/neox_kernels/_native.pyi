@@ -164,6 +164,7 @@ def layer_norm_backward(
     weight_gradient: ParameterCode,
     bias_gradient: ParameterCode,
     partials: int,
+    partial_rows: int,
     rows: int,
     columns: int,
 ) -> None: ...
@@ -190,6 +191,7 @@ def rms_norm_backward(
     x_gradient: int,
     weight_gradient: ParameterCode,
     partials: int,
+    partial_rows: int,
     rows: int,
     columns: int,
 ) -> None: ...
@@ -208,4 +210,9 @@ def cross_entropy(
     width: int,
 ) -> None: ...
 def partial_rows(device: int, rows: int, columns: int, itemsize: int) -> int: ...
-def norm_partial_rows(device: int, rows: int, columns: int) -> int: ...
+def layer_norm_partial_rows(
+    device: int, dtype: int, dtype_of_parameters: int, rows: int, columns: int
+) -> int: ...
+def rms_norm_partial_rows(
+    device: int, dtype: int, dtype_of_parameters: int, rows: int, columns: int
+) -> int: ...

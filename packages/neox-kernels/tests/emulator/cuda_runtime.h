@@ -14,7 +14,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <algorithm>
 #include <functional>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -28,8 +30,9 @@
 #define __launch_bounds__(...)
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct dim3 {
   unsigned x, y, z;
@@ -40,7 +43,17 @@ struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 inline void __stwb(uint4* address, uint4 words) { *address = words; }
+inline uint4 __ldg(const uint4* address) { return *address; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct alignas(8) float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
 
 struct cudaLaunchConfig_t {
   dim3 gridDim;
@@ -66,6 +79,9 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
 namespace emulator {
 
 constexpr unsigned kWarpSize = 32;
+constexpr size_t kSharedBytes = 164 * 1024;         // of a multiprocessor of an A100, 1 KiB of which each block loses
+constexpr size_t kSharedBytesByDefault = 48 * 1024;  // of a block
+constexpr size_t kResidentThreads = 2048;
 constexpr size_t kStackBytes = 64 * 1024;
 enum class Place { running, barrier, shuffle, done };
 
@@ -82,6 +98,10 @@ inline ucontext_t scheduler;
 inline unsigned current;
 inline dim3 grid, block, block_index;
 inline std::function<void()> body;
+inline std::map<void*, size_t> allowed_shared;  // Kernels that may have more shared memory than by default.
+inline std::vector<float4> shared_memory;
+
+inline float* dynamic_shared() { return &shared_memory.data()->x; }
 
 inline void leave(Place place) {
   fibers[current].place = place;
@@ -120,6 +140,8 @@ inline void resume(unsigned index) {
 
 inline void run_block() {
   const unsigned count = block.x * block.y * block.z;
+  const float nan = std::nanf("");
+  std::fill(shared_memory.begin(), shared_memory.end(), float4{nan, nan, nan, nan});
   const bool reverse = std::getenv("NEOX_EMULATOR_REVERSE") != nullptr;
   if (fibers.size() < count) {
     fibers.resize(count);
@@ -180,8 +202,33 @@ inline float __shfl_xor_sync(unsigned mask, float value, int distance) {
   return received;
 }
 
+inline float __shfl_sync(unsigned mask, float value, int lane) {
+  const unsigned self = emulator::current;
+  return __shfl_xor_sync(mask, value, static_cast<int>(self % emulator::kWarpSize) ^ lane);
+}
+
+#define NEOX_DYNAMIC_SHARED(name) float* const name = emulator::dynamic_shared()
+
 inline float __fdividef(float dividend, float divisor) { return dividend / divisor; }
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
+
+template <typename... Expected>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Expected...), cudaFuncAttribute, int bytes) {
+  if (bytes < 0 || static_cast<size_t>(bytes) > emulator::kSharedBytes - 1024) {
+    return cudaErrorInvalidValue;
+  }
+  emulator::allowed_shared[reinterpret_cast<void*>(kernel)] = static_cast<size_t>(bytes);
+  return cudaSuccess;
+}
+
+// Does not know the registers of a kernel.
+template <typename... Expected>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*)(Expected...), int threads,
+                                                          size_t shared_bytes) {
+  *blocks = static_cast<int>(std::min(emulator::kResidentThreads / static_cast<size_t>(threads),
+                                      emulator::kSharedBytes / (shared_bytes + 1024)));
+  return cudaSuccess;
+}
 
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... given) {
@@ -193,6 +240,11 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
       grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
     return cudaErrorInvalidConfiguration;
   }
+  const auto allowed = allowed_shared.find(reinterpret_cast<void*>(kernel));
+  if (config->dynamicSmemBytes > (allowed == allowed_shared.end() ? kSharedBytesByDefault : allowed->second)) {
+    return cudaErrorInvalidValue;
+  }
+  shared_memory.resize(config->dynamicSmemBytes / sizeof(float4));
   std::tuple<Expected...> arguments(given...);
   body = [&] { std::apply(kernel, arguments); };
   for (unsigned z = 0; z < grid.z; ++z) {

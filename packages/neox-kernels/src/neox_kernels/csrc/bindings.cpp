@@ -134,11 +134,19 @@ void layer_norm_forward(int device, Address stream, int dtype, Address x, const 
 void layer_norm_backward(int device, Address stream, int dtype, Address gradient, Address x,
                          const ParameterCode& weight, Address mean, Address inverse_deviation, Address x_gradient,
                          const ParameterCode& weight_gradient, const ParameterCode& bias_gradient, Address partials,
-                         int64_t rows, int64_t columns) {
+                         int64_t partial_rows, int64_t rows, int64_t columns) {
   neox::layer_norm_backward(Launch{device, stream}, dtype_of(dtype), read(gradient), read(x), parameter(weight),
                             read<float>(mean), read<float>(inverse_deviation), written(x_gradient),
-                            gradient_of(weight_gradient), gradient_of(bias_gradient), written<float>(partials), rows,
-                            columns);
+                            gradient_of(weight_gradient), gradient_of(bias_gradient), written<float>(partials),
+                            partial_rows, rows, columns);
+}
+
+int64_t layer_norm_partial_rows(int device, int dtype, int dtype_of_parameters, int64_t rows, int64_t columns) {
+  return neox::layer_norm_partial_rows(device, dtype_of(dtype), dtype_of(dtype_of_parameters), rows, columns);
+}
+
+int64_t rms_norm_partial_rows(int device, int dtype, int dtype_of_parameters, int64_t rows, int64_t columns) {
+  return neox::rms_norm_partial_rows(device, dtype_of(dtype), dtype_of(dtype_of_parameters), rows, columns);
 }
 
 void rms_norm_forward(int device, Address stream, int dtype, Address x, const ParameterCode& weight, Address result,
@@ -149,10 +157,10 @@ void rms_norm_forward(int device, Address stream, int dtype, Address x, const Pa
 
 void rms_norm_backward(int device, Address stream, int dtype, Address gradient, Address x, const ParameterCode& weight,
                        Address inverse_deviation, Address x_gradient, const ParameterCode& weight_gradient,
-                       Address partials, int64_t rows, int64_t columns) {
+                       Address partials, int64_t partial_rows, int64_t rows, int64_t columns) {
   neox::rms_norm_backward(Launch{device, stream}, dtype_of(dtype), read(gradient), read(x), parameter(weight),
                           read<float>(inverse_deviation), written(x_gradient), gradient_of(weight_gradient),
-                          written<float>(partials), rows, columns);
+                          written<float>(partials), partial_rows, rows, columns);
 }
 
 void cross_entropy(int device, Address stream, int dtype, Address logits, Address labels, Address weights,
@@ -199,15 +207,19 @@ PYBIND11_MODULE(_native, module) {
              arg("columns"), arg("epsilon"));
   module.def("layer_norm_backward", &layer_norm_backward, arg("device"), arg("stream"), arg("dtype"),
              arg("gradient"), arg("x"), arg("weight"), arg("mean"), arg("inverse_deviation"), arg("x_gradient"),
-             arg("weight_gradient"), arg("bias_gradient"), arg("partials"), arg("rows"), arg("columns"));
+             arg("weight_gradient"), arg("bias_gradient"), arg("partials"), arg("partial_rows"), arg("rows"),
+             arg("columns"));
   module.def("rms_norm_forward", &rms_norm_forward, arg("device"), arg("stream"), arg("dtype"), arg("x"),
              arg("weight"), arg("result"), arg("inverse_deviation"), arg("rows"), arg("columns"), arg("epsilon"));
   module.def("rms_norm_backward", &rms_norm_backward, arg("device"), arg("stream"), arg("dtype"), arg("gradient"),
              arg("x"), arg("weight"), arg("inverse_deviation"), arg("x_gradient"), arg("weight_gradient"),
-             arg("partials"), arg("rows"), arg("columns"));
+             arg("partials"), arg("partial_rows"), arg("rows"), arg("columns"));
   module.def("cross_entropy", &cross_entropy, arg("device"), arg("stream"), arg("dtype"), arg("logits"),
              arg("labels"), arg("weights"), arg("given_log_totals"), arg("log_totals"), arg("picked"), arg("rows"),
              arg("columns"), arg("width"));
   module.def("partial_rows", &neox::partial_rows, arg("device"), arg("rows"), arg("columns"), arg("itemsize"));
-  module.def("norm_partial_rows", &neox::norm_partial_rows, arg("device"), arg("rows"), arg("columns"));
+  module.def("layer_norm_partial_rows", &layer_norm_partial_rows, arg("device"), arg("dtype"),
+             arg("dtype_of_parameters"), arg("rows"), arg("columns"));
+  module.def("rms_norm_partial_rows", &rms_norm_partial_rows, arg("device"), arg("dtype"), arg("dtype_of_parameters"),
+             arg("rows"), arg("columns"));
 }

@@ -54,7 +54,7 @@ __device__ inline To bits_of(From value) {
   return bits;
 }
 
-// The four 32-bit words of 16 bytes, combined by shifts and stored by an intrinsic: nvcc 13.0 compiles an assignment
+// The four 32-bit words of 16 bytes, combined by shifts and stored by one instruction: nvcc 13.0 compiles an assignment
 // to four or eight stores (seen in its PTX).
 template <typename T, int N>
 __device__ inline uint4 words_of(const Vector<T, N>& vector) {
@@ -84,7 +84,14 @@ __device__ inline Vector<T, N> load(const T* address) {
 template <int N, typename T>
 __device__ inline void store(T* address, const Vector<T, N>& vector) {
   if constexpr (sizeof(T) * N == 16) {
-    __stwb(reinterpret_cast<uint4*>(address), words_of(vector));
+    const uint4 words = words_of(vector);
+#ifdef __CUDA_ARCH__
+    // Unlike the intrinsic, this may be moved across other accesses: no kernel reads what it has stored.
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words.x), "r"(words.y), "r"(words.z),
+                 "r"(words.w));
+#else
+    __stwb(reinterpret_cast<uint4*>(address), words);
+#endif
   } else {
     *reinterpret_cast<Vector<T, N>*>(address) = vector;
   }
@@ -109,6 +116,20 @@ __device__ inline void load_floats(float (&values)[VEC], const float* address) {
     }
   }
 }
+
+// Brings the cache line of an address into the second-level cache; takes no register until it is read.
+__device__ inline void prefetch(const void* address) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#else
+  static_cast<void>(address);
+#endif
+}
+
+// Memory of the size that the launch states, for all threads of a block. The tests' emulator has its own.
+#ifndef NEOX_DYNAMIC_SHARED
+#define NEOX_DYNAMIC_SHARED(name) extern __shared__ __align__(16) float name[]
+#endif
 
 // One element of a parameter (weight or bias), whose type may differ from the activations'.
 __device__ inline float load_parameter(const void* parameter, Dtype dtype, int64_t index) {
@@ -179,13 +200,13 @@ __device__ inline float reduce_row(float value) {
 // Rows in registers -------------------------------------------------------------------------------------------
 
 // Calls body(item, column) for the columns below `limit` that this thread owns: ITEMS vectors of VEC neighbours,
-// blockDim.x vectors apart; with ITEMS == 0, as many as required.
-template <int VEC, int ITEMS, typename Body>
-__device__ inline void for_each_vector(int64_t limit, Body body) {
+// blockDim.x vectors apart; with ITEMS == 0, as many as required. `limit` may have 32 bits if ITEMS > 0.
+template <int VEC, int ITEMS, typename Index, typename Body>
+__device__ inline void for_each_vector(Index limit, Body body) {
   if constexpr (ITEMS > 0) {
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
-      const int64_t column = (static_cast<int64_t>(item) * blockDim.x + threadIdx.x) * VEC;
+      const Index column = (static_cast<Index>(item) * blockDim.x + threadIdx.x) * VEC;
       if (column < limit) {
         body(item, column);
       }
@@ -202,9 +223,10 @@ __device__ inline void for_each_vector(int64_t limit, Body body) {
 template <typename T, int VEC, int ITEMS>
 class Row {
  public:
-  __device__ Row(const T* start, int64_t limit) : start_(start) {
+  template <typename Index>
+  __device__ Row(const T* start, Index limit) : start_(start) {
     if constexpr (ITEMS > 0) {
-      for_each_vector<VEC, ITEMS>(limit, [&](int item, int64_t column) { items_[item] = load<VEC>(start + column); });
+      for_each_vector<VEC, ITEMS>(limit, [&](int item, Index column) { items_[item] = load<VEC>(start + column); });
     }
   }
 
@@ -227,6 +249,14 @@ inline void check(cudaError_t status) {
   if (status != cudaSuccess) {
     throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(status));
   }
+}
+
+inline int64_t ceil_div(int64_t amount, int64_t divisor) { return (amount + divisor - 1) / divisor; }
+
+inline int64_t num_multiprocessors(int device) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
 }
 
 // Sets the current device for a launch and restores the previous one.
@@ -252,22 +282,43 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
+// Above this, a kernel must be allowed to have its dynamic shared memory.
+constexpr int kSharedBytesOfAnyKernel = 48 * 1024;
+
+template <typename... Expected>
+void allow_shared(void (*kernel)(Expected...), int bytes) {
+  if (bytes > kSharedBytesOfAnyKernel) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  }
+}
+
+// Number of blocks of a kernel that all multiprocessors of a device can hold at the same time.
+template <typename... Expected>
+int64_t resident_blocks(int device, dim3 block, int shared_bytes, void (*kernel)(Expected...)) {
+  DeviceGuard guard(device);
+  allow_shared(kernel, shared_bytes);
+  int of_one = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_one, kernel, static_cast<int>(block.x * block.y),
+                                                      static_cast<size_t>(shared_bytes)));
+  return num_multiprocessors(device) * (of_one < 1 ? 1 : of_one);
+}
+
 template <typename... Expected, typename... Given>
-void launch(const Launch& where, dim3 grid, dim3 block, void (*kernel)(Expected...), Given... arguments) {
+void launch_with_shared(const Launch& where, dim3 grid, dim3 block, int shared_bytes, void (*kernel)(Expected...),
+                        Given... arguments) {
   DeviceGuard guard(where.device);
+  allow_shared(kernel, shared_bytes);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = reinterpret_cast<cudaStream_t>(where.stream);
   check(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-inline int64_t ceil_div(int64_t amount, int64_t divisor) { return (amount + divisor - 1) / divisor; }
-
-inline int64_t num_multiprocessors(int device) {
-  int count = 0;
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
+template <typename... Expected, typename... Given>
+void launch(const Launch& where, dim3 grid, dim3 block, void (*kernel)(Expected...), Given... arguments) {
+  launch_with_shared(where, grid, block, 0, kernel, arguments...);
 }
 
 inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }

@@ -1,9 +1,22 @@
 // Layer norm and RMS norm: one forward and one backward kernel. The maths: layer_norm.py, rms_norm.py.
 //
-// Forward reads a row into registers, computes its statistics (the variance around the mean, not as a difference of
-// squares), and writes the result. Backward computes the gradient of the row and, in the same pass, sums over rows for
-// weight and bias, which stay in registers until the end of the block. Rows longer than 2,048 vectors are read again in
-// each step, and their sums are in scratch memory.
+// Forward reads a row into registers as floats, computes its statistics (the variance around the mean, not as a
+// difference of squares), and writes the result.
+//
+// Backward is a grid of as many blocks as the device holds, each of which takes every n-th row. It computes the
+// gradient of the row and, in the same pass, adds to the sums over rows for weight and bias. These would fill the
+// registers, so that they are in shared memory, where each thread uses its own columns only. While a row is computed, the
+// next one is read: into the second-level cache, and into registers if two rows fit. Two or three blocks of 256 threads
+// are resident at every width:
+//
+//   columns    of a thread   registers   row in registers   sums of weight    sums of bias
+//   4,096      16             80         yes, and the next  shared memory     shared memory
+//   8,192      32            128         yes, and the next  shared memory     shared memory
+//   16,384     64            128         no: read twice     shared memory     registers and shared memory
+//   more       in a loop                 no: read twice     scratch memory    scratch memory
+//
+// That is for 16-bit types, and the next row is in registers at 4,096 columns only if the weight has 16 bits, too. Rows
+// of float32 are in registers up to 8,192 columns, without the next, and in a loop above.
 
 #pragma once
 
@@ -11,50 +24,163 @@
 
 namespace neox {
 
-// VEC neighbouring elements of a weight or bias (in the activations' type or float32); `otherwise` if it is null.
+// Plan of a row ------------------------------------------------------------------------------------------------
+
+constexpr int kNormThreads = 256;
+constexpr int kWarpRows = 4;  // rows of a block, if each has one warp
+constexpr int kShort = 16;    // columns of a thread
+constexpr int kMiddle = 32;
+constexpr int kLong = 64;
+
+constexpr int norm_blocks(int columns_of_thread) { return columns_of_thread == kShort ? 3 : 2; }
+
+// Calls body(Constant<VEC>{}, Constant<ITEMS>{}, block): each thread has ITEMS vectors of VEC elements; 0: a loop.
+template <typename T, typename Body>
+void with_norm_plan(int64_t columns, bool vectorized, Body body) {
+  constexpr int kVec = 16 / sizeof(T);
+  const auto block = [columns](int of_thread) {
+    const int64_t threads = ceil_div(ceil_div(columns, of_thread), kWarp) * kWarp;
+    return threads <= kWarp ? dim3(kWarp, kWarpRows) : dim3(static_cast<unsigned>(threads));
+  };
+  if (!vectorized) {
+    if (columns <= kNormThreads * kShort) {
+      return body(Constant<1>{}, Constant<kShort>{}, block(kShort));
+    }
+    return body(Constant<1>{}, Constant<0>{}, dim3(kNormThreads));
+  }
+  if (columns <= kNormThreads * kShort) {
+    return body(Constant<kVec>{}, Constant<kShort / kVec>{}, block(kShort));
+  }
+  if (columns <= kNormThreads * kMiddle) {
+    return body(Constant<kVec>{}, Constant<kMiddle / kVec>{}, block(kMiddle));
+  }
+  if constexpr (sizeof(T) == 2) {
+    if (columns <= kNormThreads * kLong) {
+      return body(Constant<kVec>{}, Constant<kLong / kVec>{}, block(kLong));
+    }
+  }
+  return body(Constant<kVec>{}, Constant<0>{}, dim3(kNormThreads));
+}
+
+// Calls body(Type<T>{}, Type<W>{}) for the types of the activations and of weight and bias: the same, or float32.
+template <typename Body>
+void with_norm_types(Dtype dtype, Dtype of_parameters, Body body) {
+  if (of_parameters != dtype && of_parameters != Dtype::float32) {
+    throw std::invalid_argument("norm: weight and bias must both be of the input's type or both float32");
+  }
+  with_type(dtype, [&](auto type) {
+    if (of_parameters == dtype) {
+      return body(type, type);
+    }
+    return body(type, Type<float>{});
+  });
+}
+
+template <int ITEMS>
+using ColumnIndex = std::conditional_t<ITEMS == 0, int64_t, int>;
+
+// A vector as it is stored, in 32-bit words.
 template <typename T, int VEC>
-__device__ inline void load_parameters(float (&values)[VEC], const Parameter& parameter, bool is_float, int64_t column,
-                                       float otherwise) {
-  if (parameter.address == nullptr) {
+struct Packed {
+  static constexpr int kWords = VEC * sizeof(T) > 4 ? VEC * static_cast<int>(sizeof(T)) / 4 : 1;
+  uint32_t words[kWords];
+
+  __device__ void read(const T* address) {
+    if constexpr (kWords % 4 == 0) {
 #pragma unroll
-    for (int j = 0; j < VEC; ++j) {
-      values[j] = otherwise;
+      for (int part = 0; part < kWords / 4; ++part) {
+        const uint4 four = __ldg(reinterpret_cast<const uint4*>(address) + part);
+        words[4 * part] = four.x;
+        words[4 * part + 1] = four.y;
+        words[4 * part + 2] = four.z;
+        words[4 * part + 3] = four.w;
+      }
+    } else if constexpr (sizeof(T) == 2) {
+      words[0] = bits_of<uint16_t>(*address);
+    } else {
+      words[0] = bits_of<uint32_t>(*address);
     }
-  } else if (is_float) {
-    load_floats(values, static_cast<const float*>(parameter.address) + column);
-  } else {
-    const Vector<T, VEC> stored = load<VEC>(static_cast<const T*>(parameter.address) + column);
+  }
+
+  __device__ float value(int j) const {
+    if constexpr (sizeof(T) == 4) {
+      return bits_of<float>(words[j]);
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      return bits_of<float>(j % 2 == 0 ? words[j / 2] << 16 : words[j / 2] & 0xffff0000u);
+    } else {
+      return to_float(bits_of<T>(static_cast<uint16_t>(j % 2 == 0 ? words[j / 2] : words[j / 2] >> 16)));
+    }
+  }
+
+  // Lets the compiler unpack the words again, where it would keep the values in registers until their next use.
+  __device__ void forget_values() {
+#ifdef __CUDA_ARCH__
 #pragma unroll
-    for (int j = 0; j < VEC; ++j) {
-      values[j] = to_float(stored.values[j]);
+    for (int i = 0; i < kWords; ++i) {
+      asm volatile("" : "+r"(words[i]));
     }
+#endif
+  }
+};
+
+// Lets the compiler read from the address again, and only after `known` has been computed, where it would keep what it
+// has read in registers, or read early.
+template <typename T>
+__device__ inline const T* read_after(float known, const T* address) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+l"(address) : "f"(known));
+#endif
+  return address;
+}
+
+template <int VEC, typename W>
+__device__ inline void load_as_floats(float (&values)[VEC], const W* address) {
+  Packed<W, VEC> stored;
+  stored.read(address);
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) {
+    values[j] = stored.value(j);
   }
 }
 
-template <bool CENTERED, typename T, int VEC, int ITEMS>
-__global__ void __launch_bounds__(kMaxRowThreads)
-    norm_forward_kernel(const T* x, Parameter weight, Parameter bias, bool is_float, T* result, float* mean,
-                        float* inverse_deviation, int64_t rows, int64_t columns, float epsilon) {
+// Forward ------------------------------------------------------------------------------------------------------
+
+template <bool CENTERED, typename T, typename W, int VEC, int ITEMS>
+__global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
+    norm_forward_kernel(const T* __restrict__ x, const W* __restrict__ weight, const W* __restrict__ bias,
+                        T* __restrict__ result, float* __restrict__ mean, float* __restrict__ inverse_deviation,
+                        int64_t rows, ColumnIndex<ITEMS> columns, float epsilon) {
+  using Index = ColumnIndex<ITEMS>;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; index < rows; index += step) {
-    const Row<T, VEC, ITEMS> row(x + index * columns, columns);
+    const T* const row = x + index * columns;
+    float kept[ITEMS > 0 ? ITEMS : 1][VEC];
+    // The values of a vector: in registers, or read at each use.
+    auto fetch = [&](int item, Index column) {
+      if constexpr (ITEMS == 0) {
+        load_as_floats(kept[item], row + column);
+      }
+    };
+    if constexpr (ITEMS > 0) {
+      for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) { load_as_floats(kept[item], row + column); });
+    }
     float center = 0.0f;
     if constexpr (CENTERED) {
-      for_each_vector<VEC, ITEMS>(columns, [&](int item, int64_t column) {
-        const Vector<T, VEC> stored = row.vector(item, column);
+      for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+        fetch(item, column);
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
-          center += to_float(stored.values[j]);
+          center += kept[item][j];
         }
       });
       center = reduce_row<Sum>(center) / static_cast<float>(columns);
     }
     float squares = 0.0f;
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, int64_t column) {
-      const Vector<T, VEC> stored = row.vector(item, column);
+    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+      fetch(item, column);
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
-        const float distance = to_float(stored.values[j]) - center;
+        const float distance = kept[item][j] - center;
         squares += distance * distance;
       }
     });
@@ -65,16 +191,18 @@ __global__ void __launch_bounds__(kMaxRowThreads)
         mean[index] = center;
       }
     }
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, int64_t column) {
-      const Vector<T, VEC> stored = row.vector(item, column);
+    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+      fetch(item, column);
       float weights[VEC];
-      float biases[VEC];
-      load_parameters<T>(weights, weight, is_float, column, 1.0f);
-      load_parameters<T>(biases, bias, is_float, column, 0.0f);
+      float biases[VEC] = {};
+      load_as_floats(weights, weight + column);
+      if constexpr (CENTERED) {
+        load_as_floats(biases, bias + column);
+      }
       Vector<T, VEC> out;
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
-        const float normal = (to_float(stored.values[j]) - center) * inverse;
+        const float normal = (kept[item][j] - center) * inverse;
         out.values[j] = from_float<T>(normal * weights[j] + biases[j]);
       }
       store<VEC>(result + index * columns + column, out);
@@ -82,127 +210,357 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   }
 }
 
-// Adds the sums of the block's rows (threadIdx.y) and writes them as row blockIdx.x of `partials`.
-template <int VEC, int ITEMS>
-__device__ inline void write_row_partials(const float (&sums)[ITEMS][VEC], float* partials, int64_t columns) {
-  constexpr int kSharedRows = 4;
-  __shared__ float of_thread[kSharedRows][kWarp][VEC + 1];
-  float* const target = partials + static_cast<int64_t>(blockIdx.x) * columns;
-#pragma unroll
-  for (int item = 0; item < ITEMS; ++item) {
-    const int64_t column = (static_cast<int64_t>(item) * blockDim.x + threadIdx.x) * VEC;
-    float totals[VEC];
+// Backward -----------------------------------------------------------------------------------------------------
+
+// Where a thread of the backward kernel keeps what.
+template <bool CENTERED, typename T, typename W, int VEC, int ITEMS>
+struct Places {
+  static constexpr int kColumns = VEC * ITEMS;
+  static constexpr int kRoom = kColumns == kShort ? 32 : 64;  // registers for rows and sums
+  static constexpr int kRowWords = 2 * ITEMS * Packed<T, VEC>::kWords;
+  // Vectors whose sums of the bias are in registers. With all sums in shared memory, a block would have too much of it.
+  static constexpr int kHeldItems = CENTERED && kColumns == kLong ? 6 : 0;
+  static constexpr bool kKeepsRow = VEC > 1 && ITEMS > 0 && kColumns < kLong && kRowWords <= kRoom;
+  // Weights of float32 leave no registers for the next row of 16 columns.
+  static constexpr bool kReadsAhead = kKeepsRow && 2 * kRowWords <= kRoom && (sizeof(W) == 2 || kColumns == kMiddle);
+  static constexpr bool kKeepsWeight = kReadsAhead && sizeof(W) == 2 && (kColumns == kMiddle || !CENTERED);
+  static constexpr int kSharedColumns = kColumns + (CENTERED ? kColumns - kHeldItems * VEC : 0);
+};
+
+template <bool CENTERED, typename T, typename W, int VEC, int ITEMS>
+int norm_shared_bytes(dim3 block) {
+  using Kept = Places<CENTERED, T, W, VEC, ITEMS>;
+  return static_cast<int>(block.x * block.y * Kept::kSharedColumns * sizeof(float));
+}
+
+// The sums of this thread's columns in shared memory: four neighbours at a time, threads next to each other.
+template <int VEC>
+class SharedSums {
+ public:
+  static constexpr int kWide = VEC % 4 == 0 ? 4 : 1;
+
+  __device__ SharedSums(float* memory, int thread, int threads)
+      : start_(memory + thread * kWide), distance_(threads * kWide) {}
+
+  // The sums of another row of the block.
+  __device__ SharedSums of(int threads_away) const { return SharedSums(start_ + threads_away * kWide, distance_); }
+
+  __device__ void clear(int item) const {
+    float zeros[VEC] = {};
+    write(item, zeros);
+  }
+
+  __device__ void add(int item, const float (&values)[VEC]) const {
+    float sums[VEC];
+    read(item, sums);
 #pragma unroll
     for (int j = 0; j < VEC; ++j) {
-      totals[j] = sums[item][j];
+      sums[j] += values[j];
     }
-    if (blockDim.y > 1) {  // Here a row has one warp.
-      __syncthreads();
+    write(item, sums);
+  }
+
+  __device__ void read(int item, float (&sums)[VEC]) const {
 #pragma unroll
-      for (int j = 0; j < VEC; ++j) {
-        of_thread[threadIdx.y][threadIdx.x][j] = totals[j];
-      }
-      __syncthreads();
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) {
-        totals[j] = 0.0f;
-        for (int y = 0; y < kSharedRows; ++y) {
-          totals[j] += of_thread[y][threadIdx.x][j];
-        }
-      }
-    }
-    if (threadIdx.y == 0 && column < columns) {
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) {
-        target[column + j] = totals[j];
+    for (int part = 0; part < VEC / kWide; ++part) {
+      const float* const from = start_ + (item * (VEC / kWide) + part) * distance_;
+      if constexpr (kWide == 4) {
+        const float4 four = *reinterpret_cast<const float4*>(from);
+        sums[4 * part] = four.x;
+        sums[4 * part + 1] = four.y;
+        sums[4 * part + 2] = four.z;
+        sums[4 * part + 3] = four.w;
+      } else {
+        sums[part] = *from;
       }
     }
+  }
+
+ private:
+  __device__ SharedSums(float* start, int distance) : start_(start), distance_(distance) {}
+
+  __device__ void write(int item, const float (&sums)[VEC]) const {
+#pragma unroll
+    for (int part = 0; part < VEC / kWide; ++part) {
+      float* const to = start_ + (item * (VEC / kWide) + part) * distance_;
+      if constexpr (kWide == 4) {
+        *reinterpret_cast<float4*>(to) =
+            make_float4(sums[4 * part], sums[4 * part + 1], sums[4 * part + 2], sums[4 * part + 3]);
+      } else {
+        *to = sums[part];
+      }
+    }
+  }
+
+  float* start_;
+  int distance_;
+};
+
+// The normalized value: 16-bit values do not notice that their distance from the mean is not exact.
+template <typename T>
+__device__ inline float normalized(float value, float center, float inverse) {
+  if constexpr (sizeof(T) == 2) {
+    return value * inverse - center * inverse;
+  } else {
+    return (value - center) * inverse;
   }
 }
 
-template <bool CENTERED, typename T, int VEC, int ITEMS>
-__global__ void __launch_bounds__(kMaxRowThreads)
-    norm_backward_kernel(const T* gradient, const T* x, Parameter weight, bool is_float, const float* mean,
-                         const float* inverse_deviation, T* x_gradient, float* weight_partials, float* bias_partials,
-                         int64_t rows, int64_t columns) {
-  constexpr int kKept = ITEMS > 0 ? ITEMS : 1;
-  float weight_sums[kKept][VEC] = {};
-  float bias_sums[kKept][VEC] = {};
-  if constexpr (ITEMS == 0) {
-    for_each_vector<VEC, ITEMS>(columns, [&](int, int64_t column) {
+// Two sums over the threads of a row with one barrier: rows alternate between two places, so that no thread writes to
+// one before all have read it.
+template <bool BOTH>
+__device__ inline float2 reduce_both(float2 sums, int place) {
+  sums.x = reduce_warp<Sum>(sums.x);
+  if constexpr (BOTH) {
+    sums.y = reduce_warp<Sum>(sums.y);
+  }
+  if (blockDim.x == kWarp) {
+    return sums;
+  }
+  __shared__ float2 of_warp[2][kNormThreads / kWarp];
+  const int lane = threadIdx.x % kWarp;
+  if (lane == 0) {
+    of_warp[place][threadIdx.x / kWarp] = sums;
+  }
+  __syncthreads();
+  const bool present = lane < static_cast<int>(blockDim.x) / kWarp;
+  sums = present ? of_warp[place][lane] : make_float2(0.0f, 0.0f);
+  // At most 8 warps: the upper lanes hold zeros.
+#pragma unroll
+  for (int distance = kNormThreads / kWarp / 2; distance > 0; distance /= 2) {
+    sums.x += __shfl_xor_sync(0xffffffffu, sums.x, distance);
+    if constexpr (BOTH) {
+      sums.y += __shfl_xor_sync(0xffffffffu, sums.y, distance);
+    }
+  }
+  // Only the lanes that exchanged among themselves have the sums: all take those of lane 0.
+  sums.x = __shfl_sync(0xffffffffu, sums.x, 0);
+  if constexpr (BOTH) {
+    sums.y = __shfl_sync(0xffffffffu, sums.y, 0);
+  }
+  return sums;
+}
+
+// `partials` has a row of sums per block for the weight, then one per block for the bias.
+template <bool CENTERED, typename T, typename W, int VEC, int ITEMS>
+__global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
+    norm_backward_kernel(const T* __restrict__ gradient, const T* __restrict__ x, const W* __restrict__ weight,
+                         const float* __restrict__ mean, const float* __restrict__ inverse_deviation,
+                         T* __restrict__ x_gradient, float* __restrict__ partials, int64_t rows,
+                         ColumnIndex<ITEMS> columns) {
+  using Index = ColumnIndex<ITEMS>;
+  using Kept = Places<CENTERED, T, W, VEC, ITEMS>;
+  constexpr int kItems = Kept::kKeepsRow ? ITEMS : 1;
+  NEOX_DYNAMIC_SHARED(memory);
+  const int threads = static_cast<int>(blockDim.x * blockDim.y);
+  const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+  const SharedSums<VEC> weight_sums(memory, thread, threads);
+  const SharedSums<VEC> bias_sums(memory + threads * Kept::kColumns, thread, threads);
+  float held_bias_sums[Kept::kHeldItems > 0 ? Kept::kHeldItems : 1][VEC] = {};
+  float* const weight_partials = partials + static_cast<int64_t>(blockIdx.x) * columns;
+  float* const bias_partials = weight_partials + static_cast<int64_t>(gridDim.x) * columns;
+
+  for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    if constexpr (ITEMS == 0) {
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
-        weight_partials[blockIdx.x * columns + column + j] = 0.0f;
+        weight_partials[column + j] = 0.0f;
         if constexpr (CENTERED) {
-          bias_partials[blockIdx.x * columns + column + j] = 0.0f;
+          bias_partials[column + j] = 0.0f;
         }
       }
-    });
-  }
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
-  for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; index < rows; index += step) {
-    const Row<T, VEC, ITEMS> from_above(gradient + index * columns, columns);
-    const Row<T, VEC, ITEMS> row(x + index * columns, columns);
-    const float center = CENTERED ? mean[index] : 0.0f;
-    const float inverse = inverse_deviation[index];
+    } else {
+      weight_sums.clear(item);
+      if (CENTERED && item >= Kept::kHeldItems) {
+        bias_sums.clear(item - Kept::kHeldItems);
+      }
+    }
+  });
 
-    float along = 0.0f;   // sum of weighted gradient times normalized value
-    float across = 0.0f;  // sum of weighted gradient
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, int64_t column) {
-      const Vector<T, VEC> g = from_above.vector(item, column);
-      const Vector<T, VEC> stored = row.vector(item, column);
+  Packed<T, VEC> above[kItems];
+  Packed<T, VEC> values[kItems];
+  Packed<T, VEC> next_above[kItems];
+  Packed<T, VEC> next_values[kItems];
+  Packed<W, VEC> kept_weight[Kept::kKeepsWeight ? ITEMS : 1];
+  if constexpr (Kept::kKeepsWeight) {
+    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) { kept_weight[item].read(weight + column); });
+  }
+  auto read_row = [&](Packed<T, VEC>(&to_above)[kItems], Packed<T, VEC>(&to_values)[kItems], const T* gradient_row,
+                      const T* row_of_x) {
+    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+      to_above[item].read(gradient_row + column);
+      to_values[item].read(row_of_x + column);
+    });
+  };
+
+  const int64_t row_step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  const int64_t step = row_step * columns;
+  int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  int64_t start = row * columns;
+  if constexpr (Kept::kReadsAhead) {
+    if (row < rows) {
+      read_row(next_above, next_values, gradient + start, x + start);
+    }
+  }
+  const float of_row = 1.0f / static_cast<float>(columns);
+  for (int place = 0; row < rows; row += row_step, start += step, place ^= 1) {
+    const float inverse = inverse_deviation[row];
+    const float center = CENTERED ? mean[row] : 0.0f;
+    if constexpr (Kept::kReadsAhead) {
+#pragma unroll
+      for (int item = 0; item < kItems; ++item) {
+        above[item] = next_above[item];
+        values[item] = next_values[item];
+      }
+    } else if constexpr (Kept::kKeepsRow) {
+      read_row(above, values, gradient + start, x + start);
+    }
+    // The vectors of the row and of the weight: unpacked or read again in each of two passes.
+    const T* gradient_row = gradient + start;
+    const T* row_of_x = x + start;
+    const W* weights_from = read_after(inverse, weight);
+    auto fetch = [&](Index column) {
+      if constexpr (!Kept::kKeepsRow) {
+        above[0].read(gradient_row + column);
+        values[0].read(row_of_x + column);
+      }
+    };
+    auto weights_of = [&](int item, Index column, float(&weights)[VEC]) {
+      if constexpr (Kept::kKeepsWeight) {
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) {
+          weights[j] = kept_weight[item].value(j);
+        }
+      } else {
+        load_as_floats(weights, weights_from + column);
+      }
+    };
+
+    float2 sums = {0.0f, 0.0f};  // of weighted gradient times normalized value, and of weighted gradient
+    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+      const int slot = Kept::kKeepsRow ? item : 0;
+      fetch(column);
+      if (row + row_step < rows) {
+        prefetch(gradient_row + step + column);
+        prefetch(row_of_x + step + column);
+      }
       float weights[VEC];
-      load_parameters<T>(weights, weight, is_float, column, 1.0f);
+      weights_of(item, column, weights);
+      float for_weight[VEC];
+      float for_bias[VEC];
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
-        const float above = to_float(g.values[j]);
-        const float normal = (to_float(stored.values[j]) - center) * inverse;
-        along += above * weights[j] * normal;
-        across += above * weights[j];
-        if constexpr (ITEMS > 0) {
-          weight_sums[item][j] += above * normal;
-          bias_sums[item][j] += above;
-        } else {
-          weight_partials[blockIdx.x * columns + column + j] += above * normal;
+        for_bias[j] = above[slot].value(j);
+        const float normal = normalized<T>(values[slot].value(j), center, inverse);
+        const float weighted = for_bias[j] * weights[j];
+        sums.x += weighted * normal;
+        sums.y += weighted;
+        for_weight[j] = for_bias[j] * normal;
+      }
+      if constexpr (ITEMS == 0) {
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) {
+          weight_partials[column + j] += for_weight[j];
           if constexpr (CENTERED) {
-            bias_partials[blockIdx.x * columns + column + j] += above;
+            bias_partials[column + j] += for_bias[j];
           }
         }
+      } else {
+        weight_sums.add(item, for_weight);
+        if (item < Kept::kHeldItems) {
+#pragma unroll
+          for (int j = 0; j < VEC; ++j) {
+            held_bias_sums[item][j] += for_bias[j];
+          }
+        } else if constexpr (CENTERED) {
+          bias_sums.add(item - Kept::kHeldItems, for_bias);
+        }
       }
     });
-    along = reduce_row<Sum>(along) / static_cast<float>(columns);
-    across = CENTERED ? reduce_row<Sum>(across) / static_cast<float>(columns) : 0.0f;
+    gradient_row = read_after(sums.x, gradient_row);
+    row_of_x = read_after(sums.x, row_of_x);
+    weights_from = read_after(sums.x, weights_from);
+    if constexpr (Kept::kReadsAhead) {
+      if (row + row_step < rows) {
+        read_row(next_above, next_values, gradient_row + step, row_of_x + step);
+      }
+    }
+    sums = reduce_both<CENTERED>(sums, place);
+    const float along = -inverse * sums.x * of_row;
+    const float across = CENTERED ? -inverse * sums.y * of_row : 0.0f;
 
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, int64_t column) {
-      const Vector<T, VEC> g = from_above.vector(item, column);
-      const Vector<T, VEC> stored = row.vector(item, column);
+    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+      const int slot = Kept::kKeepsRow ? item : 0;
+      fetch(column);
+      if constexpr (Kept::kKeepsRow) {
+        above[slot].forget_values();
+        values[slot].forget_values();
+      }
+      if constexpr (Kept::kKeepsWeight) {
+        kept_weight[item].forget_values();
+      }
       float weights[VEC];
-      load_parameters<T>(weights, weight, is_float, column, 1.0f);
+      weights_of(item, column, weights);
       Vector<T, VEC> out;
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
-        const float normal = (to_float(stored.values[j]) - center) * inverse;
-        out.values[j] = from_float<T>(inverse * (to_float(g.values[j]) * weights[j] - normal * along - across));
+        const float normal = normalized<T>(values[slot].value(j), center, inverse);
+        const float weighted = above[slot].value(j) * weights[j];
+        out.values[j] = from_float<T>(inverse * weighted + (normal * along + across));
       }
-      store<VEC>(x_gradient + index * columns + column, out);
+      store<VEC>(x_gradient + start + column, out);
     });
   }
+
   if constexpr (ITEMS > 0) {
-    write_row_partials(weight_sums, weight_partials, columns);
-    if constexpr (CENTERED) {
-      write_row_partials(bias_sums, bias_partials, columns);
-    }
+    __syncthreads();
+    // Rows of a block, each of one warp, are added by the threads of the first.
+    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+      float of_weight[VEC];
+      float of_bias[VEC] = {};
+      if (threadIdx.y > 0) {
+        return;
+      }
+      weight_sums.read(item, of_weight);
+      if (item < Kept::kHeldItems) {
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) {
+          of_bias[j] = held_bias_sums[item][j];
+        }
+      } else if constexpr (CENTERED) {
+        bias_sums.read(item - Kept::kHeldItems, of_bias);
+      }
+      for (int y = 1; y < static_cast<int>(blockDim.y); ++y) {
+        float others[VEC];
+        weight_sums.of(y * kWarp).read(item, others);
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) {
+          of_weight[j] += others[j];
+        }
+        if (CENTERED && item >= Kept::kHeldItems) {  // Rows with sums in registers have several warps.
+          bias_sums.of(y * kWarp).read(item - Kept::kHeldItems, others);
+#pragma unroll
+          for (int j = 0; j < VEC; ++j) {
+            of_bias[j] += others[j];
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) {
+        weight_partials[column + j] = of_weight[j];
+        if constexpr (CENTERED) {
+          bias_partials[column + j] = of_bias[j];
+        }
+      }
+    });
   }
 }
 
-// True if the parameters are float32 and the activations 16-bit; all parameters must have the same type.
-inline bool parameters_are_float(Dtype dtype, const Parameter& weight, const Parameter& bias) {
-  const Dtype given = weight.address != nullptr ? weight.dtype : bias.dtype;
-  const bool mixed = weight.address != nullptr && bias.address != nullptr && weight.dtype != bias.dtype;
-  if (mixed || (given != dtype && given != Dtype::float32)) {
-    throw std::invalid_argument("norm: weight and bias must both be of the input's type or both float32");
-  }
-  return given == Dtype::float32;
+// Launching ----------------------------------------------------------------------------------------------------
+
+template <typename T>
+bool fills_vectors(int64_t columns) {
+  return columns % static_cast<int64_t>(16 / sizeof(T)) == 0;
 }
 
 template <bool CENTERED>
@@ -211,44 +569,70 @@ void norm_forward(const Launch& where, Dtype dtype, const void* x, Parameter wei
   if (rows * columns == 0) {
     return;
   }
-  const bool is_float = parameters_are_float(dtype, weight, bias);
-  with_type(dtype, [&](auto type) {
+  if (CENTERED && bias.dtype != weight.dtype) {
+    throw std::invalid_argument("norm: weight and bias must have the same type");
+  }
+  with_norm_types(dtype, weight.dtype, [&](auto type, auto of_parameters) {
     using T = typename decltype(type)::type;
-    const bool vectorized = columns % static_cast<int64_t>(16 / sizeof(T)) == 0 && is_aligned(x) &&
-                            is_aligned(result) && is_aligned(weight.address) && is_aligned(bias.address);
-    with_row_plan<T>(columns, vectorized, [&](auto vec, auto items, dim3 block) {
+    using W = typename decltype(of_parameters)::type;
+    const bool vectorized = fills_vectors<T>(columns) && is_aligned(x) && is_aligned(result) &&
+                            is_aligned(weight.address) && is_aligned(bias.address);
+    with_norm_plan<T>(columns, vectorized, [&](auto vec, auto items, dim3 block) {
       const int64_t blocks = ceil_div(rows, block.y);
       const dim3 grid(static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX));
-      launch(where, grid, block, norm_forward_kernel<CENTERED, T, vec(), items()>, static_cast<const T*>(x), weight,
-             bias, is_float, static_cast<T*>(result), mean, inverse_deviation, rows, columns, epsilon);
+      launch(where, grid, block, norm_forward_kernel<CENTERED, T, W, vec(), items()>, static_cast<const T*>(x),
+             static_cast<const W*>(weight.address), static_cast<const W*>(bias.address), static_cast<T*>(result), mean,
+             inverse_deviation, rows, static_cast<ColumnIndex<items()>>(columns), epsilon);
     });
   });
 }
 
 template <bool CENTERED>
+int64_t norm_partial_rows(int device, Dtype dtype, Dtype of_parameters, int64_t rows, int64_t columns) {
+  int64_t blocks = 1;
+  with_norm_types(dtype, of_parameters, [&](auto type, auto weights) {
+    using T = typename decltype(type)::type;
+    using W = typename decltype(weights)::type;
+    with_norm_plan<T>(columns, fills_vectors<T>(columns), [&](auto vec, auto items, dim3 block) {
+      constexpr int kVec = vec();
+      constexpr int kItems = items();
+      const int64_t most = resident_blocks(device, block, norm_shared_bytes<CENTERED, T, W, kVec, kItems>(block),
+                                           norm_backward_kernel<CENTERED, T, W, kVec, kItems>);
+      // A row of sums is written and read: as much as two to three rows of data. So each block has eight rows, unless
+      // multiprocessors would be idle.
+      const int64_t rounds = ceil_div(rows, block.y);
+      const int64_t multiprocessors = num_multiprocessors(device);
+      const int64_t useful = ceil_div(rounds, 8);
+      const int64_t wanted = useful < multiprocessors ? (rounds < multiprocessors ? rounds : multiprocessors) : useful;
+      blocks = wanted < most ? wanted : most;
+    });
+  });
+  return blocks < 1 ? 1 : blocks;
+}
+
+template <bool CENTERED>
 void norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter weight,
                    const float* mean, const float* inverse_deviation, void* x_gradient,
-                   ParameterGradient weight_gradient, ParameterGradient bias_gradient, float* partials, int64_t rows,
-                   int64_t columns) {
+                   ParameterGradient weight_gradient, ParameterGradient bias_gradient, float* partials,
+                   int64_t partial_rows, int64_t rows, int64_t columns) {
   if (columns == 0) {
     return;
   }
-  const bool is_float = parameters_are_float(dtype, weight, Parameter{nullptr, weight.dtype});
-  with_type(dtype, [&](auto type) {
+  with_norm_types(dtype, weight.dtype, [&](auto type, auto of_parameters) {
     using T = typename decltype(type)::type;
-    const bool vectorized = columns % static_cast<int64_t>(16 / sizeof(T)) == 0 && is_aligned(gradient) &&
-                            is_aligned(x) && is_aligned(x_gradient) && is_aligned(weight.address);
-    const int64_t blocks = norm_partial_rows(where.device, rows, columns);
-    float* bias_partials = CENTERED ? partials + blocks * columns : nullptr;
-    with_row_plan<T>(columns, vectorized, [&](auto vec, auto items, dim3 block) {
-      launch(where, dim3(static_cast<unsigned>(blocks)), block, norm_backward_kernel<CENTERED, T, vec(), items()>,
-             static_cast<const T*>(gradient), static_cast<const T*>(x), weight, is_float, mean, inverse_deviation,
-             static_cast<T*>(x_gradient), partials, bias_partials, rows, columns);
+    using W = typename decltype(of_parameters)::type;
+    const bool vectorized = fills_vectors<T>(columns) && is_aligned(gradient) && is_aligned(x) &&
+                            is_aligned(x_gradient) && is_aligned(weight.address) && is_aligned(partials);
+    with_norm_plan<T>(columns, vectorized, [&](auto vec, auto items, dim3 block) {
+      constexpr int kVec = vec();
+      constexpr int kItems = items();
+      launch_with_shared(where, dim3(static_cast<unsigned>(partial_rows)), block,
+                         norm_shared_bytes<CENTERED, T, W, kVec, kItems>(block),
+                         norm_backward_kernel<CENTERED, T, W, kVec, kItems>, static_cast<const T*>(gradient),
+                         static_cast<const T*>(x), static_cast<const W*>(weight.address), mean, inverse_deviation,
+                         static_cast<T*>(x_gradient), partials, rows, static_cast<ColumnIndex<kItems>>(columns));
     });
-    sum_partials(where, partials, blocks, columns, weight_gradient);
-    if (CENTERED && bias_gradient.address != nullptr) {
-      sum_partials(where, bias_partials, blocks, columns, bias_gradient);
-    }
+    sum_partials(where, partials, partial_rows, columns, weight_gradient, bias_gradient);
   });
 }
 

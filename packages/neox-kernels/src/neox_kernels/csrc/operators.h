@@ -78,18 +78,20 @@ void rotary(const Launch& where, Dtype dtype, const Heads& query, const Heads& k
             int64_t sequence, int64_t batch, int64_t width, int64_t pairs, bool inverse);
 
 // layer_norm.cu, rms_norm.cu. `mean` and `inverse_deviation` hold one float per row.
-int64_t norm_partial_rows(int device, int64_t rows, int64_t columns);
+// `partial_rows` is the number of blocks of a backward pass: what *_partial_rows returned, the size of `partials`.
 void layer_norm_forward(const Launch& where, Dtype dtype, const void* x, Parameter weight, Parameter bias, void* result,
                         float* mean, float* inverse_deviation, int64_t rows, int64_t columns, float epsilon);
+int64_t layer_norm_partial_rows(int device, Dtype dtype, Dtype of_parameters, int64_t rows, int64_t columns);
 void layer_norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter weight,
                          const float* mean, const float* inverse_deviation, void* x_gradient,
                          ParameterGradient weight_gradient, ParameterGradient bias_gradient, float* partials,
-                         int64_t rows, int64_t columns);
+                         int64_t partial_rows, int64_t rows, int64_t columns);
 void rms_norm_forward(const Launch& where, Dtype dtype, const void* x, Parameter weight, void* result,
                       float* inverse_deviation, int64_t rows, int64_t columns, float epsilon);
+int64_t rms_norm_partial_rows(int device, Dtype dtype, Dtype of_parameters, int64_t rows, int64_t columns);
 void rms_norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter weight,
                        const float* inverse_deviation, void* x_gradient, ParameterGradient weight_gradient,
-                       float* partials, int64_t rows, int64_t columns);
+                       float* partials, int64_t partial_rows, int64_t rows, int64_t columns);
 
 // cross_entropy.cu. Logits are [rows, columns], contiguous; columns from `width` on count as -inf. A label outside
 // [0, width) is in another rank's columns. `log_totals` and `picked` hold one float per row. With `weights`, the logits
@@ -98,9 +100,9 @@ void cross_entropy(const Launch& where, Dtype dtype, void* logits, const int64_t
                    const float* given_log_totals, float* log_totals, float* picked, int64_t rows, int64_t columns,
                    int64_t width);
 
-// column_sum.cu
+// column_sum.cu. The partial sums of `second`, if its address is not null, follow those of `first`.
 int64_t partial_rows(int device, int64_t rows, int64_t columns, int64_t itemsize);
 void sum_partials(const Launch& where, const float* partials, int64_t partial_rows, int64_t columns,
-                  ParameterGradient result);
+                  ParameterGradient first, ParameterGradient second = {nullptr, Dtype::float32});
 
 }  // namespace neox

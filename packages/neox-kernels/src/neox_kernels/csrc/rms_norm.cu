@@ -10,11 +10,15 @@ void rms_norm_forward(const Launch& where, Dtype dtype, const void* x, Parameter
                       columns, epsilon);
 }
 
+int64_t rms_norm_partial_rows(int device, Dtype dtype, Dtype of_parameters, int64_t rows, int64_t columns) {
+  return norm_partial_rows<false>(device, dtype, of_parameters, rows, columns);
+}
+
 void rms_norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter weight,
                        const float* inverse_deviation, void* x_gradient, ParameterGradient weight_gradient,
-                       float* partials, int64_t rows, int64_t columns) {
+                       float* partials, int64_t partial_rows, int64_t rows, int64_t columns) {
   norm_backward<false>(where, dtype, gradient, x, weight, nullptr, inverse_deviation, x_gradient, weight_gradient,
-                       ParameterGradient{nullptr, dtype}, partials, rows, columns);
+                       ParameterGradient{nullptr, dtype}, partials, partial_rows, rows, columns);
 }
 
 }  // namespace neox

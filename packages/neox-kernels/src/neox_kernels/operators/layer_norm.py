@@ -86,11 +86,13 @@ def _backward(
     gradient, x = gradient.contiguous(), x.contiguous()
     of_x, of_weight, of_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
     place, rows, columns = native.site(x), shapes.rows(x), shapes.columns(x)
-    partials = native.partials(x, 2 * compiled.norm_partial_rows(place[0], rows, columns), columns)
+    parameter = native.parameter(weight)
+    partial_rows = compiled.layer_norm_partial_rows(place[0], place[2], parameter[1], rows, columns)
+    partials = native.partials(x, 2 * partial_rows, columns)
     compiled.layer_norm_backward(
-        *place, gradient.data_ptr(), x.data_ptr(), native.parameter(weight), mean.data_ptr(),
-        inverse.data_ptr(), of_x.data_ptr(), native.parameter(of_weight), native.parameter(of_bias),
-        partials.data_ptr(), rows, columns,
+        *place, gradient.data_ptr(), x.data_ptr(), parameter, mean.data_ptr(), inverse.data_ptr(),
+        of_x.data_ptr(), native.parameter(of_weight), native.parameter(of_bias), partials.data_ptr(),
+        partial_rows, rows, columns,
     )  # fmt: skip
     return of_x, of_weight, of_bias
 

@@ -73,10 +73,12 @@ def _backward(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> t
     gradient, x = gradient.contiguous(), x.contiguous()
     of_x, of_weight = torch.empty_like(x), torch.empty_like(weight)
     place, rows, columns = native.site(x), shapes.rows(x), shapes.columns(x)
-    partials = native.partials(x, compiled.norm_partial_rows(place[0], rows, columns), columns)
+    parameter = native.parameter(weight)
+    partial_rows = compiled.rms_norm_partial_rows(place[0], place[2], parameter[1], rows, columns)
+    partials = native.partials(x, partial_rows, columns)
     compiled.rms_norm_backward(
-        *place, gradient.data_ptr(), x.data_ptr(), native.parameter(weight), inverse.data_ptr(),
-        of_x.data_ptr(), native.parameter(of_weight), partials.data_ptr(), rows, columns,
+        *place, gradient.data_ptr(), x.data_ptr(), parameter, inverse.data_ptr(), of_x.data_ptr(),
+        native.parameter(of_weight), partials.data_ptr(), partial_rows, rows, columns,
     )  # fmt: skip
     return of_x, of_weight
 
