@@ -271,6 +271,7 @@ def test_a_slot_of_this_machine_without_a_gpu_is_reported(load):
         "layernorm-fusion",
         "rmsnorm-fusion",
         "glu-fusion",
+        "loss-fusion",
     ],
 )
 def test_a_requested_fused_operator_requires_a_gpu(load, name):

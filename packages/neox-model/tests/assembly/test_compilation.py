@@ -229,6 +229,23 @@ def test_failing_compiler_ends_a_training_with_compile_true_before_it_starts(bac
     assert not are_compiled(model)
 
 
+def test_the_trial_computes_the_gradients_of_the_weights(monkeypatch):
+    """Compiled layers always compute them, so that layers without them would seem faster."""
+    asked = []
+    differentiate = torch.autograd.grad
+
+    def watch(outputs, inputs, *rest, **options):
+        asked.append(len(inputs))
+        return differentiate(outputs, inputs, *rest, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", watch)
+    model, resolved = model_and(num_layers=2)
+    _Trial(model, resolved, SINGLE_PROCESS).eager_seconds()
+    weights = sum(len(list(layer.parameters())) for layer in model.stack if isinstance(layer, ResidualLayer))
+    assert set(asked) == {1 + weights}
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 @pytest.mark.parametrize(
     ("found", "told"),
     [

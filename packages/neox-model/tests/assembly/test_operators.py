@@ -14,7 +14,7 @@ import neox_kernels
 from neox_kernels import Availability, KernelUnavailable, choice, trial
 from neox_model.assembly import operators
 from neox_model.assembly.as_sequential import as_sequential
-from neox_model.assembly.model import build_plan, padded_vocab_size
+from neox_model.assembly.model import build_model, build_plan, padded_vocab_size
 from neox_model.assembly.operators import choose_operators
 from neox_model.initialization import initialize_parameters
 from neox_model.layers import norms
@@ -211,6 +211,74 @@ def test_required_operator_that_is_unavailable_is_refused_with_the_reason(settin
     sentence = rf'^{parameter}: true: .* require an NVIDIA GPU, .* on \'cpu\'; set it to "auto" or false'
     with pytest.raises(KernelUnavailable, match=sentence):
         build_plan(resolved_from(settings), SINGLE_PROCESS, vocab_size=11)
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "bfloat16"}], ids=["fp32", "bf16"])
+def test_the_loss_is_fused(calls, settings):
+    def loss_and_gradients_of(choice):
+        resolved = resolved_from(settings | {"loss_fusion": choice})
+        model = build_model(resolved, SINGLE_PROCESS, vocab_size=11)
+        if settings:
+            model = model.bfloat16()
+        tokens = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(0))
+        loss = model(tokens[:, :-1], (tokens[:, 1:], torch.ones(2, 12)))
+        loss.backward()
+        return loss, [parameter.grad for parameter in model.parameters()]
+
+    loss, gradients = loss_and_gradients_of(True)
+    ((logits, labels, weights, given, width), _), *_ = calls["cross_entropy"]
+    assert (tuple(logits.shape), tuple(labels.shape), given, width) == ((24, 11), (24,), None, 11)
+    torch.testing.assert_close(weights, torch.full((24,), 1 / 24))
+    calls.clear()
+    expected_loss, expected = loss_and_gradients_of(False)
+    assert not calls
+    torch.testing.assert_close(loss, expected_loss)
+    for given, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(given, wanted)
+
+
+def test_the_loss_of_a_cpu_is_plain_without_a_word(caplog):
+    with caplog.at_level(logging.INFO):
+        model = build_model(resolved_from({}), SINGLE_PROCESS, vocab_size=11)
+    assert model.loss_fn.operator is None
+    assert not [message for message in caplog.messages if "cross_entropy" in message]
+
+
+def test_a_required_fused_loss_that_is_unavailable_is_refused_with_the_reason():
+    with pytest.raises(KernelUnavailable, match=r"^loss-fusion: true: .* require an NVIDIA GPU"):
+        build_model(resolved_from({"loss_fusion": True}), SINGLE_PROCESS, vocab_size=11)
+
+
+def test_the_trial_of_the_rotation_has_the_heads_and_pairs_of_the_model(calls, monkeypatch):
+    tried = []
+
+    def timed(operator, args):
+        tried.append(shapes(args))
+        return trial.Timing(fused_ms=1.0, reference_ms=2.0)
+
+    monkeypatch.setattr(trial, "time_forms", timed)
+    settings = {"pos_emb": "rotary", "rotary_pct": 0.5, "num_kv_heads": 2, "rope_fusion": "auto"}
+    model_of(settings)
+    assert tried == [[(12, 2, 6, 4), (12, 2, 2, 4), (12, 1), (12, 1)]]
+
+
+def test_compiled_layers_take_the_plain_form_of_an_operator_under_auto(calls, monkeypatch):
+    monkeypatch.setattr(trial, "time_forms", lambda *_: trial.Timing(fused_ms=1.0, reference_ms=2.0))
+    settings = {**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, "auto")}
+    model = model_of(settings)
+    calls.clear()
+    loss, gradients = loss_and_gradients(model)
+    assert set(calls) == {"rms_norm", "bias_swiglu", "rotary"}
+    compiled = model_of(settings)
+    calls.clear()
+    for layer in compiled.stack[1:-2]:
+        layer.compiled = torch.compile(layer.block, backend="aot_eager", fullgraph=True)
+    found, found_gradients = loss_and_gradients(compiled)
+    # The final norm is not compiled.
+    assert {name: len(made) for name, made in calls.items()} == {"rms_norm": 1}
+    assert found == pytest.approx(loss, rel=1e-5)
+    for given, wanted in zip(found_gradients, gradients, strict=True):
+        torch.testing.assert_close(given, wanted, atol=2e-6, rtol=1e-4)
 
 
 def test_auto_selects_the_reference_if_fused_is_unavailable():

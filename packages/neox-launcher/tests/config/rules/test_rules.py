@@ -127,6 +127,12 @@ EXAMPLES = {
         "requires norm: rmsnorm, not layernorm",
         "rmsnorm-fusion: true\nnorm: rmsnorm",
     ),
+    "loss_fusion_needs_bf16_or_fp32": (
+        "loss-fusion: true\nfp16: {enabled: true}",
+        "loss_fusion",
+        "does not work with fp16",
+        "loss-fusion: auto\nfp16: {enabled: true}",
+    ),
     "glu_fusion_needs_swiglu_or_geglu": (
         "glu-fusion: true\nactivation: reglu",
         "glu_fusion",

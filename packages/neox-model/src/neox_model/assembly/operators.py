@@ -135,12 +135,16 @@ def choose_loss_operator(
         KernelUnavailable: the fused operator is requested and cannot be used.
     """
     config, dtype = resolved.config, DTYPES[resolved.derived.precision]
+    requested = config.model.loss_fusion
     if config.model.onnx_safe or dtype == torch.float16:
+        return None
+    if requested == "auto" and device.type == "cpu":
+        # The default, about which there is nothing to report here.
         return None
     columns = -(-vocab_size // groups.model.size)
     rows = min(chunk_rows_on(device, columns), config.model.seq_length * resolved.derived.micro_batch_size)
     chooser = _Chooser.of(resolved, groups, device=device, dtype=dtype)
-    return chooser.fused("loss-fusion", config.model.loss_fusion, cross_entropy, (rows, columns))
+    return chooser.fused("loss-fusion", requested, cross_entropy, (rows, columns))
 
 
 def _bias_dropout_fusion(config: NeoXConfig, device: torch.device) -> Requested:
