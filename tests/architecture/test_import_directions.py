@@ -159,6 +159,7 @@ FENCES = {
         *("neox_launcher.controller.live_display", "neox_launcher.controller.live_line"),
         *("neox_launcher.controller.screens", "neox_data"),
     ),
+    "compressed_tensors": ("neox_model.convert.reference",),
     "peft": ("neox_model.convert.reference",),
     "safetensors": (),
     "starlette": ("neox_model.serve",),

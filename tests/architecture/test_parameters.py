@@ -10,7 +10,7 @@ from neox_config.facts.curves import CURVES
 from neox_config.facts.learning_rate import DECAY_STYLES, FINAL_DECAYS
 from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
 from neox_config.schema.config import all_parameters, sections
-from neox_config.schema.not_yet import NOT_YET, REFUSED
+from neox_config.schema.refused import REFUSED
 from neox_config.schema.sections.optimizer import KNOWN_OPTIMIZERS
 from neox_data.indexed import IMPLEMENTATIONS
 from neox_data.tokenizers import TOKENIZERS
@@ -74,17 +74,13 @@ def top_level_names() -> set[str]:
 
 def test_every_parameter_is_read_or_refused():
     unread = {name for name in top_level_names() if not is_read(name)}
-    accounted = READ_BY_RULES_ALONE | {name.partition(".")[0] for name in (*NOT_YET, *REFUSED)}
+    accounted = READ_BY_RULES_ALONE | {name.partition(".")[0] for name in REFUSED}
     assert unread - accounted == set()
 
 
 def test_parameters_listed_as_unread_are_unread():
     """So that an entry leaves this table when its parameter is built."""
     assert {name for name in READ_BY_RULES_ALONE if is_read(name)} == set()
-
-
-def test_entries_of_not_yet_are_parameters():
-    assert set(NOT_YET) <= set(PARAMETERS)
 
 
 def choices(name: str) -> set[str]:
@@ -114,11 +110,9 @@ IMPLEMENTED = {
 
 
 @pytest.mark.parametrize("name", IMPLEMENTED)
-def test_every_choice_has_an_implementation_or_is_refused_and_no_implementation_is_hidden(name):
+def test_every_choice_has_an_implementation_and_no_implementation_is_hidden(name):
     written, implemented = IMPLEMENTED[name]
-    refused = {choice for choice in written if name in NOT_YET and NOT_YET[name].is_asked_for(choice)}
-    assert written - implemented == refused
-    assert implemented <= written
+    assert written == implemented
 
 
 def target_exists(name: str) -> bool:

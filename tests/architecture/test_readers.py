@@ -4,7 +4,6 @@ import ast
 
 from neox_config.describe.effect import READERS, reason_without_effect
 from neox_config.schema.config import all_parameters
-from neox_config.schema.not_yet import NOT_YET
 from support.readers import HANDED_ON, read_by
 from support.sources import sources
 
@@ -22,7 +21,6 @@ def test_every_parameter_is_read():
         parameter.name
         for parameter in all_parameters()
         if not parameter.is_block
-        and parameter.name not in NOT_YET
         and reason_without_effect(parameter) is None
         and not parameter.name.startswith(tuple(HANDED_ON))
         and not read_by(parameter.name)

@@ -1,20 +1,20 @@
 """Compression in training: one model on every layout, in every precision, and after a resume."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from safetensors import safe_open
 
-from neox_config.facts.checkpoints import LATEST, checkpoint_name
+from neox_config.facts.checkpoints import checkpoint_name
 from neox_model.inspection.soundness import examine
-from support.compressions import COMPRESSIONS, block
+from support.compressions import COMPRESSIONS, block, pruned_rows, quantized_weights, sparse_weights
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.layouts import LAYOUTS, SETTINGS, SMALL, WIDE
 from support.settings import SMALL_TRAINING, resolved_from
+from support.trainings import tensors_of, train_all
 
 ITERATIONS = 7
 # Largest difference of a loss and of a weight. Sums in another order differ in the last bit: this selects no
@@ -174,42 +174,6 @@ def test_copies_of_a_compressed_model_compute_with_its_weights(name: str, layout
     ranks = 1 if layout is None else LAYOUTS[layout].ranks
     settings = settings_of(name, layout, precision="bfloat16")
     assert run_ranks(difference_of_copy, size=ranks, settings=settings, ranks=ranks) == [0.0] * ranks
-
-
-def train_all(folder: str, corpus: str, trainings: dict[str, dict[str, Any]]) -> None:
-    """Run the trainings in turn; `restart_at` is the iteration that `latest` names before."""
-    from torch import distributed
-
-    from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
-
-    for name, settings in trainings.items():
-        if "restart_at" in settings:
-            settings = dict(settings)
-            (Path(settings["load"]) / LATEST).write_text(checkpoint_name(settings.pop("restart_at")))
-            distributed.barrier()
-        given = SMALL_TRAINING | {"data_path": corpus, "save": f"{folder}/{name}", "save_interval": 2}
-        resolved = resolved_from(given | settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
-        run.train_in(groups, resolved)
-        distributed.barrier()
-
-
-def tensors_of(folder: Path, iteration: int) -> dict[str, Tensor]:
-    """Return the whole tensors of a checkpoint, by name."""
-    from neox_model.checkpoint.contents import Manifest
-    from neox_model.checkpoint.shards import ShardReader
-
-    checkpoint = folder / checkpoint_name(iteration)
-    manifest = Manifest.read(checkpoint)
-    reader, found = ShardReader(checkpoint, manifest.files), {}
-    for name, record in manifest.tensors.items():
-        if not name.startswith("rng"):
-            whole = torch.empty(record.shape, dtype=torch.float64)
-            wanted = tuple((0, length) for length in record.shape), 0, whole.numel()
-            reader.fill(whole.view(-1), name, record, wanted)
-            found[name] = whole
-    return found
 
 
 RESUMES: dict[str, dict[str, Any]] = {
@@ -399,10 +363,67 @@ def test_compressed_models_become_plain_ones_that_compute_alike(tmp_path) -> Non
     # Half of 2:4, of all matrices but the output of the attention.
     sparse = found["snip 2:4, 8 bits"]["sparsity_of_compressed_matrices"]
     assert sparse == pytest.approx(0.5 * 11 / 12, abs=0.01)
-    packed = found["8 to 6 bits in groups, mixed"]
-    # Two layers of four matrices, from 32 bits to 6.
-    weights = 2 * (24 * 72 + 24 * 24 + 2 * 24 * 96)
-    assert packed["bytes_before"] - packed["bytes_if_packed"] == weights * (32 - 6) // 8
+    assert found["smallest weights and rows"]["not_removed"] == []
+    reasons = found["learned weights, rows and heads"]["not_removed"]
+    assert [reason.partition(":")[0] for reason in reasons] == ["rows of the MLP", "heads"]
+
+
+# Bits, and the expected size of packed matrices over that of float32 ones, without scales.
+PACKED: dict[str, tuple[dict[str, Any], float]] = {
+    "8 bits": (quantized_weights((8, 8), quantize_groups=1), 8 / 32),
+    "4 bits in groups": (quantized_weights((4, 4), quantize_groups=192), 4 / 32),
+    "6 bits, rows": (quantized_weights((6, 6), quantize_groups=24) | pruned_rows("l1"), 6 / 32),
+    "2 bits, 2:4": (
+        quantized_weights((2, 2), quantize_groups=24)
+        | sparse_weights(0.5, method="snip_momentum", block_pattern="2:4", schedule_offset=1),
+        2 / 32,
+    ),
+    "1 bit": (quantized_weights((1, 1), quantize_groups=24), 2 / 32),
+}
+
+
+def pack(folder: str, corpus: str) -> dict[str, Any]:
+    from neox_model.convert.errors import ConversionError
+    from neox_model.convert.packed import write_packed
+
+    found: dict[str, Any] = {}
+    asymmetric = quantized_weights((8, 8), quantization_type="asymmetric")
+    shape = SMALL_HEADS | {"pos_emb": "rotary", "train_iters": 6, "precision": "bfloat16"}
+    for name, parts in {
+        "asymmetric": asymmetric,
+        **{key: parts for key, (parts, _) in PACKED.items()},
+    }.items():
+        train_all(folder, corpus, {name: shape | {"compression_training": parts}})
+        try:
+            found[name] = write_packed(
+                Path(folder, name, checkpoint_name(6)),
+                Path(folder, f"{name} packed"),
+                exact_inputs=False,
+                family=None,
+            )
+        except ConversionError as error:
+            found[name] = str(error)
+    return found
+
+
+def test_packed_models_of_transformers_compute_alike_and_are_smaller(tmp_path) -> None:
+    pytest.importorskip("compressed_tensors")
+    corpus = str(write_corpus(tmp_path))
+    [found] = run_ranks(pack, size=1, folder=str(tmp_path), corpus=corpus, timeout_seconds=600)
+    assert "have asymmetric levels" in found.pop("asymmetric")
+    for name, (_, factor) in PACKED.items():
+        result = found[name]
+        assert result["packed_matrices"] > 0, name
+        assert result["largest_differences"]["logits"] <= result["limit"], name
+        stored = 0
+        for file in (tmp_path / f"{name} packed").glob("*.safetensors"):
+            with safe_open(file, "pt") as tensors:
+                packed = [key for key in tensors.keys() if key.endswith("_packed")]  # noqa: SIM118
+                stored += sum(tensors.get_tensor(key).numel() * 4 for key in packed)
+        width = 48 if "rows" in name else 96
+        weights = 2 * (24 * 72 + 24 * 24 + 2 * 24 * width)
+        # Rows are padded to whole int32.
+        assert stored == pytest.approx(weights * 4 * factor, rel=0.35 if factor < 8 / 32 else 0.01), name
 
 
 PRECISIONS = {

@@ -17,7 +17,6 @@ from neox_config.derive.unused import is_in_use
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.schema.config import all_parameters
-from neox_config.schema.not_yet import not_built_yet
 from neox_config.schema.parameter import Parameter
 from support.corpus import write_corpus
 from support.distributed import run_ranks
@@ -339,11 +338,10 @@ def changed_settings(parameter: Parameter, base: dict[str, Any]) -> Iterator[tup
     for value in other_values(parameter, config.value_of(parameter.name)):
         settings = merged(base, nested(parameter.name, value))
         try:
-            resolved = resolved_from(settings)
+            resolved_from(settings)
         except (ConfigError, ValueError):
             continue
-        if not list(not_built_yet(resolved.config)):
-            yield value, settings
+        yield value, settings
 
 
 def draw_changes(count: int, data_path: str) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ from torch import Tensor, distributed
 from neox_config import Resolved
 from neox_config.derive.resume import IN_EFFECT, in_effect
 from neox_config.errors import ConfigError
-from neox_config.schema.not_yet import not_built_yet
 from neox_model.checkpoint import RunParts, load_checkpoint, save_checkpoint
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
@@ -217,11 +216,7 @@ class Cell:
             **self._layout.settings,
             **_precision_settings(self.precision, self.layout),
         }
-        resolved = resolved_from(wanted, devices=self.ranks)
-        problems = not_built_yet(resolved.config)
-        if problems:
-            raise ConfigError(problems[0].what, problems)
-        return resolved
+        return resolved_from(wanted, devices=self.ranks)
 
     @property
     def refusal(self) -> str | None:

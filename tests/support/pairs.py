@@ -14,7 +14,6 @@ from typing import Any
 
 from neox_config import Resolved
 from neox_config.errors import ConfigError
-from neox_config.schema.not_yet import not_built_yet
 from support import precision_results
 from support.settings import resolved_from
 
@@ -192,12 +191,9 @@ def _judge(names: tuple[str, str], options: dict[str, Any]) -> Pair:
     devices = 2 if len(options.keys() & {"model_parallel_size", "pipe_parallel_size"}) < 2 else 4
     try:
         resolved = resolved_from({**SETTINGS, **options}, devices=devices)
-        problems = not_built_yet(resolved.config)
-    except ConfigError as error:
-        resolved, problems = None, list(error.problems)
-    if not problems:
         return Pair(names=names, devices=devices, resolved=resolved)
-    problem = problems[0]
+    except ConfigError as error:
+        problem = error.problems[0]
     reason = f"`{problem.name.replace('_', '-')}` {problem.what}"
     return Pair(names=names, devices=devices, resolved=None, reason=reason)
 

@@ -79,10 +79,6 @@ def test_configuration_files_and_overrides_make_a_request_by_hand(run, capsys, t
 
 # What neox-launch refuses before it starts anything.
 REFUSED_BY_HAND = {
-    "compression_training={layer_reduction: {enabled: true, keep_number_layer: 1, "
-    "module_name_prefix: layers, teacher_layer: [0]}}": (
-        "--set compression_training: true\n    is not implemented yet"
-    ),
     "zero_optimization={stage: 3, zero_quantized_weights: true}": (
         "requires NVIDIA GPUs for DeepSpeed's operator quantizer"
     ),

@@ -117,18 +117,6 @@ WRONG = {
     "nothing to finetune": (["finetune=true", "load=."], "contains no checkpoint"),
     "nothing to resume from": (["load=."], "contains no checkpoint"),
     "a file in the way": (["save=data.idx/x", "save-interval=1"], "cannot be written to: data.idx is a file"),
-    "not implemented": (
-        [
-            f"compression_training.layer_reduction.{setting}"
-            for setting in (
-                "enabled=true",
-                "keep_number_layer=1",
-                "module_name_prefix=layers",
-                "teacher_layer=[0]",
-            )
-        ],
-        "is not implemented yet\n    remove it",
-    ),
     "nccl": (["distributed-backend=nccl"], "requires GPUs, but none are visible"),
     "indivisible": (["model-parallel-size=3", "num-gpus=4"], "does not divide the 4 devices"),
 }

@@ -1,11 +1,9 @@
 """Where a parameter is declared and read, and the reason if it has no effect."""
 
-import re
-
 from neox_config.derive.implied import NO_EFFECT
 from neox_config.schema.config import section_of
-from neox_config.schema.not_yet import NOT_YET, REFUSED
 from neox_config.schema.parameter import Parameter
+from neox_config.schema.refused import REFUSED
 
 __all__ = ["READERS", "declared_in", "read_by", "reason_without_effect"]
 
@@ -59,28 +57,14 @@ def reason_without_effect(parameter: Parameter) -> str | None:
     if parameter.name in NO_EFFECT:
         return NO_EFFECT[parameter.name]
     refused = next((switch for switch in REFUSED if _is_switched_on_by(switch, parameter)), None)
-    if refused is not None:
-        return f"{refused} {REFUSED[refused]}"
-    missing = next((switch for switch in NOT_YET if _is_switched_on_by(switch, parameter)), None)
-    missing = missing or _optimizers_not_built(parameter)
-    return None if missing is None else f"{missing} is not implemented yet"
+    return None if refused is None else f"{refused} {REFUSED[refused]}"
 
 
 def _is_switched_on_by(switch: str, parameter: Parameter) -> bool:
     """Return True if a parameter, which may be `switch` itself, has an effect only if `switch` is on."""
-    if parameter.name == switch and switch in REFUSED:
+    if parameter.name == switch:
         return True
     if parameter.used_when in (f"{switch} is true", f"{switch} is set"):
         return True
     block = next((switch.removesuffix(end) for end in _SWITCHES if switch.endswith(end)), None)
     return parameter.name.startswith(f"{block}.") if block is not None else False
-
-
-def _optimizers_not_built(parameter: Parameter) -> str | None:
-    """Return the optimizers that take this argument if none of them is implemented, else None."""
-    kinds = (parameter.used_when or "").removeprefix("type is ")
-    row = NOT_YET.get("optimizer.type")
-    if not parameter.name.startswith("optimizer.params.") or row is None:
-        return None
-    is_built = [not row.is_asked_for(kind) for kind in re.split(r", | or ", kinds)]
-    return None if any(is_built) else kinds

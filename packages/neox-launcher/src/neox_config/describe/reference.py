@@ -11,7 +11,6 @@ from neox_config.problems import in_words
 from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
 from neox_config.read.features import FEATURES
 from neox_config.schema.config import all_parameters, sections
-from neox_config.schema.not_yet import NOT_YET
 from neox_config.schema.parameter import Parameter
 
 __all__ = ["describe_parameter", "reference"]
@@ -36,9 +35,7 @@ neox-launch --config FILE       train
 ```
 
 *Origin* is the project that the name of a parameter comes from: DSL (DeepSpeed launcher), DSC (DeepSpeed
-configuration), Meg (Megatron-LM), NeoX (GPT-NeoX), or ours (new in this project). A dagger (†) marks
-parameters for which some documented values are not implemented yet: `neox-config check` prints a note about
-them, and `neox-launch` refuses them.
+configuration), Meg (Megatron-LM), NeoX (GPT-NeoX), or ours (new in this project).
 
 *On resuming* describes what happens if the value differs from that of the checkpoint. A change of a `model`
 parameter is refused unless `finetune: true` is set. A change of a `training` parameter is listed in the log,
@@ -80,7 +77,6 @@ def reference() -> str:
         if name == "optimizer":
             parts.append(_optimizers())
     parts.append(_aliases())
-    parts.append(_not_yet())
     return "\n".join(parts)
 
 
@@ -98,7 +94,6 @@ def describe_parameter(parameter: Parameter) -> str:
         ("source", parameter.source or ""),
         ("also called", ", ".join(name for name, target in SHORTHANDS.items() if target == parameter.name)),
         ("older names", ", ".join(_older_names(parameter.name))),
-        ("not yet", f"some values; {NOT_YET[parameter.name].instead}" if parameter.name in NOT_YET else ""),
         ("holds", ", ".join(_names_inside(parameter))),
         ("no effect", no_effect or ""),
         ("with torch", _without_effect_on_torch(parameter)),
@@ -136,7 +131,7 @@ def _row(parameter: Parameter) -> str:
         doc += f" With the torch engine {_without_effect_on_torch(parameter)}."
     if parameter.source:
         doc += f" ({parameter.source})"
-    name = f"`{parameter.name}`" + (" †" if parameter.name in NOT_YET else "")
+    name = f"`{parameter.name}`"
     cells = (name, kind, _default(parameter), doc, parameter.resume or "", parameter.origin)
     return "| " + " | ".join(map(_cell, cells)) + " |"
 
@@ -204,14 +199,6 @@ def _aliases() -> str:
 def _names_of_features() -> Iterator[tuple[str, str]]:
     for feature in FEATURES:
         yield from ((name, feature.title) for name in feature.names)
-
-
-def _not_yet() -> str:
-    introduction = "Some documented values of these parameters are not implemented yet.\n"
-    rows = ((name, row.instead) for name, row in NOT_YET.items())
-    return "\n".join(
-        ["## Not implemented yet (†)\n", introduction, _pairs(("parameter", "what to do instead"), rows)]
-    )
 
 
 def _pairs(heads: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from neox_config.facts.collectives import BUS_SHARE
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig, sections
-from neox_config.schema.not_yet import REFUSED
 from neox_config.schema.parameter import Section, is_needed
+from neox_config.schema.refused import REFUSED
 
 
 def enabled_blocks_have_what_they_need(c: NeoXConfig) -> Iterator[Problem]:

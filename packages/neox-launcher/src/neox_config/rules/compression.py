@@ -23,6 +23,7 @@ from neox_config.facts.compression import (
     is_n_of_m,
 )
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.facts.stores import is_url
 from neox_config.problems import Problem, did_you_mean
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.compression import PruningGroup
@@ -32,6 +33,9 @@ _WITH_CHANNELS = (*COMPRESSIONS, "channel_pruning")
 _WEIGHTS = f"{_NAME}.weight_quantization"
 _SPARSE = f"{_NAME}.sparse_pruning.shared_parameters"
 _LAYERS = "layers"
+_REDUCTION = f"{_NAME}.layer_reduction"
+# First part of the names of the modules that a student can copy.
+_COPIED = ("embedding", _LAYERS, "final_norm", "lm_head")
 _NO_FURTHER_BITS = 3
 # Pruned part -> the matrices that it can prune, and what they are.
 _PRUNES: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -305,17 +309,78 @@ def eigenvalues_are_those_of_layers(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def students_copy_named_layers(c: NeoXConfig) -> Iterator[Problem]:
-    """Require one teacher layer per layer of the student, and the names of the modules to copy."""
-    name = "compression_training.layer_reduction"
+    """Require a teacher, and one of its layers for each layer of the student."""
     reduction = c.compression.compression_training.layer_reduction
+    if not reduction.enabled:
+        return
     kept, listed = reduction.keep_number_layer, reduction.teacher_layer
     if kept is not None and listed is not None and len(listed) != kept:
         what = f"lists {len(listed)} layers, but keep_number_layer is {kept}"
-        yield Problem(f"{name}.teacher_layer", what, f"list {kept} layers")
-    if reduction.enabled and not reduction.module_name_prefix and not reduction.other_module_name:
+        yield Problem(f"{_REDUCTION}.teacher_layer", what, f"list {kept} layers")
+    if kept not in (None, c.model.num_layers):
+        what = f"must be num-layers: {c.model.num_layers}"
+        yield Problem(f"{_REDUCTION}.keep_number_layer", what, f"use {c.model.num_layers}")
+    if any(layer < 0 for layer in listed or ()):
+        yield Problem(f"{_REDUCTION}.teacher_layer", "contains a negative number", "count layers from 0")
+    if reduction.teacher is None:
+        what = "is missing, but layer_reduction is enabled"
+        yield Problem(f"{_REDUCTION}.teacher", what, "set it to the folder of its checkpoints", value="")
+    elif is_url(reduction.teacher):
+        yield Problem(f"{_REDUCTION}.teacher", "is no folder", "download the checkpoint first")
+
+
+def students_copy_modules(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the names of modules to copy."""
+    reduction = c.compression.compression_training.layer_reduction
+    if not reduction.enabled:
+        return
+    if reduction.module_name_prefix not in (None, _LAYERS):
+        yield Problem(f"{_REDUCTION}.module_name_prefix", "is no module with layers", f"use {_LAYERS}")
+    for other in reduction.other_module_name or ():
+        if other.partition(".")[0] not in _COPIED:
+            near = did_you_mean(other, _COPIED) or f"use {', '.join(_COPIED)}, or parts of them"
+            yield Problem(f"{_REDUCTION}.other_module_name", f"contains {other!r}, which is no module", near)
+    if not reduction.module_name_prefix and not reduction.other_module_name:
         yield Problem(
-            f"{name}.module_name_prefix",
+            f"{_REDUCTION}.module_name_prefix",
             "is missing, and so is other_module_name",
             "add one of them to name the modules to copy",
             value="",
         )
+
+
+def students_are_whole_models(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse students with adapters or shared layers, and teachers of divided layers."""
+    reduction = c.compression.compression_training.layer_reduction
+    if not reduction.enabled:
+        return
+    if c.adapters.lora_rank:
+        what = "cannot be combined with layer_reduction: adapters are added to a model whose weights stay"
+        yield Problem("lora_rank", what, "train the student first")
+    if c.model.num_unique_layers is not None and c.model.num_unique_layers < c.model.num_layers:
+        what = "cannot be combined with layer_reduction, which copies every layer from another one"
+        yield Problem("num_unique_layers", what, "remove it")
+    if not reduction.distill.enabled:
+        return
+    if reduction.distill.hidden_states_weight and not reduction.module_name_prefix:
+        what = "compares the layers that module_name_prefix copies, and it is missing"
+        yield Problem(f"{_REDUCTION}.distill.hidden_states_weight", what, "set module_name_prefix: layers")
+    zero = c.zero.zero_optimization.stage
+    divided = {
+        "pipe_parallel_size": (
+            c.parallelism.pipe_parallel_size >= 1,
+            "stages have no teacher, whose results are compared where the student's are",
+        ),
+        "sequence_parallel": (
+            c.parallelism.sequence_parallel,
+            "the results of a part of the tokens are compared with those of all",
+        ),
+        "zero_optimization.stage": (
+            chosen_engine(c).name == "deepspeed" and zero > 0,
+            "DeepSpeed's engine partitions weights as they are built; use engine: torch",
+        ),
+    }
+    for name, (is_set, why) in divided.items():
+        if is_set:
+            what = f"cannot be combined with layer_reduction.distill: {why}"
+            yield Problem(name, what, "change it, or set distill.enabled: false")

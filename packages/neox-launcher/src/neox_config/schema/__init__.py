@@ -1,1 +1,1 @@
-"""Declarations of parameters, their sections, and values that are not implemented yet."""
+"""Declarations of parameters, their sections, and switches that are refused."""

@@ -22,7 +22,6 @@ from neox_config.errors import ConfigError, HostfileError, NeoXError
 from neox_config.problems import Problem, config_error, list_problems
 from neox_config.read.load import draft_config
 from neox_config.read.migrate import migrate_file, replace_file
-from neox_config.schema.not_yet import not_built_yet
 from neox_config.schema.parameter import InvalidValue
 from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for, show_note_on_iterations
 from neox_launcher.cli.completion import completion
@@ -70,7 +69,7 @@ main.add_command(completion)
     "with_files",
     is_flag=True,
     help="Check everything that neox-launch would refuse: also the files that the configuration names "
-    "(datasets, tokenizer, checkpoint, hostfile, prompts) and settings that are not implemented yet.",
+    "(datasets, tokenizer, checkpoint, hostfile, prompts).",
 )
 def check(
     files: tuple[str, ...],
@@ -90,18 +89,16 @@ def check(
         found = _files_given(config) if with_files and draft.is_complete else []
         _fail(config_error(_without_repetitions([*draft.problems, *found]), config.files))
     problems = _problems_on_devices(config, devices, hostfile)
-    unbuilt = not_built_yet(config)
     notes = [*config.notices, *notes_on_data(config)]
     if with_files:
-        problems += [*unbuilt, *check_files(config, program="train"), *_other_files(config)]
+        problems += [*check_files(config, program="train"), *_other_files(config)]
     else:
-        notes += [*unbuilt, *_note_on_hostfile(config), *note_on_iterations(config)]
+        notes += [*_note_on_hostfile(config), *note_on_iterations(config)]
     if notes:
         click.echo(list_problems(notes, config.files, called="note") + "\n", err=True)
     if problems:
         _fail(config_error(_without_repetitions(problems), config.files))
-    refused = f"; neox-launch refuses {len(unbuilt)} of them, see the notes" if unbuilt else ""
-    click.echo(f"{' + '.join(config.files)}: valid, {len(config.sources)} parameters given{refused}")
+    click.echo(f"{' + '.join(config.files)}: valid, {len(config.sources)} parameters given")
 
 
 def _problems_on_devices(config: NeoXConfig, devices: int | None, hostfile: str | None) -> list[Problem]:

@@ -13,7 +13,6 @@ from neox_config.atomic import atomic_write
 from neox_config.command_line import INTERRUPTED, Command, option
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.problems import config_error
-from neox_config.schema.not_yet import not_built_yet
 from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import parse_bytes
 from neox_launcher.cli.options import complete_models
@@ -219,7 +218,7 @@ def _check(text: str, path: Path, devices: Devices) -> None:
     """
     config = load_config([], texts=(Text(text, str(path), has_lines=True),))
     resolve_for(config, devices=devices.count, hostfile=None)
-    problems = [*not_built_yet(config), *check_files(config, program="train")]
+    problems = check_files(config, program="train")
     if problems:
         raise config_error(problems, config.files)
 

@@ -15,7 +15,6 @@ from neox_config.derive.elasticity import without_elasticity
 from neox_config.errors import HostfileError, LaunchError
 from neox_config.problems import Problem, config_error, in_words, place_of
 from neox_config.read.load import draft_config
-from neox_config.schema.not_yet import not_built_yet
 from neox_config.schema.parameter import InvalidValue
 from neox_config.schema.sections.launch import MPI_LAUNCHERS
 from neox_launcher.plan.environment import secret_variables, travelling_variables
@@ -144,7 +143,7 @@ def _load(request: Request, *, looks_for_hostfile: bool) -> NeoXConfig:
             missing = missing_hostfile(config)
     problems = [*draft.problems, *([] if missing is None else [missing])]
     if missing is not None and not draft.problems:
-        problems += [*not_built_yet(config), *check_files(config, program=request.program)]
+        problems += check_files(config, program=request.program)
     if problems:
         raise config_error(problems, config.files)
     return config

@@ -30,7 +30,6 @@ from neox_config.facts.stores import is_url, packages_for
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.files import why_not_readable
 from neox_config.problems import Place, Problem, config_error, in_words, place_of
-from neox_config.schema.not_yet import not_built_yet
 from neox_config.schema.parameter import InvalidValue
 from neox_launcher.plan.dataset_files import check_indexed_files, count_documents, index_path, manifest_path
 from neox_launcher.plan.plan import LaunchPlan
@@ -121,7 +120,7 @@ def _tuned_by_the_launcher(config: NeoXConfig) -> list[Problem]:
 
 def _preflight(config: NeoXConfig, *, program: str, world: World) -> list[Problem]:
     devices = missing_devices(config, world)
-    return not_built_yet(config) + devices + check_files(config, program=program)
+    return devices + check_files(config, program=program)
 
 
 def notes_on_data(config: NeoXConfig) -> list[Problem]:
@@ -201,6 +200,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             _folders_to_write,
             _checkpoint_to_resume_from,
             _base_of_adapters,
+            _teacher,
             _vocabulary,
             _packages,
             _texts_and_tasks,
@@ -550,6 +550,20 @@ def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
             "copy it again; of a checkpoint on the disks of several hosts, copy the files of all hosts into "
             "one folder",
         )
+
+
+def _teacher(config: NeoXConfig) -> Iterator[Problem]:
+    """Require a complete checkpoint of the teacher from whose layers a student starts."""
+    section = config.compression.compression_training.layer_reduction
+    if (
+        section.enabled
+        and section.teacher is not None
+        and (config.checkpoint.load is None or section.distill.enabled)
+    ):
+        reason = _why_no_checkpoint(section.teacher)
+        if reason is not None:
+            name = "compression_training.layer_reduction.teacher"
+            yield Problem(name, reason, "set it to the folder of the teacher's checkpoints")
 
 
 def _base_of_loaded(config: NeoXConfig, base: Path) -> Path | None:

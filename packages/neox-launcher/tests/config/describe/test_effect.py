@@ -5,7 +5,6 @@ import pytest
 from neox_config.describe.effect import READERS, declared_in, read_by, reason_without_effect
 from neox_config.describe.reference import describe_parameter
 from neox_config.schema.config import parameter_named, sections
-from neox_config.schema.not_yet import NOT_YET
 
 
 @pytest.mark.parametrize(
@@ -25,13 +24,6 @@ from neox_config.schema.not_yet import NOT_YET
 def test_why_a_parameter_has_no_effect(name, reason):
     found = reason_without_effect(parameter_named(name))
     assert found is None if reason is None else found.startswith(reason)
-
-
-def test_a_block_that_is_not_implemented_is_reported():
-    switches = [name for name in NOT_YET if name.endswith(".enabled")]
-    assert switches
-    for switch in switches:
-        assert reason_without_effect(parameter_named(switch)) == f"{switch} is not implemented yet"
 
 
 def test_every_section_names_the_module_that_reads_it():

@@ -10,7 +10,6 @@ import pytest
 from neox_config import resolve
 from neox_config.describe.reference import describe_parameter, reference
 from neox_config.schema.config import all_parameters, parameter_named
-from neox_config.schema.not_yet import NOT_YET, not_built_yet
 from neox_config.schema.parameter import Section, param
 
 DOCS = Path(__file__).parents[5] / "docs"
@@ -59,48 +58,6 @@ def test_a_section_is_frozen_and_strict():
         Example().size = 2
     with pytest.raises(ValueError, match="Extra inputs"):
         Example(sise=2)
-
-
-# A value of each row of NOT_YET that is not implemented.
-ASKED = {
-    "num_nodes": "2",
-    "launcher": "slurm",
-    "distributed_backend": "mpi",
-    "attention_config": "[[[global, local], 2]]",
-    "pos_emb": "rpe",
-    "loss_normalization": "global",
-    "hostfile": "x",
-    "include": "x",
-    "exclude": "x",
-    "num_unique_layers": "2",
-    "comet.api_key": "x",
-}
-NEEDS = {
-    "contiguous_checkpointing": ["partition-activations=true"],
-    "fp16_lm_cross_entropy": ["precision=fp16"],
-}
-
-
-# Blocks that need more than their switch.
-EVERY_BLOCK = (Path(__file__).parents[2] / "data/every_block.yml").read_text()
-
-
-@pytest.mark.parametrize("name", NOT_YET)
-def test_values_that_are_not_implemented_are_reported_with_their_line(load, name):
-    text = EVERY_BLOCK if f"\n{name.partition('.')[0]}:" in EVERY_BLOCK else ""
-    config = load(text, f"{name}={ASKED.get(name, 'true')}", *NEEDS.get(name, []))
-    found = [problem for problem in not_built_yet(config) if problem.name == name]
-    assert [problem.what for problem in found] == ["is not implemented yet"]
-    assert found[0].place.spelling == f"--set {name}"
-    assert found[0].remedy
-
-
-def test_a_plain_configuration_needs_nothing_that_is_missing(load):
-    assert not_built_yet(load()) == []
-    assert (
-        not_built_yet(load("attention-config: [[[global], all]]\nzero_optimization: {offload_param: false}"))
-        == []
-    )
 
 
 def test_configuration_is_light():

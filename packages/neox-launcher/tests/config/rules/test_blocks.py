@@ -105,7 +105,7 @@ EXAMPLES = {
         "contains layers.0.attention.qkv, which belongs to the group wq1, too",
     ),
     "compressed_layers_are_plain": (
-        ["lora_rank=2", "lora_base=x"],
+        ["lora_rank=2", "lora_base=x", f"{COMPRESSION}.layer_reduction.enabled=false"],
         "lora_rank",
         "cannot be combined with compression_training",
     ),
@@ -147,10 +147,24 @@ EXAMPLES = {
         "eigenvalue.layer_num",
         "must be between 1 and num-layers: 4",
     ),
+    "students_copy_modules": (
+        f"{COMPRESSION}.layer_reduction.module_name_prefix=bert.encoder.layer",
+        f"{COMPRESSION}.layer_reduction.module_name_prefix",
+        "is no module with layers",
+    ),
+    "students_are_whole_models": (
+        [
+            "pipe_parallel_size=1",
+            f"{COMPRESSION}.layer_reduction.distill.enabled=true",
+            "eigenvalue.enabled=false",
+        ],
+        "pipe_parallel_size",
+        "cannot be combined with layer_reduction.distill",
+    ),
     "students_copy_named_layers": (
-        f"{COMPRESSION}.layer_reduction.keep_number_layer=2",
+        f"{COMPRESSION}.layer_reduction.teacher_layer=[0, 1, 3]",
         f"{COMPRESSION}.layer_reduction.teacher_layer",
-        "lists 3 layers, but keep_number_layer is 2",
+        "lists 3 layers, but keep_number_layer is 4",
     ),
 }
 # The override takes a value away from the file, where it would have to be written otherwise.
@@ -216,6 +230,16 @@ MORE = [
         [f"{COMPRESSION}.channel_pruning.shared_parameters.enabled=true"],
         f"{COMPRESSION}.channel_pruning.shared_parameters.enabled",
         "prunes convolutions, and the model has none",
+    ),
+    (
+        [f"{COMPRESSION}.layer_reduction.other_module_name=[embeding]"],
+        f"{COMPRESSION}.layer_reduction.other_module_name",
+        "contains 'embeding', which is no module",
+    ),
+    (
+        [f"{COMPRESSION}.layer_reduction.teacher=null"],
+        f"{COMPRESSION}.layer_reduction.teacher",
+        "is missing, but layer_reduction is enabled",
     ),
     (["eigenvalue.layer_name=bert"], "eigenvalue.layer_name", "is no module with layers"),
     (["model-parallel-size=2"], "model_parallel_size", "cannot be combined with eigenvalue.enabled"),

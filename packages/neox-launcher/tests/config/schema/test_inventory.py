@@ -18,7 +18,7 @@ from neox_config.derive.implied import NO_EFFECT
 from neox_config.errors import ConfigError
 from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
 from neox_config.schema.config import parameter_named
-from neox_config.schema.not_yet import NOT_YET, REFUSED, not_built_yet
+from neox_config.schema.refused import REFUSED
 
 DATA = Path(__file__).parents[2] / "data"
 MINIMAL = """\
@@ -33,7 +33,7 @@ optimizer: {type: Adam, params: {lr: 0.001}}
 ENTRIES = {entry["name"]: entry for entry in json.loads((DATA / "parameters.json").read_text())}
 BLOCKS = yaml.safe_load((DATA / "every_block.yml").read_text())
 
-# What becomes of each entry; the first pattern that fits counts. "not yet" and "refused" may only shrink.
+# What becomes of each entry; the first pattern that fits counts. "refused" may only shrink.
 STATUS = {
     "computed": """
         world_size rank local_rank is_pipe_parallel iteration do_train do_valid do_test padded_vocab_size
@@ -63,8 +63,6 @@ STATUS = {
         zero_optimization.zero_quantized_gradients
         sparse_gradients compression_training.channel_pruning compression_training.channel_pruning.*
         compression_training.weight_quantization.shared_parameters.quantizer_kernel""",
-    "not yet": """
-        compression_training compression_training.layer_reduction compression_training.layer_reduction.*""",
     "live": "*",
 }
 COUNTS = {
@@ -73,8 +71,7 @@ COUNTS = {
     "alias": 51,
     "no effect": 16,
     "refused": 14,
-    "not yet": 7,
-    "live": 410,
+    "live": 417,
 }
 
 # Defaults that are others than the inventory's, and why.
@@ -162,7 +159,7 @@ SAMPLES = {
     "attention_config": [[[[kind], 4]] for kind in ENTRIES["attention_config"]["choices"]],
     "autotuning.arg_mappings": [{"seed": "--seed"}, None],
     "comet.experiment_key": ["0" * 32],
-    "compression_training.layer_reduction.keep_number_layer": [3],
+    "compression_training.layer_reduction.keep_number_layer": [4],
     "compression_training.sparse_pruning.shared_parameters.block_pattern": ["4x1"],
     "compression_training.sparse_pruning.shared_parameters.excluded_modules": [["mlp.down"]],
     **{
@@ -403,13 +400,6 @@ def scope(switch):
     return head.removesuffix(".shared_parameters")
 
 
-def switches_of(name):
-    """Return the rows of NOT_YET that contain an entry, or whose block it is."""
-    inside = [row for row in NOT_YET if f"{name}.".startswith(f"{scope(row)}.")]
-    outside = [row for row in NOT_YET if row.startswith(f"{name}.")] if name == "compression_training" else []
-    return inside or outside
-
-
 def status_of(name):
     """Return the status of an entry according to the code's tables."""
     kind = home(name)
@@ -419,12 +409,7 @@ def status_of(name):
         return "no effect"
     if any((name + ".").startswith(scope(switch) + ".") for switch in REFUSED):
         return "refused"
-    rows = switches_of(name)
-    if rows == [name]:
-        default = parameter_named(name).default
-        others = [value for value in map(as_read, values_of(ENTRIES[name])) if value != default]
-        return "not yet" if all(NOT_YET[name].is_asked_for(value) for value in others) else "live"
-    return "not yet" if rows else "live"
+    return "live"
 
 
 def in_table(name):
@@ -440,20 +425,9 @@ def test_the_table_lists_the_outcome_of_each_parameter():
     assert {name: in_table(name) for name in ENTRIES} == {name: status_of(name) for name in ENTRIES}
 
 
-def test_lists_of_unbuilt_and_refused_parameters_only_shrink():
+def test_lists_of_refused_parameters_only_shrink():
     assert Counter(map(in_table, ENTRIES)) == COUNTS
     assert sum(COUNTS.values()) == 525
-
-
-@pytest.mark.parametrize("name", [name for name in ENTRIES if in_table(name) == "not yet"])
-def test_check_notes_parameters_that_are_not_built(files, name):
-    """With its block switched on."""
-    for value in values_of(ENTRIES[name]):
-        config = attempt(files, name, value)
-        noted = {problem.name for problem in not_built_yet(config)}
-        if noted & set(switches_of(name)):
-            return
-    raise AssertionError(f"{name} is accepted without a note")
 
 
 def test_the_complete_example_of_the_guide_loads_and_plans_unchanged():
@@ -461,6 +435,5 @@ def test_the_complete_example_of_the_guide_loads_and_plans_unchanged():
     resolved = resolve(config, devices=8)
     assert resolved.derived.train_batch_size == 32
     assert resolved.derived.precision == "fp16"
-    assert not_built_yet(config) == []
     assert resolved.config.optimizer.gradient_clipping == 1.0
     assert engine_json(resolved)["train_batch_size"] == 32

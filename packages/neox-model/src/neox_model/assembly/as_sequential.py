@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
 from neox_model.assembly.autocast import Autocast
+from neox_model.assembly.distillation import Distillation
 from neox_model.assembly.plan import LayerPlan, share_parameters
 
 __all__ = ["SequentialModel", "as_sequential", "build_layers"]
@@ -23,6 +24,7 @@ class SequentialModel(nn.Module):
     Attributes:
         plan_names: logical name of each path in this module.
         loss_fn: function of (logits_BSV, (labels_BS, loss_mask_BS)).
+        distillation: computes the loss in training with a teacher; None: there is none.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class SequentialModel(nn.Module):
         self.loss_fn = loss_fn
         self.autocast = autocast
         self.recomputation = recomputation
+        self.distillation: Distillation | None = None
         first = len(owners)
         paths = {first + place: f"stack.{place}" for place in range(len(plan))}
         layers, self.plan_names = build_layers([*owners, *plan], paths)
@@ -48,11 +51,17 @@ class SequentialModel(nn.Module):
     ) -> Tensor:
         """Return logits_BSV of the embedding's inputs (see Embedding), or the loss if targets are given.
 
-        The loss is that of `loss_fn(logits_BSV, targets)`, computed by the head without storing all logits.
+        The loss is that of `loss_fn(logits_BSV, targets)`, computed by the head without storing all logits,
+        and in training with a teacher that of `distillation`.
         """
         *body, head = self.stack
+        recomputation = self.recomputation if self.training else None
         with self.autocast():
-            hidden_SBD = run_layers(body, inputs, recomputation=self.recomputation if self.training else None)
+            if targets is not None and self.training and self.distillation is not None:
+                return self.distillation.loss(
+                    list(self.stack), inputs, targets, loss_fn=self.loss_fn, recomputation=recomputation
+                )
+            hidden_SBD = run_layers(body, inputs, recomputation=recomputation)
             return head(hidden_SBD) if targets is None else head(hidden_SBD, targets, self.loss_fn)
 
 

@@ -8,23 +8,28 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
 from neox_config.facts.stores import is_url
 from neox_model.checkpoint import directory as folders
-from neox_model.checkpoint.blocks import Range, block_numel
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse_model_changes
 from neox_model.checkpoint.contents import Manifest, is_count
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.shards import ShardReader
+from neox_model.checkpoint.whole_weights import (
+    WantedWeight,
+    check_wanted,
+    fill_wanted,
+    shape_problems,
+    wanted_weight,
+)
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable, named_logical_parameters
 
@@ -37,16 +42,6 @@ BASE = "base"
 _OF_ADAPTERS = "lora_"
 # Limit of Linux.
 _LONGEST_PATH = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class _Frozen:
-    """A weight that is not trained, and the range of the whole weight that this rank holds."""
-
-    name: str
-    parameter: nn.Parameter
-    shape: tuple[int, ...]
-    wanted: Range
 
 
 def load_base(
@@ -83,7 +78,9 @@ def load_base(
     if directory is None:
         return {}
     folder = _find(directory, adapters, groups, cache)
-    frozen = [_frozen(*named) for named in named_logical_parameters(model) if not named[1].requires_grad]
+    frozen = [
+        wanted_weight(*named) for named in named_logical_parameters(model) if not named[1].requires_grad
+    ]
     names = set().union(*gather(groups.control, {weight.name for weight in frozen}))
     with shared_outcome(groups.control, f"loading the base {folder}", keeps_bugs=True):
         manifest = Manifest.read(folder)
@@ -94,15 +91,9 @@ def load_base(
         )
         _check(manifest, frozen, names, folder)
         reader = ShardReader(folder, manifest.files)
-        reader.check_sums((manifest.tensors[weight.name], weight.wanted) for weight in frozen)
-        for weight in frozen:
-            reader.check(weight.name, manifest.tensors[weight.name], weight.wanted, weight.parameter.dtype)
+        check_wanted(frozen, manifest, reader)
         digest = _digest(folder)
-    for weight in frozen:
-        with writable(weight.parameter) as whole, torch.no_grad():
-            if whole is not None:
-                target = whole.view(-1)[: block_numel(weight.wanted[0])]
-                reader.fill(target, weight.name, manifest.tensors[weight.name], weight.wanted)
+    fill_wanted(frozen, manifest, reader, writable=writable)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
     logger.info("adapters are added to the weights of %s", folder)
@@ -217,12 +208,7 @@ def _digest(folder: Path) -> str | None:
     return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None
 
 
-def _frozen(name: str, parameter: nn.Parameter) -> _Frozen:
-    logical = parameter.logical  # type: ignore[attr-defined]
-    return _Frozen(name, parameter, logical.shape, (logical.slices, 0, block_numel(logical.slices)))
-
-
-def _check(manifest: Manifest, frozen: list[_Frozen], names: set[str], folder: Path) -> None:
+def _check(manifest: Manifest, frozen: list[WantedWeight], names: set[str], folder: Path) -> None:
     recorded = record_in(manifest)
     if recorded is not None:
         raise CheckpointError(
@@ -238,12 +224,7 @@ def _check(manifest: Manifest, frozen: list[_Frozen], names: set[str], folder: P
         )
     problems = [f"{name} is not in the checkpoint" for name in sorted(names - stored)]
     problems += [f"{name} is in the checkpoint but not in this model" for name in sorted(stored - names)]
-    problems += [
-        f"{weight.name} has the shape {manifest.tensors[weight.name].shape} in the checkpoint but "
-        f"{weight.shape} in this model"
-        for weight in frozen
-        if weight.name in stored and manifest.tensors[weight.name].shape != weight.shape
-    ]
+    problems += shape_problems(frozen, manifest)
     if problems:
         raise CheckpointError(
             f"the base {folder} contains a different model: {problems[0]}; set the base's values, or "

@@ -267,24 +267,35 @@ def read_gpt_neox(
     examples=(
         "neox-convert compress --load compressed --output plain",
         "neox-convert compress --load compressed/global_step2000 --output plain --exact-inputs",
+        "neox-convert compress --load compressed --output packed --packed",
     ),
 )
 @_LOAD
 @_OUTPUT
 @click.option("--exact-inputs", is_flag=True, help="Leave out the quantization of inputs of matrices.")
-def make_plain(load: Path, output: Path, exact_inputs: bool) -> None:
+@click.option("--packed", is_flag=True, help="Write packed whole numbers in a model of transformers.")
+@click.option("--family", metavar="NAME", help="model_type of the packed model, if several fit.")
+def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, family: str | None) -> None:
     """Write a model that compression_training compressed as a plain one that computes the same.
 
     Quantized and pruned weights have the values with which the training computes; pruned rows of the MLP are
-    removed where that is possible.
+    removed where that is possible. With --packed, the output is a model of transformers, whose quantized
+    matrices are whole numbers of as many bits as in the training (compressed-tensors).
     """
-    result = _with_torch("compress").compress(find_checkpoint(load), output, exact_inputs=exact_inputs)
+    folder = find_checkpoint(load)
+    if packed:
+        result = _with_torch("packed").write_packed(folder, output, exact_inputs=exact_inputs, family=family)
+    elif family is not None:
+        raise click.UsageError("--family is used only with --packed; leave it out")
+    else:
+        result = _with_torch("compress").compress(folder, output, exact_inputs=exact_inputs)
     _report(output, result)
     click.echo(
-        f"weights: {result['bytes_before']:,} bytes before, {result['bytes_after']:,} after, "
-        f"{result['bytes_if_packed']:,} if packed; {result['sparsity_of_compressed_matrices']:.1%} of the "
-        "compressed matrices are zeros"
+        f"weights: {result['bytes_before']:,} bytes before, {result['bytes_after']:,} after; "
+        f"{result['sparsity_of_compressed_matrices']:.1%} of the compressed matrices are zeros"
     )
+    for reason in result["not_removed"]:
+        click.echo(f"not removed: {reason}")
 
 
 @main.command(

@@ -2,12 +2,13 @@
 
 Its weights are those with which the training computes in the checkpoint's iteration: quantized values, and
 zeros where weights and heads are pruned. Rows of the MLP are removed if every layer prunes as many, and
-`related_modules` names all matrices that lose rows or columns with them. The whole model is in memory.
+`related_modules` names all matrices that lose rows or columns with them. Heads stay, as zeros: the width of a
+head follows from their number. The whole model is in memory.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from neox_model.convert.written_checkpoint import write_checkpoint
 from neox_model.parallel.compression import Compressed, begin_iteration, compressed_matrices, model_states
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["compress"]
+__all__ = ["Compression", "compress", "write_plain"]
 
 _PART = "compression_training"
 # Limits of the largest difference of logits over the largest logit, by dtype of the training.
@@ -63,25 +64,44 @@ def compress(folder: Path, output: Path, *, exact_inputs: bool = False) -> dict[
         NeoXError: the checkpoint is damaged or not compressed, has quantized inputs, or the results differ.
     """
     refuse_existing(output)
-    source = _Source(folder, exact_inputs=exact_inputs)
+    source = Compression(folder, exact_inputs=exact_inputs)
     with folder_written_aside(output) as aside:
-        weights, width = source.weights()
-        tensors = [StreamedTensor(name, tuple(value.shape), value.dtype) for name, value in weights.items()]
-        written = write_checkpoint(
-            aside,
-            tensors,
-            lambda name: [weights[name]],
-            source.recorded(width),
-            iteration=source.manifest.iteration,
-        )
-        result = source.compare(Checkpoint(written), width) | _sizes(source, weights)
+        written, result = write_plain(source, aside)
         result |= provenance(folder, written, packages=())
         write_json(aside / "verification.json", result)
     return result
 
 
-class _Source:
-    """A checkpoint of a compressed training, with its model, which computes as in the training."""
+def write_plain(source: "Compression", folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Write the plain model, with a checkpoint in a folder, and compare the logits of both.
+
+    Returns:
+        The checkpoint, and the figures of `verification.json`.
+
+    Raises:
+        ProofError: they differ by more than rounding.
+    """
+    weights, width = source.weights()
+    tensors = [StreamedTensor(name, tuple(value.shape), value.dtype) for name, value in weights.items()]
+    written = write_checkpoint(
+        folder,
+        tensors,
+        lambda name: [weights[name]],
+        source.recorded(width),
+        iteration=source.manifest.iteration,
+    )
+    figures = source.compare(Checkpoint(written), width) | _sizes(source, weights)
+    return written, figures | {"not_removed": source.not_removed(width)}
+
+
+class Compression:
+    """A checkpoint of a compressed training, with its model, which computes as in the training.
+
+    Attributes:
+        model: the whole model.
+        matrices: its compressed matrices by name.
+        kept: the rows of the MLP that stay, by layer; empty if all do.
+    """
 
     def __init__(self, folder: Path, *, exact_inputs: bool) -> None:
         self.checkpoint = Checkpoint(folder, is_compressed=True)
@@ -93,6 +113,18 @@ class _Source:
         self.dtype = DTYPES[self.checkpoint.precision]
         self.model = self._model(folder)
         self.matrices = {matrix.name: matrix for matrix in compressed_matrices(self.model)}
+        self.kept = self._removed()
+
+    @property
+    def limit(self) -> float:
+        """Return the largest difference of logits that is rounding, over the largest logit."""
+        return _LIMITS[self.dtype]
+
+    def tokens(self) -> Tensor:
+        """Return random tokens_BS for a comparison of logits, the same in every call."""
+        length = min(_TOKENS[1], self.resolved.config.model.seq_length)
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(self.checkpoint.vocab_size, (_TOKENS[0], length), generator=generator)
 
     def _refuse_quantized_inputs(self, *, exact_inputs: bool) -> None:
         shared = (
@@ -124,19 +156,45 @@ class _Source:
         for name, parameter in named_logical_parameters(self.model):
             if not is_score(name):
                 found[name] = self._computing(name, parameter).to(self.checkpoint.dtype(name))
+        width = int(next(iter(self.kept.values())).sum()) if self.kept else None
+        return {name: self.without_rows(name, value) for name, value in found.items()}, width
+
+    def without_rows(self, name: str, values: Tensor) -> Tensor:
+        """Return a weight, or what belongs to each element of it, without the rows of the MLP to remove."""
+        parts = name.split(".")
+        keep = self.kept.get(int(parts[1])) if name.startswith("layers.") and parts[2] == "mlp" else None
+        if keep is None:
+            return values
+        if parts[3] != "down":
+            return values[keep].contiguous()
+        return values[:, keep].contiguous() if parts[4] == "weight" else values
+
+    def _removed(self) -> dict[int, Tensor]:
+        """Return the rows of the MLP that each layer keeps; empty if all must stay."""
         kept = dict(self._kept_rows())
         counts = {int(keep.sum()) for keep in kept.values()}
         num_layers = self.resolved.config.model.num_layers
-        if len(kept) < num_layers or len(counts) != 1 or counts == {0}:
-            return found, None
-        for layer, keep in kept.items():
-            for name in [each for each in found if each.startswith(f"layers.{layer}.mlp.")]:
-                is_down = ".mlp.down." in name
-                if not is_down:
-                    found[name] = found[name][keep].contiguous()
-                elif name.endswith(".weight"):
-                    found[name] = found[name][:, keep].contiguous()
-        return found, counts.pop()
+        return {} if len(kept) < num_layers or len(counts) != 1 or counts == {0} else kept
+
+    def not_removed(self, width: int | None) -> list[str]:
+        """Return why pruned rows and heads are still there, as zeros."""
+        masks = {kind for matrix in self.matrices.values() for kind in self._applied(matrix)}
+        reasons = []
+        if "rows" in masks and width is None:
+            reasons.append(
+                "rows of the MLP: layers prune different numbers of them or not all layers do, "
+                "related_modules does not name all matrices with them, or the activation of 0 is not 0"
+            )
+        if "heads" in masks:
+            reasons.append(
+                "heads: the width of a head is hidden-size / num-attention-heads, so that a model with fewer "
+                "heads of this width has no num-attention-heads"
+            )
+        return reasons
+
+    @staticmethod
+    def _applied(matrix: Compressed) -> list[str]:
+        return [kind for kind, pruning in matrix.compression.masks() if pruning.is_on]
 
     def _computing(self, name: str, parameter: nn.Parameter) -> Tensor:
         """Return a weight as the forward pass computes with it."""
@@ -204,21 +262,18 @@ class _Source:
         model = build_sequential(plain.resolved, plain.vocab_size)
         _fill(model, plain)
         model.to(self.dtype).eval()
-        length = min(_TOKENS[1], self.resolved.config.model.seq_length)
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(plain.vocab_size, (_TOKENS[0], length), generator=generator)
+        tokens = self.tokens()
         expected, found = self.model(tokens).double(), model(tokens).double()
         difference = float((found - expected).abs().max() / expected.abs().max())
-        limit = _LIMITS[self.dtype]
-        if not difference <= limit:
+        if not difference <= self.limit:
             raise ProofError(
-                f"the logits of the plain model differ by {difference:.2g} of the largest (limit {limit:g}); "
-                "report this error"
+                f"the logits of the plain model differ by {difference:.2g} of the largest (limit "
+                f"{self.limit:g}); report this error"
             )
         return {
             "class": "plain model" if width is None else f"plain model with mlp-width {width}",
             "largest_differences": {"logits": difference},
-            "limit": limit,
+            "limit": self.limit,
         }
 
 
@@ -243,26 +298,19 @@ def _with_compression(checkpoint: Checkpoint) -> Resolved:
     return replace(resolved, config=config)
 
 
-def _sizes(source: _Source, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the sizes of the weights before and after, and the size of packed ones."""
+def _sizes(source: Compression, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the sizes of the weights before and after."""
     names = [name for name in source.manifest.weight_names if not is_score(name)]
     before = sum(
         prod(source.manifest.tensors[name].shape) * source.checkpoint.dtype(name).itemsize for name in names
     )
     after = sum(value.numel() * value.element_size() for value in weights.values())
-    packed, zeros, numel = 0, 0, 0
-    for name, value in weights.items():
-        matrix = source.matrices.get(name.removesuffix(".weight"))
-        quantizer = None if matrix is None else matrix.compression.quantizer
-        bits = None if quantizer is None or name.endswith(".bias") else quantizer.bits
-        packed += value.numel() * value.element_size() if bits is None else ceil(value.numel() * bits / 8)
-        if matrix is not None and name.endswith(".weight"):
-            zeros, numel = zeros + int((value == 0).sum()), numel + value.numel()
+    compressed = [weights[f"{name}.weight"] for name in source.matrices]
+    zeros, numel = sum(int((value == 0).sum()) for value in compressed), sum(map(Tensor.numel, compressed))
     return {
         "parameters": sum(value.numel() for value in weights.values()),
         "tensors": len(weights),
         "bytes_before": before,
         "bytes_after": after,
-        "bytes_if_packed": packed,
         "sparsity_of_compressed_matrices": zeros / numel if numel else 0.0,
     }

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.families import Family
@@ -16,6 +16,7 @@ from neox_model.optional import require
 __all__ = [
     "adapted_names",
     "computed",
+    "linear_names",
     "load_adapted_model",
     "load_config",
     "load_model",
@@ -23,13 +24,16 @@ __all__ = [
     "lora_defaults",
     "meta_model",
     "one_layer_model",
+    "pack_integers",
     "parameter_name",
+    "require_packing",
     "require_peft",
     "require_transformers",
 ]
 
 _INSTALL = "'neox-model[hf]'"
 _INSTALL_PEFT = "'neox-model[peft]'"
+_INSTALL_PACKED = "'neox-model[packed]'"
 # What transformers raises for a folder that it cannot use.
 _REFUSALS = (
     ValueError,
@@ -63,6 +67,31 @@ def require_peft(because: str) -> ModuleType:
         MissingPackageError: it is not installed.
     """
     return require("peft", because=because, install=_INSTALL_PEFT)
+
+
+def require_packing(because: str) -> ModuleType:
+    """Import compressed-tensors, with which transformers reads packed weights.
+
+    Raises:
+        MissingPackageError: it or transformers is not installed.
+    """
+    require_transformers(because)
+    return require("compressed_tensors", because=because, install=_INSTALL_PACKED)
+
+
+def pack_integers(numbers: Tensor, bits: int) -> Tensor:
+    """Return rows of int8 numbers of some bits as rows of int32, in the format pack-quantized."""
+    require_packing("packing of weights")
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    packed: Tensor = pack_to_int32(numbers, bits)
+    return packed
+
+
+def linear_names(folder: Path, family: Family) -> set[str]:
+    """Return the names of the weights of matrices that are a `torch.nn.Linear` in transformers."""
+    model = meta_model(load_config(folder, family), family)
+    return {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
 def load_config(folder: Path, family: Family) -> Any:

@@ -90,6 +90,7 @@ class WeightQuantizer(nn.Module):
         bits: number of bits; None: weights pass unchanged.
         share: share of rounded values in the mix with exact ones.
         iteration: selects the noise of stochastic rounding.
+        group_size: number of weights with one scale.
     """
 
     def __init__(
@@ -112,11 +113,16 @@ class WeightQuantizer(nn.Module):
         self.iteration = 0
         self._slices, self._columns = slices, shape[1]
         self._group, self._count = group, groups
-        self._size = shape[0] * shape[1] // groups
+        self.group_size = shape[0] * shape[1] // groups
         self._rounding, self._seed = rounding, seed
         (_, _), (first, stop) = slices
         # The largest runs that are in one group each.
-        self._run = math.gcd(self._size, stop - first)
+        self._run = math.gcd(self.group_size, stop - first)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Return True if the levels are multiples of a step."""
+        return self._rounding.kind == "symmetric"
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the weights of the forward pass, given the block in any floating-point dtype."""
@@ -136,33 +142,57 @@ class WeightQuantizer(nn.Module):
             rounded = exact + self.share * (rounded - exact)
         return rounded.to(weight.dtype)
 
+    @torch.no_grad()
+    def levels(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the whole numbers and the steps, of the block's shape, whose products are rounded weights.
+
+        Rounding must be symmetric. The numbers have `bits` bits, and those of one bit are -1, 0 and 1.
+        """
+        assert self.bits is not None, "the weights are not quantized yet"
+        exact = _wide(weight)
+        runs = exact.view(exact.shape[0], -1, self._run)
+        steps = _nonzero(self._steps(runs, self.bits)).expand_as(runs)
+        numbers = (self._rounded_runs(runs, self.bits) / steps).round()
+        return numbers.view_as(exact), steps.reshape(exact.shape)
+
     def _rounded_runs(self, runs: Tensor, bits: int) -> Tensor:
-        ids = self._group_ids(runs.device)
         if self._rounding.kind == "asymmetric":
+            ids = self._group_ids(runs.device)
             low, high = runs.aminmax(dim=-1)
             low, high = -self._largest(-low, ids)[ids], self._largest(high, ids)[ids]
             return _asymmetric(runs, low.unsqueeze(-1), high.unsqueeze(-1), bits, self._noise(runs))
+        steps = self._steps(runs, bits)
         if bits == 1:
-            return runs.sign() * self._mean(runs.abs(), ids)[ids].unsqueeze(-1).to(runs.dtype)
+            return runs.sign() * steps
         if bits == 2:
-            return self._ternary(runs, ids)
-        most = self._largest(runs.abs().amax(dim=-1), ids)[ids].unsqueeze(-1)
-        return _symmetric(runs, most, bits, self._noise(runs))
+            return torch.where(self._is_above(runs), runs.sign() * steps, 0.0)
+        return _symmetric(runs, steps, bits, self._noise(runs))
 
-    def _ternary(self, runs: Tensor, ids: Tensor) -> Tensor:
-        size = runs.abs()
-        is_above = size > _TERNARY * self._mean(size, ids)[ids].unsqueeze(-1)
-        total = self._sum(torch.where(is_above, size, 0.0).sum(dim=-1, dtype=torch.float64), ids)
-        count = self._sum(is_above.sum(dim=-1, dtype=torch.float64), ids)
-        level = (total / count.clamp(min=1.0))[ids].unsqueeze(-1).to(runs.dtype)
-        return torch.where(is_above, runs.sign() * level, 0.0)
+    def _steps(self, runs: Tensor, bits: int) -> Tensor:
+        """Return the step between symmetric levels of each run, (rows, runs, 1)."""
+        ids, size = self._group_ids(runs.device), runs.abs()
+        if bits == 1:
+            found = self._mean(size, ids)
+        elif bits == 2:
+            is_above = self._is_above(runs)
+            total = self._sum(torch.where(is_above, size, 0.0).sum(dim=-1, dtype=torch.float64), ids)
+            count = self._sum(is_above.sum(dim=-1, dtype=torch.float64), ids)
+            found = total / count.clamp(min=1.0)
+        else:
+            found = _step(self._largest(size.amax(dim=-1), ids), bits)
+        return found[ids].unsqueeze(-1).to(runs.dtype)
+
+    def _is_above(self, runs: Tensor) -> Tensor:
+        """Return the weights that two bits do not round to 0."""
+        ids, size = self._group_ids(runs.device), runs.abs()
+        return size > _TERNARY * self._mean(size, ids)[ids].unsqueeze(-1)
 
     def _group_ids(self, device: torch.device) -> Tensor:
         """Return the number of the group of each run, by row."""
         (top, bottom), (first, stop) = self._slices
         starts = torch.arange(first, stop, self._run, device=device)
         rows = torch.arange(top, bottom, device=device)
-        return (rows[:, None] * self._columns + starts) // self._size
+        return (rows[:, None] * self._columns + starts) // self.group_size
 
     def _largest(self, values: Tensor, ids: Tensor) -> Tensor:
         """Return the largest value of each group over all ranks, given that of each run."""
@@ -175,7 +205,7 @@ class WeightQuantizer(nn.Module):
         return all_reduce(found, self._group)
 
     def _mean(self, values: Tensor, ids: Tensor) -> Tensor:
-        return self._sum(values.sum(dim=-1, dtype=torch.float64), ids) / self._size
+        return self._sum(values.sum(dim=-1, dtype=torch.float64), ids) / self.group_size
 
     def _noise(self, runs: Tensor) -> Tensor | None:
         if not self._rounding.is_stochastic:
@@ -280,11 +310,15 @@ def quantize_inputs(
     """Return inputs rounded to the nearest levels of a range, by the formulas of `WeightQuantizer`."""
     if kind == "asymmetric":
         return _asymmetric(exact, low, high, bits, None)
-    return _symmetric(exact, torch.maximum(low.abs(), high.abs()), bits, None)
+    return _symmetric(exact, _step(torch.maximum(low.abs(), high.abs()), bits), bits, None)
 
 
-def _symmetric(values: Tensor, most: Tensor, bits: int, noise: Tensor | None) -> Tensor:
-    step = _nonzero(2 * most / 2**bits)
+def _step(most: Tensor, bits: int) -> Tensor:
+    return 2 * most / 2**bits
+
+
+def _symmetric(values: Tensor, step: Tensor, bits: int, noise: Tensor | None) -> Tensor:
+    step = _nonzero(step)
     return step * _round(values / step, noise).clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 

@@ -66,6 +66,7 @@ from neox_model.train.saving import (
 )
 from neox_model.train.state import TrainState
 from neox_model.train.step import TrainStep
+from neox_model.train.teacher import add_distillation, start_from_teacher
 from neox_model.train.training import NO_ADDITIONS, Additions, Outputs, Training
 from neox_model.train.writers import check_services, open_writers
 
@@ -175,6 +176,9 @@ def _build_training(
     datasets = build_datasets(resolved, position=position, difficulties=additions.difficulties)
     progress.describe(phase="building the model")
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
+    start_from_teacher(
+        config, model, load=load, groups=groups, writable=partial(gathered_parameter, groups=groups)
+    )
     additions.fill(model, groups)
     base = load_base(
         base_of_adapters(config),
@@ -188,6 +192,7 @@ def _build_training(
     optimizer = build_optimizer(config, model, model_group=groups.model, data_group=groups.data)
     schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
+    add_distillation(resolved, model, groups=groups, vocab_size=tokenizer.vocab_size)
     progress.describe(phase="compiling the layers")
     compile_layers(model, resolved, groups)
     seed_streams(config.training.seed, groups)

@@ -9,6 +9,7 @@ __all__ = [
     "ChannelPruning",
     "CompressionSection",
     "CompressionTraining",
+    "Distillation",
     "HeadPruning",
     "LayerReduction",
     "RowPruning",
@@ -27,32 +28,83 @@ _MODULES = (
 _SNIP = "method is snip_momentum"
 
 
+class Distillation(Section):
+    """Training of a student with the results of its teacher.
+
+    The loss is (1 - logits_share) cross entropy + logits_share temperature^2 divergence of the logits +
+    hidden_states_weight mean squared difference of the hidden states (see compression.md).
+    """
+
+    enabled: bool = param(
+        False, origin="ours", resume="training", doc="Train with the logits and hidden states of the teacher."
+    )
+    logits_share: float = param(
+        0.5,
+        origin="ours",
+        ge=0,
+        le=1,
+        resume="training",
+        doc="Share of the divergence of the student's logits from the teacher's in the loss.",
+    )
+    temperature: float = param(
+        1.0, origin="ours", gt=0, resume="training", doc="Divisor of the logits of both in the divergence."
+    )
+    hidden_states_weight: float = param(
+        0.0,
+        origin="ours",
+        ge=0,
+        resume="training",
+        doc="Weight of the mean squared difference of the outputs of the layers that were copied.",
+    )
+
+
 class LayerReduction(Section):
     """Layer reduction: initialize a smaller student model from layers of a teacher model."""
 
-    enabled: bool = param(False, origin="DSC", doc="Initialize the model from layers of a larger model.")
+    enabled: bool = param(
+        False, origin="DSC", resume="training", doc="Initialize the model from layers of a larger model."
+    )
+    teacher: str | None = param(
+        None,
+        origin="ours",
+        none_means="no teacher; enabled requires one",
+        min_length=1,
+        resume="training",
+        doc="Folder of the teacher's checkpoints; the latest is read.",
+    )
+    distill: Distillation = block(
+        Distillation, origin="ours", doc="Training with the results of the teacher."
+    )
     keep_number_layer: int | None = param(
-        None, origin="DSC", needed=True, gt=0, doc="Number of layers of the student."
+        None,
+        origin="DSC",
+        needed=True,
+        gt=0,
+        resume="training",
+        doc="Number of layers of the student; must be num-layers.",
     )
     module_name_prefix: str | None = param(
         None,
         origin="DSC",
         none_means="other_module_name lists the modules",
         min_length=1,
-        doc="Prefix of the names of the layers to copy.",
+        resume="training",
+        doc="Prefix of the names of the layers to copy; must be layers.",
     )
     teacher_layer: tuple[int, ...] | None = param(
         None,
         origin="DSC",
         needed=True,
         min_length=1,
+        resume="training",
         doc="Indices of the teacher's layers to copy, in order.",
     )
     other_module_name: tuple[str, ...] | None = param(
         None,
         origin="DSC",
         none_means="module_name_prefix names the modules",
-        doc="Full names of other modules to copy.",
+        resume="training",
+        doc="Full names of other modules to copy, such as embedding, final_norm and lm_head.",
     )
 
 

@@ -1,0 +1,76 @@
+"""Reading weights of another checkpoint into parameters of a model, before an engine has it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from neox_model.checkpoint.blocks import Range, block_numel
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.shards import ShardReader
+from neox_model.parallel.logical import Writable
+
+__all__ = ["WantedWeight", "check_wanted", "fill_wanted", "shape_problems", "wanted_weight"]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedWeight:
+    """A parameter to fill, and the range of the whole weight that this rank holds.
+
+    Args:
+        name: name of the weight in the checkpoint.
+        parameter: the parameter.
+        shape: shape of the whole weight.
+        wanted: the range.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    wanted: Range
+
+
+def wanted_weight(name: str, parameter: nn.Parameter) -> WantedWeight:
+    """Return what a parameter of this rank holds of a weight with a name in a checkpoint."""
+    logical = parameter.logical  # type: ignore[attr-defined]
+    return WantedWeight(name, parameter, logical.shape, (logical.slices, 0, block_numel(logical.slices)))
+
+
+def shape_problems(weights: Sequence[WantedWeight], manifest: Manifest) -> list[str]:
+    """Return a clause for each weight that has another shape in the checkpoint."""
+    return [
+        f"{weight.name} has the shape {manifest.tensors[weight.name].shape} in the checkpoint but "
+        f"{weight.shape} in this model"
+        for weight in weights
+        if weight.name in manifest.weight_names and manifest.tensors[weight.name].shape != weight.shape
+    ]
+
+
+def check_wanted(weights: Sequence[WantedWeight], manifest: Manifest, reader: ShardReader) -> None:
+    """Check that all weights can be read.
+
+    Raises:
+        DamagedCheckpointError: one is damaged.
+    """
+    reader.check_sums((manifest.tensors[weight.name], weight.wanted) for weight in weights)
+    for weight in weights:
+        reader.check(weight.name, manifest.tensors[weight.name], weight.wanted, weight.parameter.dtype)
+
+
+def fill_wanted(
+    weights: Sequence[WantedWeight], manifest: Manifest, reader: ShardReader, *, writable: Writable
+) -> None:
+    """Fill the parameters, which `check_wanted` has checked.
+
+    Args:
+        weights: what to fill.
+        manifest: the checkpoint's.
+        reader: of its shards.
+        writable: context manager that returns the tensor to fill for a parameter; None: other ranks fill it.
+    """
+    for weight in weights:
+        with writable(weight.parameter) as whole, torch.no_grad():
+            if whole is not None:
+                target = whole.view(-1)[: block_numel(weight.wanted[0])]
+                reader.fill(target, weight.name, manifest.tensors[weight.name], weight.wanted)

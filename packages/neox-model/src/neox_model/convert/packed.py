@@ -1,0 +1,222 @@
+"""Write a model with quantized weights for transformers, with packed integers in place of weights.
+
+The format is `pack-quantized` of compressed-tensors: a matrix is a `weight_packed` of whole numbers with the
+bits of the training, next to each other in int32, a `weight_scale` per row or per run of a row, and a
+`weight_shape`. Masked weights are 0.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.compress import Compression, write_plain
+from neox_model.convert.errors import ConversionError, ProofError
+from neox_model.convert.families import Family, fitting_family
+from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.proof import provenance
+from neox_model.convert.reference import computed, linear_names, load_model, pack_integers, require_packing
+from neox_model.convert.to_hf import to_hf
+from neox_model.convert.tokenizer_files import read_json, write_json
+from neox_model.convert.weights import WeightFiles, Written, write_weights
+from neox_model.parallel.compression import Compressed
+
+__all__ = ["write_packed"]
+
+# One bit has the three numbers -1, 0 and 1.
+_FEWEST_BITS = 2
+_MOST_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheme:
+    """Bits of a packed number, and columns that share a scale; 0 columns: one scale for each row."""
+
+    bits: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A packed matrix of transformers: whole numbers and scales."""
+
+    scheme: _Scheme
+    numbers: Tensor
+    scales: Tensor
+
+    def tensors(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield what is stored, given the name of the weight."""
+        yield f"{name}_packed", pack_integers(self.numbers.to(torch.int8), self.scheme.bits)
+        yield f"{name}_scale", self.scales
+        yield f"{name}_shape", torch.tensor(self.numbers.shape, dtype=torch.int64)
+
+
+def write_packed(folder: Path, output: Path, *, exact_inputs: bool, family: str | None) -> dict[str, Any]:
+    """Write the model of a compressed training for transformers, with packed weights, and prove it.
+
+    Args:
+        folder: the checkpoint of the training.
+        output: the folder to create.
+        exact_inputs: leave out the quantization of inputs.
+        family: `model_type`, if several fit; None: the first that fits.
+
+    Returns:
+        The contents of `verification.json`.
+
+    Raises:
+        NeoXError: the checkpoint cannot be written as a plain model of transformers, its weights are not
+            quantized in a form that can be packed, or the logits differ.
+    """
+    require_packing("neox-convert compress --packed")
+    refuse_existing(output)
+    source = Compression(folder, exact_inputs=exact_inputs)
+    with tempfile.TemporaryDirectory(dir=output.parent) as scratch, folder_written_aside(output) as aside:
+        plain_folder, exported = Path(scratch) / "plain", Path(scratch) / "exported"
+        plain_folder.mkdir()
+        latest, sizes = write_plain(source, plain_folder)
+        to_hf(latest, exported, family=family)
+        plain = Checkpoint(latest)
+        chosen = fitting_family(plain.architecture, plain.obstacles, family)
+        packed = dict(_packed_matrices(source, plain, chosen, linear_names(exported, chosen)))
+        for file in sorted(exported.iterdir()):
+            if not file.name.startswith(("model.safetensors", "model-", "verification")):
+                (aside / file.name).write_bytes(file.read_bytes())
+        _write(exported, aside, packed)
+        config = read_json(aside / "config.json")
+        write_json(aside / "config.json", config | {"quantization_config": _description(packed)})
+        result = _compare(source, aside, chosen) | {
+            "bytes_before": sizes["bytes_before"],
+            "bytes_after": sum(file.stat().st_size for file in aside.glob("*.safetensors")),
+            "packed_matrices": len(packed),
+        }
+        same = ("tensors", "parameters", "sparsity_of_compressed_matrices", "not_removed")
+        result |= {name: sizes[name] for name in same}
+        result |= provenance(folder, aside, packages=("transformers", "compressed_tensors"))
+        write_json(aside / "verification.json", result)
+    return result
+
+
+def _packed_matrices(
+    source: Compression, plain: Checkpoint, family: Family, linear: set[str]
+) -> Iterator[tuple[str, _Packed]]:
+    """Yield the packed matrices by the name of the weight in transformers."""
+    for tensor in family.tensors(plain.architecture, plain.shapes):
+        matrix = source.matrices.get(tensor.ours.removesuffix(".weight"))
+        if matrix is None or matrix.compression.quantizer is None or not tensor.ours.endswith(".weight"):
+            continue
+        scheme, numbers, steps = _numbers(source, matrix)
+        forms = [tensor.form.to_theirs(values, plain.architecture) for values in (numbers, steps)]
+        for name, part, step in zip(tensor.theirs, *forms, strict=True):
+            if name not in linear:
+                raise ConversionError(
+                    f"{name} is no Linear of {family.class_name}, and compressed-tensors packs no other "
+                    "matrices; choose another class with --family, or leave --packed out"
+                )
+            scales = step[:, :: scheme.columns] if scheme.columns else step[:, :1]
+            if not torch.equal(scales.repeat_interleave(step.shape[1] // scales.shape[1], dim=1), step):
+                raise ConversionError(f"the scales of {name} do not follow its rows; leave --packed out")
+            yield name, _Packed(scheme, part.contiguous(), scales.contiguous())
+
+
+def _numbers(source: Compression, matrix: Compressed) -> tuple[_Scheme, Tensor, Tensor]:
+    """Return how a matrix is packed, its whole numbers, and the step of each."""
+    compression, name = matrix.compression, matrix.name
+    quantizer = compression.quantizer
+    assert quantizer is not None
+    problem = None
+    if quantizer.bits is None or quantizer.share < 1.0:
+        problem = "are not all quantized yet in this iteration"
+    elif not quantizer.is_symmetric:
+        problem = "have asymmetric levels, whose smallest value need not be a whole number of 8 bits"
+    elif quantizer.bits > _MOST_BITS:
+        problem = f"have {quantizer.bits} bits, and 8 are the most that can be packed"
+    columns = matrix.logical.shape[1]
+    size = quantizer.group_size
+    if problem is None and size % columns and columns % size:
+        problem = "have groups that are neither whole rows nor parts of one"
+    if problem is not None:
+        raise ConversionError(f"the weights of {name} {problem}; leave --packed out")
+    assert quantizer.bits is not None
+    numbers, steps = quantizer.levels(matrix.module.weight.detach())
+    with torch.no_grad():
+        for _, pruning in compression.masks():
+            numbers = pruning(numbers)
+    numbers, steps = (source.without_rows(f"{name}.weight", values) for values in (numbers, steps))
+    if numbers.shape[1] != columns and size % columns:
+        raise ConversionError(
+            f"columns of {name} are removed, and its groups are parts of rows; leave --packed out"
+        )
+    scheme = _Scheme(max(_FEWEST_BITS, quantizer.bits), size if columns % size == 0 and size < columns else 0)
+    return scheme, numbers, steps
+
+
+def _write(exported: Path, aside: Path, packed: Mapping[str, _Packed]) -> None:
+    files = WeightFiles(exported)
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for name in files.tensors:
+            if name in packed:
+                yield from packed[name].tensors(name)
+            else:
+                yield name, files.whole(name)
+
+    planned = [Written(name, tuple(value.shape), value.dtype) for name, value in tensors()]
+    write_weights(aside, planned, ((name, [value]) for name, value in tensors()))
+
+
+def _description(packed: Mapping[str, _Packed]) -> dict[str, Any]:
+    """Return what config.json states of the packed matrices."""
+    members: dict[_Scheme, list[str]] = {}
+    for name, matrix in packed.items():
+        members.setdefault(matrix.scheme, []).append(name.removesuffix(".weight"))
+    groups = {
+        f"group_{number}": {
+            "targets": names,
+            "weights": {
+                "num_bits": scheme.bits,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "group" if scheme.columns else "channel",
+                "group_size": scheme.columns or None,
+                "dynamic": False,
+            },
+            "input_activations": None,
+            "output_activations": None,
+        }
+        for number, (scheme, names) in enumerate(members.items())
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
+
+
+@torch.no_grad()
+def _compare(source: Compression, folder: Path, family: Family) -> dict[str, Any]:
+    """Compare the logits that transformers computes with those of the training.
+
+    Raises:
+        ProofError: they differ by more than rounding.
+    """
+    tokens_BS = source.tokens()
+    expected = source.model(tokens_BS).double()
+    found = computed(load_model(folder, family), tokens_BS, use_cache=False).logits.double()
+    difference = float((found - expected[..., : found.shape[-1]]).abs().max() / expected.abs().max())
+    if not difference <= source.limit:
+        raise ProofError(
+            f"the logits of the packed model differ by {difference:.2g} of the largest (limit "
+            f"{source.limit:g}); report this error"
+        )
+    return {
+        "class": f"{family.class_name} with packed weights",
+        "largest_differences": {"logits": difference},
+        "limit": source.limit,
+    }

@@ -1,0 +1,180 @@
+"""A student from layers of a teacher: the weights it starts from, and the model that it is compared with."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from torch import nn
+
+from neox_config import NeoXConfig, Resolved
+from neox_config.schema.sections.compression import LayerReduction
+from neox_model.assembly.as_sequential import SequentialModel
+from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.distillation import Distillation
+from neox_model.assembly.model import build_stage
+from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.shards import ShardReader
+from neox_model.checkpoint.whole_weights import (
+    WantedWeight,
+    check_wanted,
+    fill_wanted,
+    shape_problems,
+    wanted_weight,
+)
+from neox_model.convert.checkpoints import Checkpoint
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.logical import Writable, named_logical_parameters
+
+__all__ = ["add_distillation", "start_from_teacher", "teacher_names"]
+
+logger = logging.getLogger(__name__)
+
+_LAYERS = "layers"
+_TEACHER = "compression_training.layer_reduction.teacher"
+
+
+def teacher_names(names: Iterable[str], section: LayerReduction) -> dict[str, str]:
+    """Return the name in the teacher of each weight of the student that is copied, by its name there."""
+    found = {}
+    layers = section.teacher_layer if section.module_name_prefix else None
+    for name in names:
+        first, _, rest = name.partition(".")
+        if first == _LAYERS and layers:
+            index, _, rest = rest.partition(".")
+            found[name] = f"{_LAYERS}.{layers[int(index)]}.{rest}"
+        elif any(f"{name}.".startswith(f"{other}.") for other in section.other_module_name or ()):
+            found[name] = name
+    return found
+
+
+def start_from_teacher(
+    config: NeoXConfig, model: nn.Module, *, load: Path | None, groups: Groups, writable: Writable
+) -> None:
+    """Copy layers and modules of the teacher, unless a checkpoint of the student will be loaded. Collective.
+
+    Args:
+        config: the configuration.
+        model: this rank's part of the student, initialized.
+        load: folder of the checkpoints to continue from.
+        groups: this rank's process groups.
+        writable: context manager that returns the tensor to fill for a parameter; None: other ranks fill it.
+
+    Raises:
+        CheckpointError: the teacher is missing or damaged, or does not have what the student copies.
+    """
+    section = config.compression.compression_training.layer_reduction
+    if not section.enabled or _is_loaded(load, groups):
+        return
+    folder, checkpoint = _open_teacher(section, groups)
+    named = dict(named_logical_parameters(model))
+    sources = teacher_names(named, section)
+    every = {name: each for found in gather(groups.control, sources) for name, each in found.items()}
+    wanted = [wanted_weight(sources[name], parameter) for name, parameter in named.items() if name in sources]
+    with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
+        _check(section, checkpoint, wanted, every)
+        reader = ShardReader(folder, checkpoint.manifest.files)
+        check_wanted(wanted, checkpoint.manifest, reader)
+    fill_wanted(wanted, checkpoint.manifest, reader, writable=writable)
+    total = len(set().union(*gather(groups.control, set(named))))
+    logger.info("%d of %d weights of the student are those of %s", len(every), total, folder)
+
+
+def _is_loaded(load: Path | None, groups: Groups) -> bool:
+    with shared_outcome(groups.control, f"finding a checkpoint in {load}", keeps_bugs=True):
+        found = load is not None and groups.world.rank == 0 and find_latest(load) is not None
+    return any(gather(groups.control, found))
+
+
+def _open_teacher(section: LayerReduction, groups: Groups) -> tuple[Path, Checkpoint]:
+    directory, folder = Path(str(section.teacher)), None
+    with shared_outcome(groups.control, f"finding a checkpoint in {directory}", keeps_bugs=True):
+        if groups.world.rank == 0:
+            folder = find_latest(directory)
+            if folder is None:
+                raise CheckpointError(
+                    f"{directory} contains no checkpoint; set {_TEACHER} to the folder of the teacher's"
+                )
+    found: Path = gather(groups.control, folder)[0]
+    with shared_outcome(groups.control, f"reading the teacher {found}", keeps_bugs=True):
+        return found, Checkpoint(found)
+
+
+def _check(
+    section: LayerReduction, checkpoint: Checkpoint, wanted: Sequence[WantedWeight], every: dict[str, str]
+) -> None:
+    """Require that the teacher has all weights to copy, and the student all of the layers that are copied."""
+    stored, sources = checkpoint.manifest.weight_names, set(every.values())
+    copied = [f"{_LAYERS}.{layer}." for layer in section.teacher_layer or () if section.module_name_prefix]
+    problems = [f"{name} is not in the checkpoint" for name in sorted(sources - stored)]
+    problems += [
+        f"{name} is in the checkpoint but the student has no such weight"
+        for name in sorted(stored - sources)
+        if name.startswith(tuple(copied))
+    ]
+    problems += [
+        f"{other} in other_module_name is no module with weights of its own"
+        for other in section.other_module_name or ()
+        if not any(f"{name}.".startswith(f"{other}.") for name in every)
+    ]
+    problems += shape_problems(wanted, checkpoint.manifest)
+    if problems:
+        raise CheckpointError(
+            f"the teacher {checkpoint.folder} does not fit the student: {problems[0]}; set the architecture "
+            "of the teacher, whose layers alone may be fewer"
+        )
+
+
+def add_distillation(resolved: Resolved, model: nn.Module, *, groups: Groups, vocab_size: int) -> None:
+    """Let a student in training compute the loss with its teacher, if it is configured. Collective.
+
+    Args:
+        resolved: the configuration.
+        model: this rank's part of the student.
+        groups: this rank's process groups.
+        vocab_size: the tokenizer's vocabulary size.
+
+    Raises:
+        CheckpointError: the teacher is missing, damaged, or has another vocabulary or width.
+    """
+    section = resolved.config.compression.compression_training.layer_reduction
+    options = section.distill
+    if not (section.enabled and options.enabled):
+        return
+    assert isinstance(model, SequentialModel), "a rule refuses pipelines"
+    folder, checkpoint = _open_teacher(section, groups)
+    teacher = build_stage(_like(resolved, checkpoint), groups, vocab_size=vocab_size).eval()
+    for parameter in teacher.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(DTYPES[resolved.derived.precision])
+    wanted = [wanted_weight(*named) for named in named_logical_parameters(teacher)]
+    width, theirs = resolved.config.model.hidden_size, checkpoint.resolved.config.model.hidden_size
+    with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
+        problems = shape_problems(wanted, checkpoint.manifest)
+        if width != theirs and options.hidden_states_weight:
+            problems.append(f"its hidden-size is {theirs}, and the student's {width}")
+        if problems:
+            raise CheckpointError(f"the teacher {folder} does not fit: {problems[0]}; use another teacher")
+        reader = ShardReader(folder, checkpoint.manifest.files)
+        check_wanted(wanted, checkpoint.manifest, reader)
+    fill_wanted(wanted, checkpoint.manifest, reader, writable=nullcontext)
+    pairs = list(enumerate(section.teacher_layer or ())) if options.hidden_states_weight else []
+    model.distillation = Distillation(
+        list(teacher.stack),
+        layers=pairs,
+        logits_share=options.logits_share,
+        temperature=options.temperature,
+        hidden_states_weight=options.hidden_states_weight,
+        group=groups.model,
+    )
+    logger.info("the loss of the student is compared with that of the teacher %s", folder)
+
+
+def _like(resolved: Resolved, checkpoint: Checkpoint) -> Resolved:
+    """Return the teacher's parameters in the student's layout."""
+    parallelism, theirs = resolved.config.parallelism, checkpoint.resolved
+    config = theirs.config.model_copy(update={"parallelism": parallelism})
+    derived = resolved.derived.model_copy(update={"attention_types": theirs.derived.attention_types})
+    return Resolved(config=config, derived=derived)

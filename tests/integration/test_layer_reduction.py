@@ -1,0 +1,153 @@
+"""A student from layers of a teacher: its first weights, its loss, and the same on every layout."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.corpus import write_corpus
+from support.distributed import run_ranks
+from support.trainings import tensors_of, train_all
+
+SIZES = {"hidden_size": 24, "num_attention_heads": 6, "log_interval": 1}
+TEACHER = SIZES | {"num_layers": 4, "train_iters": 2, "seed": 7}
+
+
+def student(teacher: Path, **distill: Any) -> dict[str, Any]:
+    reduction = {
+        "enabled": True,
+        "teacher": str(teacher),
+        "keep_number_layer": 2,
+        "module_name_prefix": "layers",
+        "teacher_layer": [1, 3],
+        "other_module_name": ["embedding", "final_norm"],
+    }
+    if distill:
+        reduction["distill"] = {"enabled": True, **distill}
+    return SIZES | {
+        "num_layers": 2,
+        "train_iters": 4,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "compression_training": {"layer_reduction": reduction},
+    }
+
+
+ALL = {"logits_share": 0.4, "temperature": 2.0, "hidden_states_weight": 0.3}
+
+
+def first_weights(folder: str, corpus: str) -> None:
+    train_all(folder, corpus, {"teacher": TEACHER})
+    still = student(Path(folder, "teacher")) | {
+        "train_iters": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": 1e-30}},
+        "save_interval": 1,
+    }
+    train_all(folder, corpus, {"student": still})
+
+
+def test_a_student_starts_from_the_layers_of_its_teacher(tmp_path) -> None:
+    run_ranks(first_weights, size=1, folder=str(tmp_path), corpus=str(write_corpus(tmp_path)))
+    theirs, own = tensors_of(tmp_path / "teacher", 2), tensors_of(tmp_path / "student", 1)
+    weights = [name for name in own if "/" not in name]
+    assert len(weights) > 20
+    for name in weights:
+        source = name
+        for layer, taken in ((0, 1), (1, 3)):
+            if name.startswith(f"layers.{layer}."):
+                source = name.replace(f"layers.{layer}.", f"layers.{taken}.", 1)
+        assert torch.equal(own[name], theirs[source]), name
+    assert not torch.equal(own["layers.0.mlp.up.weight"], theirs["layers.0.mlp.up.weight"])
+
+
+def losses(folder: str, corpus: str, **layout: Any) -> list[float]:
+    """Train a student with all terms in the present world; return its losses."""
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train import run
+    from neox_model.train.hooks.base import Hook
+    from neox_model.train.training import Additions
+    from support.settings import SMALL_TRAINING, resolved_from
+
+    found: list[float] = []
+
+    class Remember(Hook):
+        def on_step(self, state, report) -> None:
+            found.append(float(report.loss))
+
+    given = SMALL_TRAINING | {"data_path": corpus} | student(Path(folder, "teacher"), **ALL) | layout
+    resolved = resolved_from(given, devices=int(os.environ["WORLD_SIZE"]))
+    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    with run.open_training(groups, resolved, Additions(hooks=[Remember()])) as opened:
+        opened.loop.run()
+    return found
+
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {}),
+    "recomputed": (1, {"checkpoint_activations": True}),
+    "tensor": (2, {"model_parallel_size": 2}),
+    "data, ZeRO 3": (2, {"engine": "torch", "zero_optimization": {"stage": 3}}),
+    "data, DeepSpeed": (2, {"engine": "deepspeed"}),
+}
+
+
+def test_a_student_learns_alike_on_every_layout(tmp_path) -> None:
+    corpus = str(write_corpus(tmp_path))
+    run_ranks(train_all, size=1, folder=str(tmp_path), corpus=corpus, trainings={"teacher": TEACHER})
+    batch = {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": None}
+    found = {
+        name: run_ranks(losses, size=ranks, folder=str(tmp_path), corpus=corpus, **batch, **layout)[0]
+        for name, (ranks, layout) in LAYOUTS.items()
+    }
+    for name, values in found.items():
+        assert values == pytest.approx(found["one"], abs=2e-5), name
+    assert len(found["one"]) == 4
+    assert found["one"][-1] < found["one"][0]
+
+
+def resumed(folder: str, corpus: str) -> None:
+    whole = student(Path(folder, "teacher"), **ALL) | {"precision": "bfloat16"}
+    again = whole | {"load": f"{folder}/whole", "restart_at": 2}
+    train_all(folder, corpus, {"teacher": TEACHER, "whole": whole, "again": again})
+
+
+def test_a_resumed_student_continues_to_the_last_bit(tmp_path) -> None:
+    run_ranks(resumed, size=2, folder=str(tmp_path), corpus=str(write_corpus(tmp_path)))
+    whole, again = tensors_of(tmp_path / "whole", 4), tensors_of(tmp_path / "again", 4)
+    assert whole.keys() == again.keys()
+    assert [name for name in whole if not torch.equal(whole[name], again[name])] == []
+
+
+def refusals(folder: str, corpus: str) -> dict[str, str]:
+    from neox_model.checkpoint.errors import CheckpointError
+
+    train_all(folder, corpus, {"teacher": TEACHER})
+    found = {}
+    wrong: dict[str, dict[str, Any]] = {
+        "width": {"hidden_size": 48},
+        "absent layer": {"teacher_layer": [1, 9]},
+        "tied head": {"other_module_name": ["lm_head"]},
+        "no biases": {"use_bias_in_mlp": False},
+        "nothing": {"teacher": f"{folder}/nothing"},
+    }
+    for name, change in wrong.items():
+        settings = student(Path(folder, "teacher"))
+        reduction = settings["compression_training"]["layer_reduction"]
+        inside = {key: value for key, value in change.items() if key in reduction}
+        settings |= {key: value for key, value in change.items() if key not in reduction}
+        settings["compression_training"] = {"layer_reduction": reduction | inside}
+        try:
+            train_all(folder, corpus, {name: settings})
+        except CheckpointError as error:
+            found[name] = str(error)
+    return found
+
+
+def test_a_teacher_that_does_not_fit_is_refused(tmp_path) -> None:
+    [found] = run_ranks(refusals, size=1, folder=str(tmp_path), corpus=str(write_corpus(tmp_path)))
+    assert "has the shape" in found["width"]
+    assert "layers.9." in found["absent layer"]
+    assert "lm_head in other_module_name is no module with weights of its own" in found["tied head"]
+    assert "the student has no such weight" in found["no biases"]
+    assert "contains no checkpoint" in found["nothing"]
