@@ -1,5 +1,6 @@
 """Compression in training: one model on every layout, in every precision, and after a resume."""
 
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from neox_model.inspection.soundness import examine
 from support.compressions import COMPRESSIONS, block, pruned_rows, quantized_weights, sparse_weights
 from support.corpus import write_corpus
 from support.distributed import run_ranks
+from support.hf_models import write_tokenizer
 from support.layouts import LAYOUTS, SETTINGS, SMALL, WIDE
 from support.settings import SMALL_TRAINING, resolved_from
 from support.trainings import tensors_of, train_all
@@ -368,41 +370,58 @@ def test_compressed_models_become_plain_ones_that_compute_alike(tmp_path) -> Non
     assert [reason.partition(":")[0] for reason in reasons] == ["rows of the MLP", "heads"]
 
 
-# Bits, and the expected size of packed matrices over that of float32 ones, without scales.
-PACKED: dict[str, tuple[dict[str, Any], float]] = {
-    "8 bits": (quantized_weights((8, 8), quantize_groups=1), 8 / 32),
-    "4 bits in groups": (quantized_weights((4, 4), quantize_groups=192), 4 / 32),
-    "6 bits, rows": (quantized_weights((6, 6), quantize_groups=24) | pruned_rows("l1"), 6 / 32),
+# The bits of a packed number.
+PACKED: dict[str, tuple[dict[str, Any], int]] = {
+    "8 bits": (quantized_weights((8, 8), quantize_groups=1), 8),
+    "4 bits in groups": (quantized_weights((4, 4), quantize_groups=288), 4),
+    "6 bits, rows": (quantized_weights((6, 6), quantize_groups=24) | pruned_rows("l1"), 6),
     "2 bits, 2:4": (
         quantized_weights((2, 2), quantize_groups=24)
         | sparse_weights(0.5, method="snip_momentum", block_pattern="2:4", schedule_offset=1),
-        2 / 32,
+        2,
     ),
-    "1 bit": (quantized_weights((1, 1), quantize_groups=24), 2 / 32),
+    "1 bit": (quantized_weights((1, 1), quantize_groups=24), 2),
+}
+UNPACKED = {
+    "asymmetric": quantized_weights((8, 8), quantization_type="asymmetric"),
+    "groups across rows": quantized_weights((4, 4), quantize_groups=192),
+    "still mixed": quantized_weights(
+        (8, 8), fp16_mixed_quantize={"enabled": True, "quantize_change_ratio": 0.01}
+    ),
 }
 
 
 def pack(folder: str, corpus: str) -> dict[str, Any]:
-    from neox_model.convert.errors import ConversionError
-    from neox_model.convert.packed import write_packed
+    """Train each compression, and write it with packed weights; return the results, or why not."""
+    from neox_model.convert import packed
+    from neox_model.convert.errors import ConversionError, ProofError
 
     found: dict[str, Any] = {}
-    asymmetric = quantized_weights((8, 8), quantization_type="asymmetric")
     shape = SMALL_HEADS | {"pos_emb": "rotary", "train_iters": 6, "precision": "bfloat16"}
-    for name, parts in {
-        "asymmetric": asymmetric,
-        **{key: parts for key, (parts, _) in PACKED.items()},
-    }.items():
+    shape |= {"tokenizer_type": "HFTokenizer", "vocab_file": str(write_tokenizer(Path(folder)))}
+    for name, parts in (UNPACKED | {name: parts for name, (parts, _) in PACKED.items()}).items():
         train_all(folder, corpus, {name: shape | {"compression_training": parts}})
         try:
-            found[name] = write_packed(
-                Path(folder, name, checkpoint_name(6)),
-                Path(folder, f"{name} packed"),
-                exact_inputs=False,
-                family=None,
+            found[name] = packed.write_packed(
+                Path(folder, name, checkpoint_name(6)), Path(folder, f"{name} packed")
             )
         except ConversionError as error:
             found[name] = str(error)
+    pack_integers = packed.pack_integers
+
+    def with_one_wrong(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+        """Plant a fault: the next lower level for one weight."""
+        wrong = numbers.clone()
+        wrong[0, int(numbers[0].argmax())] -= 1
+        return pack_integers(wrong, bits)
+
+    packed.pack_integers = with_one_wrong
+    try:
+        packed.write_packed(Path(folder, "8 bits", checkpoint_name(6)), Path(folder, "wrong"))
+    except ProofError as error:
+        found["wrong"] = str(error)
+    finally:
+        packed.pack_integers = pack_integers
     return found
 
 
@@ -410,20 +429,38 @@ def test_packed_models_of_transformers_compute_alike_and_are_smaller(tmp_path) -
     pytest.importorskip("compressed_tensors")
     corpus = str(write_corpus(tmp_path))
     [found] = run_ranks(pack, size=1, folder=str(tmp_path), corpus=corpus, timeout_seconds=600)
-    assert "have asymmetric levels" in found.pop("asymmetric")
-    for name, (_, factor) in PACKED.items():
-        result = found[name]
-        assert result["packed_matrices"] > 0, name
-        assert result["largest_differences"]["logits"] <= result["limit"], name
-        stored = 0
-        for file in (tmp_path / f"{name} packed").glob("*.safetensors"):
-            with safe_open(file, "pt") as tensors:
-                packed = [key for key in tensors.keys() if key.endswith("_packed")]  # noqa: SIM118
-                stored += sum(tensors.get_tensor(key).numel() * 4 for key in packed)
-        width = 48 if "rows" in name else 96
-        weights = 2 * (24 * 72 + 24 * 24 + 2 * 24 * width)
-        # Rows are padded to whole int32.
-        assert stored == pytest.approx(weights * 4 * factor, rel=0.35 if factor < 8 / 32 else 0.01), name
+    assert "have asymmetric levels" in found["asymmetric"]
+    assert "have groups that are neither whole rows nor parts of one" in found["groups across rows"]
+    assert "are not all quantized yet in this iteration" in found["still mixed"]
+    assert "this is not the same model" in found["wrong"]
+    for name in (*UNPACKED, "wrong"):
+        assert not (tmp_path / f"{name} packed").exists()
+        assert not (tmp_path / name / "config.json").exists()
+    for name, (_, bits) in PACKED.items():
+        result, folder = found[name], tmp_path / f"{name} packed"
+        # The training computes in bfloat16: these are the logits of its numbers in float32.
+        assert (result["largest_differences"]["logits"] <= 1e-5, result["limit"]) == (True, 1e-5), name
+        stored = {}
+        with safe_open(folder / "model.safetensors", "pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118
+                stored[key] = tensors.get_tensor(key)
+        packed = {key: value for key, value in stored.items() if key.endswith("_packed")}
+        assert len(packed) == result["packed_matrices"] == 8
+        for key, value in packed.items():
+            rows, columns = stored[key.replace("_packed", "_shape")].tolist()
+            assert value.shape == (rows, ceil(columns * bits / 32)), key
+        assert result["bytes_after"] == (folder / "model.safetensors").stat().st_size
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "verification.json",
+        ]
+    mlp = "gpt_neox.layers.0.mlp.dense_4h_to_h.weight_shape"
+    with safe_open(tmp_path / "6 bits, rows packed" / "model.safetensors", "pt") as tensors:
+        assert tensors.get_tensor(mlp).tolist() == [24, 48]
 
 
 PRECISIONS = {

@@ -147,7 +147,6 @@ KINDS = {
 }
 # Where a wrong value of the type is a right one here.
 WRONGS = {"optimizer.type": [1], "optimizer_type": [1], "attention_config": ["nonsense"]}
-# Entries that have no effect without a value of another one that is not implemented.
 # Where the value of the type does not do.
 _METRIC = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.<metric>"
 SAMPLES = {
@@ -160,6 +159,9 @@ SAMPLES = {
     "autotuning.arg_mappings": [{"seed": "--seed"}, None],
     "comet.experiment_key": ["0" * 32],
     "compression_training.layer_reduction.keep_number_layer": [4],
+    "compression_training.layer_reduction.module_name_prefix": ["layers"],
+    "compression_training.layer_reduction.other_module_name": [["final_norm", "embedding.word_embeddings"]],
+    "compression_training.layer_reduction.teacher_layer": [[0, 2, 4, 6]],
     "compression_training.sparse_pruning.shared_parameters.block_pattern": ["4x1"],
     "compression_training.sparse_pruning.shared_parameters.excluded_modules": [["mlp.down"]],
     **{

@@ -266,27 +266,35 @@ def read_gpt_neox(
     "compress",
     examples=(
         "neox-convert compress --load compressed --output plain",
-        "neox-convert compress --load compressed/global_step2000 --output plain --exact-inputs",
-        "neox-convert compress --load compressed --output packed --packed",
+        "neox-convert compress --load compressed/global_step2000 --output packed --packed",
     ),
 )
 @_LOAD
 @_OUTPUT
 @click.option("--exact-inputs", is_flag=True, help="Leave out the quantization of inputs of matrices.")
 @click.option("--packed", is_flag=True, help="Write packed whole numbers in a model of transformers.")
-@click.option("--family", metavar="NAME", help="model_type of the packed model, if several fit.")
-def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, family: str | None) -> None:
+@click.option(
+    "--family",
+    type=click.Choice(["gpt_neox", "llama", "mistral", "qwen2"]),
+    help="Class of the packed model, if several compute it; default: the first of these.",
+)
+@_VOCAB_FILE
+@_MERGE_FILE
+def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_transformers: Any) -> None:
     """Write a model that compression_training compressed as a plain one that computes the same.
 
     Quantized and pruned weights have the values with which the training computes; pruned rows of the MLP are
     removed where that is possible. With --packed, the output is a model of transformers, whose quantized
     matrices are whole numbers of as many bits as in the training (compressed-tensors).
     """
+    given = [name for name, value in of_transformers.items() if value is not None]
+    if given and not packed:
+        option = given[0].replace("_", "-")
+        raise click.UsageError(f"--{option} is used only with --packed; leave it out")
     folder = find_checkpoint(load)
     if packed:
-        result = _with_torch("packed").write_packed(folder, output, exact_inputs=exact_inputs, family=family)
-    elif family is not None:
-        raise click.UsageError("--family is used only with --packed; leave it out")
+        write_packed = _with_torch("packed").write_packed
+        result = write_packed(folder, output, exact_inputs=exact_inputs, **of_transformers)
     else:
         result = _with_torch("compress").compress(folder, output, exact_inputs=exact_inputs)
     _report(output, result)

@@ -7,6 +7,7 @@ head follows from their number. The whole model is in memory.
 """
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -125,6 +126,19 @@ class Compression:
         length = min(_TOKENS[1], self.resolved.config.model.seq_length)
         generator = torch.Generator().manual_seed(0)
         return torch.randint(self.checkpoint.vocab_size, (_TOKENS[0], length), generator=generator)
+
+    @torch.no_grad()
+    def in_float32(self) -> SequentialModel:
+        """Return a model with the same numbers that computes in float32.
+
+        Quantized matrices have the levels of the training, which are those of weights in its dtype. All other
+        weights are as precise as the checkpoint.
+        """
+        model = deepcopy(self.model).float()
+        for name, parameter in named_logical_parameters(model):
+            if name.rpartition(".")[0] not in self.matrices and not is_score(name):
+                parameter.data = self.checkpoint.whole(name).float()
+        return model
 
     def _refuse_quantized_inputs(self, *, exact_inputs: bool) -> None:
         shared = (

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.compress import Compression, write_plain
-from neox_model.convert.errors import ConversionError, ProofError
+from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, fitting_family
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
+from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.reference import computed, linear_names, load_model, pack_integers, require_packing
 from neox_model.convert.to_hf import to_hf
 from neox_model.convert.tokenizer_files import read_json, write_json
@@ -56,7 +57,15 @@ class _Packed:
         yield f"{name}_shape", torch.tensor(self.numbers.shape, dtype=torch.int64)
 
 
-def write_packed(folder: Path, output: Path, *, exact_inputs: bool, family: str | None) -> dict[str, Any]:
+def write_packed(
+    folder: Path,
+    output: Path,
+    *,
+    exact_inputs: bool = False,
+    family: str | None = None,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+) -> dict[str, Any]:
     """Write the model of a compressed training for transformers, with packed weights, and prove it.
 
     Args:
@@ -64,6 +73,8 @@ def write_packed(folder: Path, output: Path, *, exact_inputs: bool, family: str 
         output: the folder to create.
         exact_inputs: leave out the quantization of inputs.
         family: `model_type`, if several fit; None: the first that fits.
+        vocab_file: the tokenizer's file, if it is not where the checkpoint records it.
+        merge_file: its second file.
 
     Returns:
         The contents of `verification.json`.
@@ -75,20 +86,17 @@ def write_packed(folder: Path, output: Path, *, exact_inputs: bool, family: str 
     require_packing("neox-convert compress --packed")
     refuse_existing(output)
     source = Compression(folder, exact_inputs=exact_inputs)
-    with tempfile.TemporaryDirectory(dir=output.parent) as scratch, folder_written_aside(output) as aside:
-        plain_folder, exported = Path(scratch) / "plain", Path(scratch) / "exported"
-        plain_folder.mkdir()
-        latest, sizes = write_plain(source, plain_folder)
-        to_hf(latest, exported, family=family)
-        plain = Checkpoint(latest)
-        chosen = fitting_family(plain.architecture, plain.obstacles, family)
-        packed = dict(_packed_matrices(source, plain, chosen, linear_names(exported, chosen)))
-        for file in sorted(exported.iterdir()):
-            if not file.name.startswith(("model.safetensors", "model-", "verification")):
-                (aside / file.name).write_bytes(file.read_bytes())
-        _write(exported, aside, packed)
-        config = read_json(aside / "config.json")
-        write_json(aside / "config.json", config | {"quantization_config": _description(packed)})
+    source.checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
+    with folder_written_aside(output) as aside:
+        with tempfile.TemporaryDirectory(dir=aside) as scratch:
+            plain_folder, exported = Path(scratch) / "plain", Path(scratch) / "exported"
+            plain_folder.mkdir()
+            latest, sizes = write_plain(source, plain_folder)
+            to_hf(latest, exported, family=family, vocab_file=vocab_file, merge_file=merge_file)
+            plain = Checkpoint(latest)
+            chosen = fitting_family(plain.architecture, plain.obstacles, family)
+            packed = dict(_packed_matrices(source, plain, chosen, linear_names(exported, chosen)))
+            _write(exported, aside, packed)
         result = _compare(source, aside, chosen) | {
             "bytes_before": sizes["bytes_before"],
             "bytes_after": sum(file.stat().st_size for file in aside.glob("*.safetensors")),
@@ -114,8 +122,8 @@ def _packed_matrices(
         for name, part, step in zip(tensor.theirs, *forms, strict=True):
             if name not in linear:
                 raise ConversionError(
-                    f"{name} is no Linear of {family.class_name}, and compressed-tensors packs no other "
-                    "matrices; choose another class with --family, or leave --packed out"
+                    f"{name} is not a Linear in {family.class_name}, and compressed-tensors packs these "
+                    "alone; choose another class with --family, or leave --packed out"
                 )
             scales = step[:, :: scheme.columns] if scheme.columns else step[:, :1]
             if not torch.equal(scales.repeat_interleave(step.shape[1] // scales.shape[1], dim=1), step):
@@ -156,6 +164,7 @@ def _numbers(source: Compression, matrix: Compressed) -> tuple[_Scheme, Tensor, 
 
 
 def _write(exported: Path, aside: Path, packed: Mapping[str, _Packed]) -> None:
+    """Write the exported model with packed matrices in place of theirs."""
     files = WeightFiles(exported)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -167,6 +176,11 @@ def _write(exported: Path, aside: Path, packed: Mapping[str, _Packed]) -> None:
 
     planned = [Written(name, tuple(value.shape), value.dtype) for name, value in tensors()]
     write_weights(aside, planned, ((name, [value]) for name, value in tensors()))
+    for file in sorted(exported.iterdir()):
+        if not file.name.startswith(("model.safetensors", "model-", "verification")):
+            (aside / file.name).write_bytes(file.read_bytes())
+    config = read_json(aside / "config.json")
+    write_json(aside / "config.json", config | {"quantization_config": _description(packed)})
 
 
 def _description(packed: Mapping[str, _Packed]) -> dict[str, Any]:
@@ -201,22 +215,18 @@ def _description(packed: Mapping[str, _Packed]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _compare(source: Compression, folder: Path, family: Family) -> dict[str, Any]:
-    """Compare the logits that transformers computes with those of the training.
+    """Compare the logits that transformers computes with those of the training's numbers, in float32.
 
     Raises:
         ProofError: they differ by more than rounding.
     """
     tokens_BS = source.tokens()
-    expected = source.model(tokens_BS).double()
-    found = computed(load_model(folder, family), tokens_BS, use_cache=False).logits.double()
-    difference = float((found - expected[..., : found.shape[-1]]).abs().max() / expected.abs().max())
-    if not difference <= source.limit:
-        raise ProofError(
-            f"the logits of the packed model differ by {difference:.2g} of the largest (limit "
-            f"{source.limit:g}); report this error"
-        )
+    expected = source.in_float32()(tokens_BS)
+    found = computed(load_model(folder, family), tokens_BS, use_cache=False).logits
+    figures = Figures()
+    figures.compare("logits", expected, found)
     return {
         "class": f"{family.class_name} with packed weights",
-        "largest_differences": {"logits": difference},
-        "limit": source.limit,
+        "largest_differences": figures.plain(),
+        "limit": figures.limit,
     }

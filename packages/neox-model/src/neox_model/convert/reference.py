@@ -70,21 +70,26 @@ def require_peft(because: str) -> ModuleType:
 
 
 def require_packing(because: str) -> ModuleType:
-    """Import compressed-tensors, with which transformers reads packed weights.
+    """Import the part of compressed-tensors that packs weights as transformers reads them with its help.
 
     Raises:
         MissingPackageError: it or transformers is not installed.
+        ConversionError: it packs otherwise.
     """
     require_transformers(because)
-    return require("compressed_tensors", because=because, install=_INSTALL_PACKED)
+    helpers = "compressed_tensors.compressors.pack_quantized.helpers"
+    try:
+        return require(helpers, because=because, install=_INSTALL_PACKED)
+    except ModuleNotFoundError as error:
+        raise ConversionError(
+            f"{because} requires compressed-tensors 0.20 or later, and another version is installed; install "
+            f"it with: pip install --upgrade {_INSTALL_PACKED}"
+        ) from error
 
 
 def pack_integers(numbers: Tensor, bits: int) -> Tensor:
     """Return rows of int8 numbers of some bits as rows of int32, in the format pack-quantized."""
-    require_packing("packing of weights")
-    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-
-    packed: Tensor = pack_to_int32(numbers, bits)
+    packed: Tensor = require_packing("packing of weights").pack_to_int32(numbers, bits)
     return packed
 
 
