@@ -366,3 +366,44 @@ def test_checkpoints_that_a_training_would_replace_are_noted(load, files, text, 
     notes = notes_on_save(config)
     assert [note.remedy for note in notes] == ([] if remedy is None else [remedy])
     assert all("up to global_step10, that" in note.what and note.place.line == 4 for note in notes)
+
+
+STUDENT = """\
+compression_training:
+  layer_reduction:
+    {enabled: true, keep_number_layer: LAYERS, teacher_layer: [TAKEN], module_name_prefix: layers,
+     teacher: TEACHER}
+"""
+
+
+def test_the_teacher_of_a_student_is_found_before_the_start(load, files):
+    def write(name, *, config=None, present=True):
+        folder = files / name / "global_step5"
+        folder.mkdir(parents=True)
+        contents = {"config": config or {}, "files": {"shard.safetensors": 8}}
+        (folder / "manifest.json").write_text(json.dumps({"contents": contents}))
+        if present:
+            (folder / "shard.safetensors").touch()
+
+    layers = load(SETTINGS).model.num_layers
+
+    def problem_of(teacher, more="", options=""):
+        text = STUDENT.replace("TEACHER", teacher + options).replace("LAYERS", str(layers))
+        text = SETTINGS + text.replace("TAKEN", ", ".join(map(str, range(layers)))) + more
+        found = [each for each in check_files(load(text), program="train") if each.name.endswith(".teacher")]
+        return "; ".join(f"{each.what}; {each.remedy}" for each in found)
+
+    write("big")
+    write("damaged", present=False)
+    write("adapters", config={"base": {}})
+    assert problem_of("big") == ""
+    assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}"
+    assert "write teacher: big, the folder of all" in problem_of("big/global_step5")
+    assert problem_of("damaged").startswith("contains global_step5 without its file shard.safetensors")
+    assert "contains checkpoints of adapters, and no model" in problem_of("adapters")
+    write("student")
+    distill = ", distill: {enabled: true}"
+    begins, continues = "save: new\nsave-interval: 1\nload: new\n", "load: student\n"
+    assert "contains no checkpoint" in problem_of("nowhere", begins)
+    assert problem_of("nowhere", continues) == ""
+    assert "contains no checkpoint" in problem_of("nowhere", continues, distill)

@@ -538,32 +538,40 @@ def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
         remedy = "set it to a folder with it (keep-last-n-checkpoints deletes earlier ones)"
         yield Problem("lora_base", what, remedy)
         return
-    contents = _contents_of(read)
+    yield from _whole_model("lora_base", read)
+
+
+def _whole_model(name: str, checkpoint: Path) -> Iterator[Problem]:
+    """Require that a checkpoint, whose folder a parameter names, has all files of a model."""
+    contents = _contents_of(checkpoint)
     if "base" in contents.get("config", {}):
         remedy = "merge them with neox-checkpoint merge, or name the folder of a whole model"
-        yield Problem("lora_base", "contains checkpoints of adapters, and no model", remedy)
-    lacking = next((name for name in sorted(contents.get("files", {})) if not (read / name).is_file()), None)
+        yield Problem(name, "contains checkpoints of adapters, and no model", remedy)
+    files = sorted(contents.get("files", {}))
+    lacking = next((file for file in files if not (checkpoint / file).is_file()), None)
     if lacking is not None:
         yield Problem(
-            "lora_base",
-            f"contains {read.name} without its file {lacking}",
+            name,
+            f"contains {checkpoint.name} without its file {lacking}",
             "copy it again; of a checkpoint on the disks of several hosts, copy the files of all hosts into "
             "one folder",
         )
 
 
 def _teacher(config: NeoXConfig) -> Iterator[Problem]:
-    """Require a complete checkpoint of the teacher from whose layers a student starts."""
-    section = config.compression.compression_training.layer_reduction
-    if (
-        section.enabled
-        and section.teacher is not None
-        and (config.checkpoint.load is None or section.distill.enabled)
-    ):
-        reason = _why_no_checkpoint(section.teacher)
-        if reason is not None:
-            name = "compression_training.layer_reduction.teacher"
-            yield Problem(name, reason, "set it to the folder of the teacher's checkpoints")
+    """Require a checkpoint of the teacher, unless a student that has started continues without it."""
+    section, load = config.compression.compression_training.layer_reduction, config.checkpoint.load
+    continues = load is not None and (_has_local_checkpoints(config) or _why_no_checkpoint(load) is None)
+    if not section.enabled or section.teacher is None or (continues and not section.distill.enabled):
+        return
+    name = "compression_training.layer_reduction.teacher"
+    reason = _why_no_checkpoint(section.teacher)
+    if reason is not None:
+        yield Problem(name, reason, _load_remedy(section.teacher, reason, name="teacher"))
+        return
+    read = _latest_checkpoint(Path(section.teacher))
+    if read is not None:  # The workers report a file `latest` that names none.
+        yield from _whole_model(name, read)
 
 
 def _base_of_loaded(config: NeoXConfig, base: Path) -> Path | None:
