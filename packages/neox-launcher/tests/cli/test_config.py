@@ -32,8 +32,8 @@ def test_everything_that_a_launch_would_refuse_is_reported_in_one_round(minimal,
     more = tmp_path / "more.yml"
     more.write_text(
         f"hostfile: {tmp_path}/hosts\nlauncher: local\nmodel-parallel-size: 3\n"
-        "compression_training: {layer_reduction: {enabled: true, teacher: gone, keep_number_layer: 2, "
-        "module_name_prefix: layers, teacher_layer: [0, 1]}}\n"
+        "compression_training: {layer_reduction: {enabled: true, teacher: gone, keep_number_layer: 4, "
+        "module_name_prefix: layers, teacher_layer: [0, 1, 2, 3]}}\n"
         "data-path: gone\nload: gone\nsample-input-file: gone.txt\n"
     )
     result = run("check", minimal, more, "--files")

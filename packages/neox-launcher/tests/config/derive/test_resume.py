@@ -85,8 +85,9 @@ TRAINING = set(
     elasticity.version elasticity.num_gpus_per_node elasticity.model_parallel_size
     """.split()
 )
-# Reviewed as a whole, but for what is named.
-WHOLE = {
+# Reviewed as a whole, but for what is named; the first block that contains a parameter counts.
+WHOLE: dict[str, tuple[str, set[str]]] = {
+    "compression_training.layer_reduction": ("training", set()),
     "compression_training": ("model", {"quantizer_kernel", "quantize_verbose"}),
     "data_efficiency": (
         "training",
@@ -97,7 +98,8 @@ WHOLE = {
 
 def reviewed(name: str) -> str:
     """Return the class that a parameter was reviewed as."""
-    resume, free = WHOLE.get(name.partition(".")[0], (None, set()))
+    blocks = (row for block, row in WHOLE.items() if name.startswith(f"{block}."))
+    resume, free = next(blocks, (None, set()))
     if resume is not None:
         return "free" if name.rpartition(".")[2] in free else resume
     return "model" if name in MODEL else "training" if name in TRAINING else "free"
