@@ -1,10 +1,10 @@
 """Compare the losses of compressed quickstart models with that of the model that they start from.
 
-    python benchmarks/compression.py --load quickstart/checkpoints [--iterations 400] [--work compressed]
+    python benchmarks/compression.py [--quickstart quickstart] [--iterations 250] [--work compressed]
 
-Train `make quickstart` first. Each compression loads the weights of that training and is trained for
---iterations; so is the first row, which compresses nothing: it is what the others are compared with. A loss
-is that of the whole validation at the end of a training. Two processes train at ZeRO stage 0.
+Run `make quickstart` first. Each compression starts from the weights of that training and is trained for
+--iterations; so is the first row, which compresses nothing. A loss is that of the validation at the end of a
+training. Models with quantized weights are then written with packed weights, which compares their logits.
 """
 
 import argparse
@@ -12,12 +12,27 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "configs/quickstart.yml"
+CONFIG = Path(__file__).parents[1] / "configs/quickstart.yml"
 LOSS = "loss/validation"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A compression.
+
+    Args:
+        parts: of compression_training.
+        limit: of its loss, over that of the quickstart's model.
+        is_packed: True if its weights can be packed.
+    """
+
+    parts: dict[str, Any]
+    limit: float | None = None
+    is_packed: bool = False
 
 
 def part(name: str, shared: dict[str, Any], modules: list[str], **params: Any) -> dict[str, Any]:
@@ -36,30 +51,16 @@ def weights(bits: int, groups: int) -> dict[str, Any]:
     return part("weight_quantization", shared, ["*"], start_bits=bits, target_bits=bits)
 
 
-# Compression -> its block, and the limit of its loss over that of the first row; 1024 groups of the matrices
-# of a width of 256 have 64 to 256 weights.
-VARIANTS: dict[str, tuple[dict[str, Any], float | None]] = {
-    "none": ({}, None),
-    "8-bit weights": (weights(8, 256), 1.01),
-    "4-bit weights in groups": (weights(4, 1024), 1.05),
-    "2:4 sparse": (
-        part(
-            "sparse_pruning",
-            {"method": "snip_momentum", "block_pattern": "2:4", "schedule_offset": 20},
-            ["*"],
-            dense_ratio=0.5,
-        ),
-        None,
-    ),
-    "30 % of heads (1 of 4)": (
-        part(
-            "head_pruning",
-            {"num_heads": 4, "schedule_offset": 20},
-            [r"attention\.dense"],
-            dense_ratio=0.7,
-        ),
-        None,
-    ),
+SPARSE = part("sparse_pruning", {"method": "snip_momentum", "block_pattern": "2:4"}, ["*"], dense_ratio=0.5)
+HEADS = part("head_pruning", {"num_heads": 4}, [r"attention\.dense"], dense_ratio=0.7)
+# The matrices of a width of 128 have 128 to 512 weights in each of 128 groups, and 32 to 128 in each of 512.
+VARIANTS = {
+    "none": Variant({}),
+    "8-bit weights": Variant(weights(8, 128), 1.01, is_packed=True),
+    "4-bit weights in groups": Variant(weights(4, 512), 1.05, is_packed=True),
+    "2:4 sparse": Variant(SPARSE),
+    "1 of 4 heads": Variant(HEADS),
+    "2:4 sparse and 1 of 4 heads": Variant(SPARSE | HEADS),
 }
 
 
@@ -68,44 +69,70 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--load", type=Path, default=Path("quickstart/checkpoints"))
-    parser.add_argument("--iterations", type=int, default=400)
+    parser.add_argument("--quickstart", type=Path, default=Path("quickstart"), help="its folder")
+    parser.add_argument("--iterations", type=int, default=250)
     parser.add_argument("--work", type=Path, default=Path("compressed"), help="folder for all files")
     chosen = parser.parse_args()
-    losses = {
-        name: trained(number, block, chosen) for number, (name, (block, _)) in enumerate(VARIANTS.items())
-    }
-    print("| compression | validation loss | change | limit |\n| --- | ---: | ---: | ---: |")
+    model = last_loss(chosen.quickstart)
+    write(f"The model: {model:.4f}\n")
+    write(
+        "| compression | validation loss | change | limit | packed matrices | largest difference of logits |"
+    )
+    write("| --- | ---: | ---: | ---: | ---: | ---: |")
     is_within = True
-    for name, (_, limit) in VARIANTS.items():
-        ratio = losses[name] / losses["none"]
-        is_within &= limit is None or ratio <= limit
-        shown = "" if limit is None else f"{limit - 1:+.0%}"
-        print(f"| {name} | {losses[name]:.4f} | {ratio - 1:+.2%} | {shown} |")
+    for name, variant in VARIANTS.items():
+        folder = chosen.work.resolve() / name.replace(" ", "-").replace(":", "-")
+        train(folder, variant.parts, chosen)
+        ratio = last_loss(folder) / model
+        is_within &= variant.limit is None or ratio <= variant.limit
+        cells = [name, f"{last_loss(folder):.4f}", f"{ratio - 1:+.2%}"]
+        cells += ["" if variant.limit is None else f"{variant.limit - 1:+.0%}"]
+        cells += packed(folder) if variant.is_packed else ["", ""]
+        write(f"| {' | '.join(cells)} |")
     return 0 if is_within else 1
 
 
-def trained(number: int, block: dict[str, Any], chosen: argparse.Namespace) -> float:
-    """Train a variant; return its validation loss."""
-    folder = chosen.work.resolve() / str(number)
+def write(line: str) -> None:
+    """Write a line of the report."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def train(folder: Path, parts: dict[str, Any], chosen: argparse.Namespace) -> None:
+    """Train a variant."""
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted measurement
     folder.mkdir(parents=True)
     changes = {
-        "load": str(chosen.load.resolve()),
+        "load": str((chosen.quickstart / "checkpoints").resolve()),
         "finetune": True,
         "save": str(folder / "checkpoints"),
         "log-dir": str(folder),
         "tensorboard-dir": None,
         "train-iters": chosen.iterations,
         "eval-interval": chosen.iterations,
-        "zero-optimization.stage": 0,
-        "optimizer.params.lr": 0.001,
-        "min-lr": 0.0001,
-    } | ({"compression_training": block} if block else {})
+        "optimizer.params.lr": 0.004,
+        "optimizer.params.adam_lr": 0.0006,
+        "min-lr": 0.0004,
+    } | ({"compression_training": parts} if parts else {})
     values = [each for name, value in changes.items() for each in ("--set", f"{name}={json.dumps(value)}")]
     subprocess.run(["neox-launch", "--config", str(CONFIG), *values], check=True, stdout=subprocess.DEVNULL)
+
+
+def last_loss(folder: Path) -> float:
+    """Return the last validation loss that a training logged."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return float([line[LOSS] for line in lines if LOSS in line][-1])
+
+
+def packed(folder: Path) -> list[str]:
+    """Write a model with packed weights; return the bytes of its matrices, and the difference of logits."""
+    output = folder / "packed"
+    arguments = ["--load", str(folder / "checkpoints"), "--output", str(output), "--packed"]
+    subprocess.run(["neox-convert", "compress", *arguments], check=True, stdout=subprocess.DEVNULL)
+    result = json.loads((output / "verification.json").read_text())
+    before, after = result["bytes_of_packed_matrices"]
+    difference = result["largest_differences"]["logits"]
+    return [f"{before:,} to {after:,} bytes, {before / after:.2f} times smaller", f"{difference:.1e}"]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ bits of the training, next to each other in int32, a `weight_scale` per row or p
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ def write_packed(
             "bytes_before": sizes["bytes_before"],
             "bytes_after": sum(file.stat().st_size for file in aside.glob("*.safetensors")),
             "packed_matrices": len(packed),
+            "bytes_of_packed_matrices": _bytes_of(packed, WeightFiles(aside)),
         }
         same = ("tensors", "parameters", "sparsity_of_compressed_matrices", "not_removed")
         result |= {name: sizes[name] for name in same}
@@ -143,13 +145,10 @@ def _numbers(source: Compression, matrix: Compressed) -> tuple[_Scheme, Tensor, 
         problem = "have asymmetric levels, whose smallest value need not be a whole number of 8 bits"
     elif quantizer.bits > _MOST_BITS:
         problem = f"have {quantizer.bits} bits, and 8 are the most that can be packed"
-    columns = matrix.logical.shape[1]
-    size = quantizer.group_size
-    if problem is None and size % columns and columns % size:
-        problem = "have groups that are neither whole rows nor parts of one"
     if problem is not None:
         raise ConversionError(f"the weights of {name} {problem}; leave --packed out")
     assert quantizer.bits is not None
+    columns, size = matrix.logical.shape[1], quantizer.group_size
     numbers, steps = quantizer.levels(matrix.module.weight.detach())
     with torch.no_grad():
         for _, pruning in compression.masks():
@@ -159,7 +158,9 @@ def _numbers(source: Compression, matrix: Compressed) -> tuple[_Scheme, Tensor, 
         raise ConversionError(
             f"columns of {name} are removed, and its groups are parts of rows; leave --packed out"
         )
-    scheme = _Scheme(max(_FEWEST_BITS, quantizer.bits), size if columns % size == 0 and size < columns else 0)
+    # The longest runs of a row that are in one group each.
+    run = gcd(size, columns)
+    scheme = _Scheme(max(_FEWEST_BITS, quantizer.bits), 0 if run == columns else run)
     return scheme, numbers, steps
 
 
@@ -181,6 +182,13 @@ def _write(exported: Path, aside: Path, packed: Mapping[str, _Packed]) -> None:
             (aside / file.name).write_bytes(file.read_bytes())
     config = read_json(aside / "config.json")
     write_json(aside / "config.json", config | {"quantization_config": _description(packed)})
+
+
+def _bytes_of(packed: Mapping[str, _Packed], written: WeightFiles) -> list[int]:
+    """Return the bytes of the matrices in float32 and packed, scales included."""
+    names = [name for name in written.tensors if name.rpartition("_")[0] in packed]
+    before = sum(matrix.numbers.numel() * torch.float32.itemsize for matrix in packed.values())
+    return [before, sum(written.whole(name).nbytes for name in names)]
 
 
 def _description(packed: Mapping[str, _Packed]) -> dict[str, Any]:
