@@ -46,7 +46,9 @@ def test_second_saver_waits_for_the_lock(tmp_path):
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(CheckpointError, match=r"preparing to save to .*file"),
+        pytest.raises(
+            CheckpointError, match=r"preparing to save to .*file.*; set save to a folder that this user can"
+        ),
         save_lock(tmp_path / "file", SINGLE_PROCESS),
     ):
         pytest.fail("claimed a file")

@@ -1,6 +1,7 @@
 """Adapters are exported for PEFT, and change transformers' model as they change ours."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -43,7 +44,10 @@ def imported(folder, family):
 def test_peft_computes_what_the_merged_model_computes(tmp_path, family):
     base = imported(tmp_path, family)
     adapters = write_adapters(base, tmp_path / "adapters")
-    result = to_peft(adapters, tmp_path / "theirs", tmp_path / "peft")
+    with warnings.catch_warnings():
+        # No warning about peft or transformers is shown to the user of the command.
+        warnings.simplefilter("error", FutureWarning)
+        result = to_peft(adapters, tmp_path / "theirs", tmp_path / "peft")
     assert max(result["largest_differences"].values()) < 1e-5
     assert {"real text", "left-padded batch", "cached"} <= result["largest_differences"].keys()
     assert result == json.loads((tmp_path / "peft" / "verification.json").read_text())

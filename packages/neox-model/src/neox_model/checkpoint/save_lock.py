@@ -9,7 +9,7 @@ from filelock import FileLock, Timeout
 
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import shared_outcome
-from neox_model.checkpoint.storage import Storage, refuse_shared_folder
+from neox_model.checkpoint.storage import Storage, refuse_shared_folder, refusing_other_folders
 from neox_model.parallel.groups import Groups
 
 __all__ = ["folder_lock", "save_lock"]
@@ -43,7 +43,8 @@ def save_lock(
     with ExitStack() as held:
         with shared_outcome(groups.control, f"preparing to save to {directory}"):
             if storage.leads:
-                held.enter_context(folder_lock(directory, patience=patience, use="saves to"))
+                with refusing_other_folders():
+                    held.enter_context(folder_lock(directory, patience=patience, use="saves to"))
         yield
 
 

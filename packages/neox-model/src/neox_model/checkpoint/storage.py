@@ -2,8 +2,8 @@
 
 import secrets
 import socket
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.parallel.groups import Group, Groups
 
-__all__ = ["Storage", "find_storage", "refuse_shared_folder"]
+__all__ = ["Storage", "find_storage", "refuse_shared_folder", "refusing_other_folders"]
 
 _MARK = ".host-"
 
@@ -80,6 +80,19 @@ def find_storage(config: NeoXConfig, groups: Groups) -> Storage:
     return Storage(names, groups.world.rank, is_local=True)
 
 
+@contextmanager
+def refusing_other_folders() -> Iterator[None]:
+    """Name the remedy if the block cannot create a folder of checkpoints, or a file in it.
+
+    Raises:
+        CheckpointError: it cannot.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{error}; set save to a folder that this user can create and write") from error
+
+
 def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> None:
     """Refuse a folder that several hosts see, where each host must have its own. Collective.
 
@@ -91,8 +104,9 @@ def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> N
     with ExitStack() as marked:
         with shared_outcome(control, action):
             if storage.leads:
-                directory.mkdir(parents=True, exist_ok=True)
-                mark.touch()
+                with refusing_other_folders():
+                    directory.mkdir(parents=True, exist_ok=True)
+                    mark.touch()
                 marked.callback(mark.unlink, missing_ok=True)
         written: Sequence[str] = gather(control, mark.name)
         with shared_outcome(control, action):

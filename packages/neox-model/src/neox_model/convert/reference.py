@@ -1,5 +1,6 @@
 """transformers' side of a proof."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,7 +143,7 @@ def load_adapted_model(folder: Path, family: Family, adapters: Path) -> Any:
     """
     peft = require_peft("the proof of a conversion")
     model = load_model(folder, family)
-    with _reporting(ProofError, f"with peft cannot load {adapters}"):
+    with _reporting(ProofError, f"with peft cannot load {adapters}"), _older_name_of_peft():
         return peft.PeftModel.from_pretrained(model, adapters).get_base_model().eval()
 
 
@@ -157,7 +158,11 @@ def adapted_names(model: Any, adapters: Path) -> dict[str, tuple[int, ...]]:
         ProofError: peft refuses it.
     """
     peft = require_peft("the proof of a conversion")
-    with _reporting(ProofError, f"with peft cannot read {adapters}"), torch.device("meta"):
+    with (
+        _reporting(ProofError, f"with peft cannot read {adapters}"),
+        _older_name_of_peft(),
+        torch.device("meta"),
+    ):
         config = peft.PeftConfig.from_pretrained(adapters)
         adapted = peft.PeftModelForCausalLM(model, config)
         found = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
@@ -243,6 +248,14 @@ def _reporting(kind: type[ConversionError], what: str) -> Iterator[None]:
         yield
     except (*_REFUSALS, hub.StrictDataclassError, safetensors.SafetensorError) as error:
         raise kind(f"transformers {what}: {error}; correct the file, or copy the folder again") from error
+
+
+@contextmanager
+def _older_name_of_peft() -> Iterator[None]:
+    """Hide one warning: transformers renamed a property that peft reads (0.21 by its older name)."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is", category=FutureWarning)
+        yield
 
 
 def _class(family: Family) -> Any:
