@@ -1,10 +1,13 @@
 """Files that users name: why one cannot be read, as a text and never as an exception."""
 
+import difflib
 import errno
 import os
 import stat
+from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["why_not_readable"]
+__all__ = ["names_in", "nearest_folder", "why_not_readable"]
 
 
 def why_not_readable(path: str | os.PathLike[str], *, pipes: bool = False) -> str | None:
@@ -27,3 +30,24 @@ def why_not_readable(path: str | os.PathLike[str], *, pipes: bool = False) -> st
     if not (stat.S_ISREG(mode) or (pipes and stat.S_ISFIFO(mode))):
         return "is not a regular file"
     return None if os.access(path, os.R_OK) else f"cannot be read ({os.strerror(errno.EACCES)})"
+
+
+def names_in(folder: Path, where: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """Return the sorted names of the entries of a folder that fulfil a condition; none if it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if where(entry))
+    except OSError:
+        return []
+
+
+def nearest_folder(missing: Path) -> Path | None:
+    """Return the folder that is meant by a path that does not exist, or None if none has a similar name."""
+    first = missing
+    while first.parent != first and not os.path.isdir(first.parent):
+        first = first.parent
+    near = difflib.get_close_matches(first.name, names_in(first.parent, os.DirEntry.is_dir), n=1)
+    if not near:
+        return None
+    found = first.parent / near[0] / missing.relative_to(first)
+    return found if os.path.isdir(found) else first.parent / near[0]

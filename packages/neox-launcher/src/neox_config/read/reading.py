@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from neox_config.files import why_not_readable
+from neox_config.files import names_in, nearest_folder, why_not_readable
 from neox_config.problems import COMMAND_LINE, Place, Problem, in_words
 from neox_config.read.syntax import TOO_DEEP, explain_syntax, lines_of
 from neox_config.schema.scalars import number_from
@@ -188,9 +188,12 @@ def _find_file(path: Path, directory: Path | None) -> Path | Problem:
     reason = why_not_readable(base)
     if reason != "does not exist":
         return Problem("", str(reason), "give a YAML file that you can read", place=place)
+    if not os.path.isdir(base.parent):
+        folder = nearest_folder(base.parent)
+        remedy = f"did you mean {folder}?" if folder else "check the path"
+        return Problem("", f"folder {base.parent} does not exist", remedy, place=place)
     endings = (*_ENDINGS, base.suffix) if base.suffix else _ENDINGS
-    entries = base.parent.iterdir() if os.path.isdir(base.parent) else ()
-    siblings = [entry.name for entry in entries if entry.name.endswith(endings)]
+    siblings = names_in(base.parent, lambda entry: entry.name.endswith(endings))
     near = difflib.get_close_matches(base.name, siblings, n=1) or difflib.get_close_matches(
         f"{base.name}.yml", siblings, n=1
     )

@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from neox_config.command_line import PATH, Command, Group, option
+from neox_config.files import nearest_folder
 from neox_config.problems import did_you_mean
 from neox_config.schema.config import parameter_named
 
@@ -244,15 +245,19 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
             option = [_DIRECTORY[0], str(directory)] if directory != Path() else []
             advice = advice.replace("--config FILE", shlex.join([*option, *files]))
         return f"{word} is not a command of neox-launch; {advice}."
+    folder = (directory / word).parent
+    if not os.path.isdir(folder):
+        near = nearest_folder(folder)
+        return f"folder {folder} does not exist; {f'did you mean {near}?' if near else 'check the path.'}"
     if os.path.isdir(word):
         return f"{word} is a directory; give the configuration files in it: neox-launch -d {word} FILE ..."
     if os.path.isfile(word):
         return (
             f"{word} is a file, but not a configuration file (.yml); to use it as one, give --config {word}."
         )
-    near = did_you_mean(word, commands)
+    meant = did_you_mean(word, commands)
     listed = ", ".join(sorted(commands))
-    return f"No such command or file: {word}; {near or f'the commands are {listed}.'}"
+    return f"No such command or file: {word}; {meant or f'the commands are {listed}.'}"
 
 
 def _script(word: str) -> str:

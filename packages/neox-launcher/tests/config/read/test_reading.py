@@ -165,6 +165,20 @@ def test_a_missing_file_is_named_with_its_neighbour(minimal):
     )
 
 
+def test_a_missing_folder_is_named_with_its_neighbour(minimal, tmp_path):
+    (tmp_path / "configs" / "small").mkdir(parents=True)
+    (tmp_path / "configured").touch()
+    for given, meant in (("config", "configs"), ("config/small", "configs/small"), ("config/x", "configs")):
+        with pytest.raises(ConfigError) as found:
+            load_config(["a.yml"], directory=tmp_path / given)
+        assert str(found.value) == (
+            f"{tmp_path / given / 'a.yml'}: 1 problem\n\n  folder {tmp_path / given} does not exist\n"
+            f"    did you mean {tmp_path / meant}?"
+        )
+    with pytest.raises(ConfigError, match=r"other does not exist\n *check the path"):
+        load_config([tmp_path / "other" / "a.yml"])
+
+
 @pytest.mark.parametrize(
     ("name", "neighbour", "remedy"),
     [
