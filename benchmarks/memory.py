@@ -101,7 +101,7 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
             "name": f"ZeRO {stage}, {precision}",
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "measured": peak["Total"],
-            "estimated": device_memory(shape, layout_of(resolved), device="cpu").tensors,
+            "estimated": device_memory(shape, layout_of(resolved), device="cpu").total,
         }
 
     for stage in options.stages:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from neox_data.cli import main
+from neox_data.errors import DataError
 from neox_data.indexed import open_indexed
 from neox_data.tokenizers import build_tokenizer
 
@@ -179,6 +180,11 @@ def test_a_given_tokenizer_is_used(tmp_path):
         ({"program": b"\x7fELF"}, "skipped 1: another ending than that of texts"),
         ({"blank.txt": b" \n"}, "none of the files contains text"),
         ({"bad.txt": b"\xff"}, "none of the files contains text"),
+        (
+            {"chats.jsonl": b'{"messages": []}\n'},
+            "key of the text with --jsonl-key; for conversations use preprocess_data --loss-mask chat\n"
+            "  skipped 1: cannot be read as text: {}/chats.jsonl, line 1: no key 'text'; its keys are 'messages'",
+        ),
     ],
 )
 def test_a_folder_without_texts_is_refused_with_the_reason(tmp_path, content, message):
@@ -186,10 +192,26 @@ def test_a_folder_without_texts_is_refused_with_the_reason(tmp_path, content, me
     texts.mkdir()
     for name, data in (content or {}).items():
         (texts / name).write_bytes(data)
-    found = prepare("--input", texts, "--output", tmp_path / "run")
+    found = prepare("--input", texts, "--output", tmp_path / "a" / "run")
     assert found.exit_code == 2
-    assert message in found.output
-    assert not (tmp_path / "run" / "corpus.jsonl").exists()
+    assert message.format(texts) in found.output
+    assert sorted(tmp_path.iterdir()) == [texts]
+
+
+def test_a_failure_leaves_folders_that_existed_and_complete_steps(tmp_path, monkeypatch):
+    (tmp_path / "blank.txt").write_text(" ")
+    (tmp_path / "book.txt").write_text(SENTENCE * 100)
+    (tmp_path / "run").mkdir()
+    assert prepare("--input", tmp_path / "blank.txt", "--output", tmp_path / "run").exit_code == 2
+    assert list((tmp_path / "run").iterdir()) == []
+
+    def fail(*arguments, **options):
+        raise DataError("no tokenizer")
+
+    monkeypatch.setattr("neox_data.prepare.run.train_byte_level_bpe", fail)
+    found = prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "new")
+    assert (found.exit_code, "no tokenizer" in found.output) == (2, True)
+    assert (tmp_path / "new" / "corpus.jsonl").exists()
 
 
 def test_a_name_that_cannot_be_read_is_refused(tmp_path):

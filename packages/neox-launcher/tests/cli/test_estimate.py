@@ -86,6 +86,14 @@ def test_estimate_shows_parameters_tokens_and_memory(write):
     assert "\nfits: " in result.output
 
 
+def test_an_estimate_for_cpus_has_no_memory_of_cuda(write):
+    on_gpu = run("estimate", write(precision="fp32")).output
+    on_cpu = run("estimate", write(precision="fp32"), "--cpu").output
+    assert cells(on_gpu, "buffers") == ["1.00 GiB", "gradient buckets, and 1 GiB for CUDA and NCCL"]
+    assert cells(on_cpu, "buffers") == ["0", "gradient buckets"]
+    assert "CUDA" not in on_cpu
+
+
 def test_estimate_reports_insufficient_memory_with_a_remedy(write):
     result = run("estimate", write(), "--device-memory", "2GiB")
     assert "DOES NOT FIT" in result.output
@@ -232,9 +240,10 @@ def test_neox_config_has_both_commands():
 
 
 def test_a_dry_run_shows_the_same_estimate(write, monkeypatch):
-    monkeypatch.setattr(planning, "count_gpus", lambda *_: 0)
     path = write(num_gpus=2)
-    dry = CliRunner().invoke(neox_launch, ["--config", path, "--dry-run"], catch_exceptions=False)
-    estimate = run("estimate", path, "--devices", "2").stdout
-    assert value_of(estimate, "samples per iteration")[-2].strip() == "64"
-    assert estimate in dry.stdout
+    for gpus, options in ((2, []), (0, ["--cpu"])):
+        monkeypatch.setattr(planning, "count_gpus", lambda *_, count=gpus: count)
+        dry = CliRunner().invoke(neox_launch, ["--config", path, "--dry-run"], catch_exceptions=False)
+        estimate = run("estimate", path, "--devices", "2", *options).stdout
+        assert value_of(estimate, "samples per iteration")[-2].strip() == "64"
+        assert estimate in dry.stdout

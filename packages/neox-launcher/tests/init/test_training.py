@@ -76,7 +76,7 @@ def test_every_size_has_a_valid_configuration_with_the_figures_that_are_reported
     texts = prepared(5_000_000)
     training = choose_training([of_size(name)], texts, devices)
     resolved = resolve(configured(training, texts, devices), devices=devices.count)
-    found, _ = estimate_resolved(resolved, vocab_size=texts.entries)
+    found, _ = estimate_resolved(resolved, vocab_size=texts.entries, device=devices.type)
     assert found.total_parameters == training.parameters
     assert found.layout.samples == training.layout.samples
     assert max(each.total for each in found.memory) == training.memory

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -66,11 +66,16 @@ class _Lines:
             yield self._file.read(self._sizes[number])
 
 
-def write_corpus(texts: Iterable[str], output: Path) -> CorpusCounts:
+def write_corpus(texts: Iterable[str], output: Path, *, skipped: Callable[[], str]) -> CorpusCounts:
     """Write one JSON line per document, `{"text": ...}`, in a fixed pseudo-random order.
 
     Documents that are larger than a hundredth of all texts are cut at line ends, or else at spaces. Two
     temporary files next to the output need as much space as it.
+
+    Args:
+        texts: the texts.
+        output: the file.
+        skipped: returns what was left out and why, for the error if there are no texts.
 
     Raises:
         CorpusError: there are no texts.
@@ -82,7 +87,10 @@ def write_corpus(texts: Iterable[str], output: Path) -> CorpusCounts:
             for text in texts:
                 read.add(text)
             if not len(read):
-                raise CorpusError("none of the files contains text; pass other files")
+                raise CorpusError(
+                    "none of the files contains text; pass other files, or the key of the text with --jsonl-key; "
+                    f"for conversations use preprocess_data --loss-mask chat{skipped()}"
+                )
             written, cut = _cut(read, _Lines(other))
             with written_aside(output) as result:
                 for line in written.read(_mixed(len(written))):

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,10 @@ def prepare(
     Raises:
         DataError: the texts cannot be used, or the folder contains the result of other texts or settings.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(output / ".lock", purpose=f"preparing texts in {output}"):
+    with (
+        _folder_made(output),
+        exclusive_lock(output / ".lock", purpose=f"preparing texts in {output}"),
+    ):
         corpus = _corpus(names, output, key, vocab_file, vocab_size, say)
         entries = vocab_size or _entries_for(corpus["num_bytes"])
         tokenizer_file = vocab_file or _tokenizer(output, entries, say)
@@ -72,14 +75,29 @@ def prepare(
     return result
 
 
+@contextmanager
+def _folder_made(folder: Path) -> Iterator[None]:
+    """Make a folder for the block; if the block raises, delete what was made of it and is still empty."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for each in filter(Path.exists, made):
+            if any(each.iterdir()):
+                break  # The results of complete steps stay.
+            each.rmdir()
+        raise
+
+
 def _corpus(
     names: Sequence[Path], output: Path, key: str, vocab_file: Path | None, vocab_size: int | None, say: Say
 ) -> dict[str, Any]:
     path, record, skips = output / _CORPUS, output / _RECORD, Skips()
     files = find_texts(names, skips, without=output)
     inputs = files if vocab_file is None else [vocab_file, *files]
-    texts = "\0".join([key, str(vocab_size), *map(_state, inputs)])
-    identity = hashlib.sha256(texts.encode(errors="surrogateescape")).hexdigest()
+    made_of = "\0".join([key, str(vocab_size), *map(_state, inputs)])
+    identity = hashlib.sha256(made_of.encode(errors="surrogateescape")).hexdigest()
     if record.exists():
         known = _read_json(record)
         if known.pop("identity", None) != identity or not path.exists():
@@ -96,7 +114,8 @@ def _corpus(
                 "choose another output folder"
             )
     say(f"reading {len(files):,} files")
-    counts = write_corpus((text for each in files for text in texts_of(each, key, skips)), path)
+    texts = (text for each in files for text in texts_of(each, key, skips))
+    counts = write_corpus(texts, path, skipped=skips.indented)
     found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
     _write_json(record, {"identity": identity, **found})
     say(

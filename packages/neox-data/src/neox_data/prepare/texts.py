@@ -45,6 +45,10 @@ class Skips:
             more = ", ..." if count > len(named) else ""
             yield f"skipped {count:,}: {reason}: {', '.join(named)}{more}"
 
+    def indented(self) -> str:
+        """Return these lines for the end of a message; empty if nothing was left out."""
+        return "".join(f"\n  {line}" for line in self.lines())
+
 
 def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Path]:
     """Return the files with texts: the given ones, and those below the given folders, sorted by name.
@@ -70,10 +74,9 @@ def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Pa
             if first is not path:
                 skips.add("the same file as another one", path)
     if not found:
-        reasons = "".join(f"\n  {line}" for line in skips.lines())
         raise CorpusError(
             f"{', '.join(map(str, names))} has no file with text; pass a folder with files that end in "
-            f"{_ENDINGS}{reasons}"
+            f"{_ENDINGS}{skips.indented()}"
         )
     return list(found.values())
 

@@ -158,6 +158,7 @@ def _parameter_rows(result: Estimate, vocabulary_origin: str) -> list[Row]:
 def _memory_rows(result: Estimate) -> list[Row]:
     stage = result.fullest_stage
     memory, layout = result.memory[stage], result.layout
+    buffers = "gradient buckets" + (", and 1 GiB for CUDA and NCCL" if result.device == "cuda" else "")
     where = f"stage {stage} of {layout.stages}, the fullest" if layout.stages > 1 else ""
     recomputed = layout.segment_layers
     kept = "all stored" if recomputed is None else f"recomputed in segments of {recomputed}"
@@ -169,7 +170,7 @@ def _memory_rows(result: Estimate) -> list[Row]:
         ("  gradients", _size(memory.gradients), ""),
         ("  optimizer states", _size(memory.optimizer), "including master weights"),
         ("  activations", _size(memory.activations), kept),
-        ("  buffers", _size(memory.buffers), "gradient buckets, and 1 GiB for CUDA and NCCL"),
+        ("  buffers", _size(memory.buffers), buffers),
     ]
     if memory.host:
         rows.append(("host memory per device", _size(memory.host), "offloaded"))

@@ -35,6 +35,7 @@ class Estimate:
     Args:
         shape: the model.
         layout: how the model is run.
+        device: type of the devices: cuda or cpu.
         parameters: number of parameters by part of the model.
         memory: memory of a device of each pipeline stage.
         flops_per_token: operations of forward and backward pass per token, without recomputation.
@@ -45,6 +46,7 @@ class Estimate:
 
     shape: Shape
     layout: Layout
+    device: str
     parameters: Mapping[str, int]
     memory: tuple[Memory, ...]
     flops_per_token: int
@@ -82,13 +84,14 @@ class Estimate:
         return self.flops_per_iteration / (tflops_per_device * 1e12 * self.layout.devices)
 
 
-def estimate(shape: Shape, layout: Layout) -> Estimate:
-    """Estimate the cost of training a model with a layout."""
+def estimate(shape: Shape, layout: Layout, *, device: str = "cuda") -> Estimate:
+    """Estimate the cost of training a model with a layout on devices of a type: cuda or cpu."""
     return Estimate(
         shape=shape,
         layout=layout,
+        device=device,
         parameters=count_parameters(shape),
-        memory=tuple(device_memory(shape, layout, stage) for stage in range(layout.stages)),
+        memory=tuple(device_memory(shape, layout, stage, device=device) for stage in range(layout.stages)),
         flops_per_token=flops_per_token(shape),
         computed_flops_per_token=flops_per_token(
             shape,

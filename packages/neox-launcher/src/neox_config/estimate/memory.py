@@ -36,8 +36,9 @@ __all__ = [
     "hidden_bytes",
 ]
 
-# Device memory of a process that is not used by tensors: CUDA context, workspaces of NCCL and cuBLAS.
-RUNTIME_BYTES = 2**30
+# Device memory of a process that is not used by tensors, by type of device: on GPUs the context of CUDA and the
+# workspaces of NCCL and cuBLAS.
+_RUNTIME_BYTES = {"cuda": 2**30, "cpu": 0}
 # Autocast computes in float16 or bfloat16.
 _CAST_BYTES = 2
 # The compressed average of momenta holds 15 bytes for each element that it averages at once: at most this
@@ -67,11 +68,6 @@ class Memory:
         """Memory on the device."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
-    @property
-    def tensors(self) -> int:
-        """Memory of tensors on the device."""
-        return self.total - RUNTIME_BYTES
-
 
 def device_memory(shape: Shape, layout: Layout, stage: int = 0, *, device: str = "cuda") -> Memory:
     """Return the peak memory of one device of a pipeline stage.
@@ -82,7 +78,8 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0, *, device: str =
         shape: the model.
         layout: how it is run.
         stage: the pipeline stage.
-        device: type of the devices, on which the chunks of the loss and the messages of gradients depend.
+        device: type of the devices (cuda, cpu), on which the runtime, the chunks of the loss and the messages of
+            gradients depend.
     """
     if layout.engine == "torch" and layout.data_parallel == 1:
         # There is nothing to partition.
@@ -323,11 +320,11 @@ def flowing_bytes(shape: Shape, layout: Layout) -> int:
 
 
 def _buffers(shape: Shape, layout: Layout, stage: int, activations: int, device: str) -> int:
-    """Return the bytes of gradient buckets, of parameters gathered by ZeRO 3, and of pipeline buffers.
+    """Return the bytes of gradient buckets, of parameters gathered by ZeRO 3, of pipelines, and of the runtime.
 
     What exists when the activations are freed is counted as far as it exceeds them.
     """
-    total, local = RUNTIME_BYTES, local_parameters(shape, layout, stage)
+    total, local = _RUNTIME_BYTES[device], local_parameters(shape, layout, stage)
     trained = trained_parameters(shape, layout, stage)
     if layout.reduces_early(device):
         total += layout.reduced_bytes * min(trained, EARLY_ELEMENTS)

@@ -9,18 +9,21 @@ from neox_config.schema.config import NeoXConfig
 __all__ = ["estimate_resolved", "vocabulary_of"]
 
 
-def estimate_resolved(resolved: Resolved, *, vocab_size: int | None = None) -> tuple[Estimate, str]:
+def estimate_resolved(
+    resolved: Resolved, *, vocab_size: int | None = None, device: str = "cuda"
+) -> tuple[Estimate, str]:
     """Estimate the cost of a resolved configuration, and return it with the origin of the vocabulary size.
 
     Args:
         resolved: the configuration.
         vocab_size: number of entries of the tokenizer; None reads its file, or uses the usual number.
+        device: type of the devices: cuda or cpu.
 
     Raises:
         ConfigError: The tokenizer's file is not a valid vocabulary.
     """
     entries, origin = vocabulary_of(resolved.config, vocab_size)
-    return estimate(shape_of(resolved, vocab_size=entries), layout_of(resolved)), origin
+    return estimate(shape_of(resolved, vocab_size=entries), layout_of(resolved), device=device), origin
 
 
 def vocabulary_of(config: NeoXConfig, given: int | None) -> tuple[int, str]:

@@ -141,9 +141,9 @@ def _update_seconds(shape: Shape, layout: Layout, cluster: Cluster) -> float:
     return kept / per_parameter * UPDATE_BYTES / cluster.device_bandwidth
 
 
-def largest_memory(shape: Shape, layout: Layout) -> Memory:
-    """Return the memory of the first or the last stage, whichever is larger."""
-    memories = [device_memory(shape, layout, stage) for stage in {0, layout.stages - 1}]
+def largest_memory(shape: Shape, layout: Layout, *, device: str = "cuda") -> Memory:
+    """Return the memory of the first or the last stage, whichever is larger, on a type of device."""
+    memories = [device_memory(shape, layout, stage, device=device) for stage in {0, layout.stages - 1}]
     return max(memories, key=lambda memory: memory.total)
 
 

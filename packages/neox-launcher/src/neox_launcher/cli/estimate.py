@@ -139,6 +139,13 @@ _vocab_size = option(
     help="Memory of one device, such as 80GiB, to compare with.",
 )
 @option(
+    "--cpu",
+    "on_cpu",
+    heading=CLUSTER,
+    is_flag=True,
+    help="The devices are processes on CPUs, not GPUs: their memory is without that of CUDA.",
+)
+@option(
     "--tflops",
     heading=_SPEED,
     type=_TFLOPS,
@@ -172,6 +179,7 @@ def _estimate_command(
     devices: int | None,
     hostfile: str | None,
     device_memory: int | None,
+    on_cpu: bool,
     tflops: float | None,
     mfu: float | None,
     peak_tflops: float,
@@ -181,7 +189,8 @@ def _estimate_command(
     config = load_config(files, overrides=overrides, directory=directory)
     resolved = resolve_for(config, devices=devices, hostfile=hostfile)
     show_note_on_iterations(resolved.config)
-    result, origin = estimate_resolved(resolved, vocab_size=vocab_size)
+    device = "cpu" if on_cpu else "cuda"
+    result, origin = estimate_resolved(resolved, vocab_size=vocab_size, device=device)
     if step:
         refuse_unknown(result.shape, result.layout)
     click.echo(render_estimate(result, device_memory=device_memory, vocabulary_origin=origin))
@@ -189,7 +198,7 @@ def _estimate_command(
     if speed is not None and resolved.config.training.train_iters is not None:
         click.echo(render_training_time(result, iterations=resolved.config.training.iterations, tflops=speed))
     if step:
-        click.echo(render_step(result, step_collectives(result.shape, result.layout)))
+        click.echo(render_step(result, step_collectives(result.shape, result.layout, device=device)))
 
 
 @click.command(

@@ -50,7 +50,8 @@ def print_refusal_reasons(plan: LaunchPlan) -> int:
 def _show_as_text(plan: LaunchPlan) -> None:
     click.echo(plan.describe())
     if plan.program == "train":
-        costs, origin = estimate_resolved(plan.resolved)
+        device = "cpu" if plan.world.gpus == 0 else "cuda"
+        costs, origin = estimate_resolved(plan.resolved, device=device)
         click.echo("\n" + render_estimate(costs, device_memory=None, vocabulary_origin=origin))
     commands = _planned_commands(plan)
     for command in commands[:_SHOWN_COMMANDS]:

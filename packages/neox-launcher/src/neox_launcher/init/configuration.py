@@ -24,7 +24,7 @@ _TEXT = """\
 #
 # {tokens:,} tokens for training; {parameters:,} parameters.
 # An iteration is {samples:,} samples of {seq_length:,} tokens.
-# neox-config explain NAME describes a parameter, and neox-config estimate FILE memory and operations.
+# neox-config explain NAME describes a parameter, and neox-config estimate{of_cpu} FILE memory and operations.
 
 # --- Data: written by neox-data prepare
 data-path: {data_path}
@@ -114,6 +114,7 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         rate_times_width=_RATE_TIMES_WIDTH,
         devices=devices.count,
         kind=devices.kind,
+        of_cpu="" if devices.are_gpus else " --cpu",
         precision=devices.precision,
         zero=layout.zero_stage,
         stages=layout.stages if layout.stages > 1 else 0,

@@ -55,6 +55,11 @@ class Devices:
         return "processes on the CPU" if many else "process on the CPU"
 
     @property
+    def type(self) -> str:
+        """Their type, for estimates."""
+        return "cuda" if self.are_gpus else "cpu"
+
+    @property
     def precision(self) -> str:
         """Precision of a training on them."""
         return "bfloat16" if self.are_gpus else "fp32"
@@ -151,7 +156,7 @@ def _training(candidate: Candidate, prepared: Prepared, devices: Devices) -> Tra
         iterations=iterations,
         layout=layout,
         parameters=parameters,
-        memory=largest_memory(shape, layout).total,
+        memory=largest_memory(shape, layout, device=devices.type).total,
         operations=flops_per_token(shape) * float(iterations * samples * seq_length),
         seconds_per_iteration=seconds,
         limit=limit,
@@ -207,6 +212,7 @@ def _on_cpus(shape: Shape, like: Layout, samples: int, devices: Devices) -> Iter
     micro = min(_CPU_MICRO_BATCH, each)
     while micro:
         layout = replace(like, data_parallel=devices.count, micro_batch=micro, accumulation=each // micro)
-        if largest_memory(shape, layout).total * devices.count <= devices.memory * USABLE_MEMORY:
+        needed = largest_memory(shape, layout, device=devices.type).total * devices.count
+        if needed <= devices.memory * USABLE_MEMORY:
             yield layout
         micro //= 2

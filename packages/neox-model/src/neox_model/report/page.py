@@ -188,8 +188,11 @@ def _estimate(run: Run) -> Html:
     ]
     note = (
         "Operations are those of forward and backward pass without recomputation, with attention not halved "
-        "for the causal mask. The buffers include 1 GiB for the device's runtime and libraries."
+        "for the causal mask."
     )
+    # Of records without a device, every estimate is for GPUs.
+    if estimate.get("device", "cuda") == "cuda":
+        note += " The buffers include 1 GiB for the device's runtime and libraries."
     return Html(table(("", "estimated", "measured"), rows) + element("p", note, class_="soft"))
 
 

@@ -36,7 +36,8 @@ def about_run(resolved: Resolved, *, vocab_size: int, checkpoint: str | None) ->
     config, derived = resolved.config, resolved.derived
     restart = os.environ.get(RESTART_VARIABLE)
     peak, reason = peak_tflops(device_name(), derived.precision)
-    estimate, _ = estimate_resolved(resolved, vocab_size=vocab_size)
+    device = "cuda" if device_name() else "cpu"
+    estimate, _ = estimate_resolved(resolved, vocab_size=vocab_size, device=device)
     memory = estimate.memory[estimate.fullest_stage]
     return {
         "restart": None if restart is None else int(restart),
@@ -56,6 +57,7 @@ def about_run(resolved: Resolved, *, vocab_size: int, checkpoint: str | None) ->
         "origins": _origins(config),
         "derived": derived.model_dump(mode="json", exclude={"attention_types", "weight_owners"}),
         "estimate": {
+            "device": device,
             "memory_bytes": {**asdict(memory), "total": memory.total},
             "parameters": estimate.total_parameters,
             "flops_per_token": estimate.flops_per_token,
