@@ -55,6 +55,7 @@ def param(
     source: str | None = None,
     free_choice: str | None = None,
     needed: bool = False,
+    may_have_lines: bool = False,
     resume: Resume | None = None,
     **limits: Any,
 ) -> Any:
@@ -70,6 +71,7 @@ def param(
         source: publication that defines its mathematics.
         free_choice: description of possible values that the type does not express.
         needed: True if a parameter with a default of None is required when `enabled` of its block is true.
+        may_have_lines: True if a text may contain line breaks and tabs.
         resume: effect of a change when training resumes; None means that of its section.
         limits: `ge`, `gt`, `le`, `lt`, `min_length`, `pattern`, as in pydantic.
     """
@@ -88,6 +90,7 @@ def param(
         "free_choice": free_choice,
         "filled_in": is_filled_in,
         "needed": needed,
+        "may_have_lines": may_have_lines,
         "resume": resume,
     }
     make: Any = Field
@@ -202,7 +205,8 @@ class Section(BaseModel):
         name = info.field_name
         if name is None or name not in cls.model_fields:
             return value
-        return read_scalar(value, _scalars_of(cls, name))
+        may_have_lines = bool(_details(cls.model_fields[name]).get("may_have_lines"))
+        return read_scalar(value, _scalars_of(cls, name), may_have_lines=may_have_lines)
 
     @classmethod
     def parameters(cls, prefix: str = "", around: Resume | None = None) -> Iterator[Parameter]:

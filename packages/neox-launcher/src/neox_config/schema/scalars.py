@@ -16,6 +16,8 @@ __all__ = ["LARGEST", "NUMBER", "WORDS", "number_from", "read_scalar", "written_
 # Upper limits of numbers, also of those in lists, whose parameters have no smaller one.
 LARGEST: dict[type, float] = {int: 10**18, float: 1e30}
 _LONGEST_NUMBER = 300
+# Characters that no name or path has; in most texts, those of the first group are mistakes, too.
+_LINES, _CONTROLS = "\n\r\t", "\f\b\a\v\0\x1b"
 # Words that mean true or false only without quotes.
 _SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 # Accepted spellings of numbers.
@@ -31,12 +33,13 @@ WORDS: dict[Any, str] = {
 }
 
 
-def read_scalar(value: Any, kinds: frozenset[Any]) -> Any:
+def read_scalar(value: Any, kinds: frozenset[Any], *, may_have_lines: bool = False) -> Any:
     """Convert a value to one of the types of its field.
 
     Args:
         value: the value as written.
         kinds: scalar types and choices of the field; empty if the field is not a scalar.
+        may_have_lines: True if a text may contain line breaks and tabs.
 
     Raises:
         PydanticCustomError: The value has none of these types; the message is followed by "; " and a remedy.
@@ -50,7 +53,7 @@ def read_scalar(value: Any, kinds: frozenset[Any]) -> Any:
     if isinstance(value, int | float):
         return _read_number(value, kinds)
     if isinstance(value, str):
-        return _read_text(value, kinds)
+        return _read_text(value, kinds, may_have_lines)
     return value if value is None or isinstance(value, dict | list | tuple | BaseModel) else _wrong(kinds)
 
 
@@ -88,9 +91,9 @@ def written_limit(value: float) -> str:
     )
 
 
-def _read_text(value: str, kinds: frozenset[Any]) -> Any:
+def _read_text(value: str, kinds: frozenset[Any], may_have_lines: bool) -> Any:
     if str in kinds:
-        return _checked_text(value)
+        return _checked_text(value, may_have_lines)
     if value in kinds:
         return value
     folded = {choice.casefold(): choice for choice in kinds if isinstance(choice, str)}
@@ -106,13 +109,14 @@ def _read_text(value: str, kinds: frozenset[Any]) -> Any:
     return value if folded and bool not in kinds else _wrong(kinds)
 
 
-def _checked_text(value: str) -> str:
+def _checked_text(value: str, may_have_lines: bool) -> str:
     """Return the text; raise an error for None (Python's null) and for control characters in it."""
+    refused = _CONTROLS if may_have_lines else _LINES + _CONTROLS
     if value == "None":
         raise PydanticCustomError(
             "neox", "must not be None, which is Python's null; write null, or remove it"
         )
-    if any(char in value for char in "\n\r\t\f\b\a\v\0\x1b"):
+    if any(char in value for char in refused):
         raise PydanticCustomError(
             "neox",
             "contains a line break or a tab, written as a backslash escape in double quotes; use single "

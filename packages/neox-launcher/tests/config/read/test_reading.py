@@ -198,3 +198,10 @@ def test_only_a_neighbour_that_may_be_a_configuration_is_named(tmp_path, name, n
 def test_folder_in_place_of_a_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is a directory, not a file"):
         load_config([tmp_path])
+
+
+def test_a_prompt_may_have_several_lines(minimal):
+    assert load_config([minimal], overrides=['prompt="user:\\n\\thi"']).generation.prompt == "user:\n\thi"
+    for given in (r'prompt="\e[31m"', r'save="a\nb"'):
+        with pytest.raises(ConfigError, match="contains a line break or a tab"):
+            load_config([minimal], overrides=[given])

@@ -21,6 +21,7 @@ class GenerationSection(Section, resume="free"):
         None,
         origin="ours",
         none_means="the prompts of text_gen_type",
+        may_have_lines=True,
         doc="Text to continue; num_samples is then the number of its continuations. Same as neox-launch "
         "generate --prompt TEXT.",
     )
