@@ -23,6 +23,7 @@ ROOMS = {
         "atomic": set(),
         "output": set(),
         "command_line": {"output"},
+        "counted": set(),
         "finite_json": set(),
         "files": set(),
         "limits": set(),
@@ -34,7 +35,10 @@ ROOMS = {
         "rules": {"derive", "schema", "facts", "problems"},
         "read": {"rules", "derive", "schema", "problems", "errors", "atomic", "files"},
         "catalogue": {"read", "estimate", "derive", "facts", "problems", "errors"},
-        "describe": {"catalogue", "read", "estimate", "derive", "schema", "facts", "problems", "errors"},
+        "describe": {
+            *("catalogue", "read", "estimate", "derive", "schema", "facts", "problems", "errors"),
+            "counted",
+        },
     },
     "neox_launcher": {
         "resources": set(),
@@ -133,7 +137,8 @@ READS_CONFIGURATION = (
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
 # that one handler reports them all; the others have nothing to do with a configuration.
 NOT_CONFIGURATION = tuple(
-    f"neox_config.{room}" for room in ("errors", "atomic", "finite_json", "output", "command_line", "facts")
+    f"neox_config.{room}"
+    for room in ("errors", "atomic", "finite_json", "output", "command_line", "counted", "facts")
 )
 READS_DATA = ("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "convert", "api")
 # What a worker of neox_model may import of the launcher: its own side of it, and the preflight checks, which

@@ -188,7 +188,7 @@ def test_a_training_that_ends_with_an_error_first_completes_the_save_under_way(t
     arguments = {"folder": str(tmp_path), "corpus": write_corpus(tmp_path)}
     first, second = run_ranks(end_while_a_save_is_under_way, size=2, **arguments)
     assert first == second
-    assert "the last 1 updates in a row were skipped" in first["not finite"]
+    assert "the last 1 update in a row was skipped" in first["not finite"]
     assert "the loss of iteration 8" in first["spike"]
     assert "copies" in first["copies"]
     assert "cannot save the training's last iteration, 8" in first["refused"]

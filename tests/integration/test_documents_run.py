@@ -85,6 +85,14 @@ def write_pairs(path: Path, count: int) -> None:
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
 
+def write_chats(path: Path, count: int) -> None:
+    chats = [
+        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n + 1}."}]}
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+
+
 def write_model_and_pairs(folder: Path) -> None:
     sizes = {
         "hidden_size": 32,
@@ -97,9 +105,19 @@ def write_model_and_pairs(folder: Path) -> None:
     write_model(folder / "pythia-160m", "llama", sizes)
     write_pairs(folder / "pairs.jsonl", 60)
     write_pairs(folder / "valid.jsonl", 40)
+    write_chats(folder / "chats.jsonl", 60)
+    write_chats(folder / "valid-chats.jsonl", 40)
 
 
-def adapters_are_exact(folder: Path, outputs: Mapping[str, str]) -> None:
+def adapters_are_exact_and_chats_answered(folder: Path, outputs: Mapping[str, str]) -> None:
+    [chats] = [text for command, text in outputs.items() if "--input chats.jsonl" in command]
+    counted = re.search(r"^([\d,]+) of [\d,]+ tokens count in the loss; 0 documents", chats, re.MULTILINE)
+    # Digits, a full stop, the ends of the answer and of the document.
+    assert counted is not None
+    assert int(counted[1]) >= 60 * 4
+    [answer] = [text for command, text in outputs.items() if "/v1/chat/completions" in command]
+    assert json.loads(answer)["choices"][0]["message"]["role"] == "assistant"
+    assert (folder / "exported-chat" / "chat_template.jinja").is_file()
     assert "equal: 21 tensors" in outputs["neox-convert verify merged exported"].splitlines()
     assert json.loads((folder / "peft" / "adapter_config.json").read_text())["r"] == 8
     run(folder, "neox-convert from-peft peft --base imported --output again")
@@ -124,10 +142,11 @@ STAGES = {
         prepare=write_model_and_pairs,
         smaller={
             "train-iters: 500": "train-iters: 4",
+            "train-iters: 400": "train-iters: 4",
             "eval-iters: 10": "eval-iters: 1",
             "maximum-tokens: 64": "",
         },
-        then=adapters_are_exact,
+        then=adapters_are_exact_and_chats_answered,
     ),
 }
 

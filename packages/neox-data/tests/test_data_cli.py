@@ -220,7 +220,7 @@ def test_count_names_unreadable_files(tmp_path: Path) -> None:
         "null": "0",
     }  # fmt: skip
     assert "a.jsonl, line 3: the value of 'text' is int, not text" in result.stderr
-    assert "Error: 1 documents cannot be read; correct them" in result.stderr
+    assert "Error: 1 document cannot be read; correct the files" in result.stderr
     assert result.exit_code == 1
     (tmp_path / "a.jsonl").write_text('{"text": "all"}\n')
     assert run("count", "--input", tmp_path / "a.jsonl").exit_code == 0
@@ -316,7 +316,7 @@ def test_train_tokenizer_leaves_bad_lines_out_on_request(tmp_path: Path) -> None
     assert "line 2: the value of 'text' is int, not text" in result.stderr
     result = run(*words, "--skip-bad-lines")
     assert result.exit_code == 0
-    assert "1 unreadable documents were skipped" in result.stderr
+    assert "1 unreadable document was skipped" in result.stderr
 
 
 @pytest.mark.parametrize("words", [("stdlib-corpus", ""), ("stdlib-corpus", "/")])

@@ -195,7 +195,7 @@ def test_command_prints_when_a_document_is_read(run, prefixes: list[Path]) -> No
 def test_the_command_finds_a_passage(run) -> None:
     result = run("trace", "--text", "top and")
     assert "b document 0\n" in result.stdout
-    assert result.stdout.splitlines()[-1] == "1 documents contain this text"
+    assert result.stdout.splitlines()[-1] == "1 document contains this text"
     assert result.exit_code == 0
 
 

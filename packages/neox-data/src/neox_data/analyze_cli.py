@@ -6,6 +6,7 @@ import click
 
 from neox_data.command import DataCommand
 from neox_data.command_line import verbose_option
+from neox_data.counted import counted
 from neox_data.curriculum.analyze import METRICS
 from neox_data.curriculum.metric_index import write_metric_index
 from neox_data.curriculum.sample_order import fingerprint_order
@@ -48,7 +49,7 @@ def analyze(
     dataset = data.datasets["train"]
     values = METRICS[metric](dataset, len(dataset))
     prefixes = write_metric_index(output, metric, values, fingerprint_order(dataset))
-    click.echo(f"{len(values):,} samples, {metric} from {values.min():,} to {values.max():,}")
+    click.echo(f"{counted(len(values), 'sample')}, {metric} from {values.min():,} to {values.max():,}")
     click.echo(f"index_to_sample_path: {prefixes['index_to_sample']}")
     click.echo(f"index_to_metric_path: {prefixes['index_to_metric']}")
     merged = prefixes["index_to_sample_percentile_merged"]

@@ -9,6 +9,7 @@ import click
 from neox_data.blend_report import SourceShare, report_blend, report_datasets, share_lines
 from neox_data.command import DataCommand
 from neox_data.command_line import verbose_option
+from neox_data.counted import counted
 from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed import open_indexed
 from neox_data.trace_cli import config_options
@@ -63,7 +64,9 @@ def blend_report(
     data = load_training_data(paths, overrides=overrides, devices=devices)
     for part, dataset in data.datasets.items():
         chosen = ", before selection by the curriculum" if isinstance(dataset, CurriculumDataset) else ""
-        click.echo(f"{part}: {data.num_samples[part]:,} samples of {data.seq_length:,} tokens{chosen}")
+        click.echo(
+            f"{part}: {counted(data.num_samples[part], 'sample')} of {data.seq_length:,} tokens{chosen}"
+        )
         for line in share_lines(report_datasets(dataset, data.num_samples[part])):
             click.echo(line)
 

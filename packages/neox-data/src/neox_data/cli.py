@@ -17,6 +17,7 @@ from neox_data.command import (
     log_interval_option,
 )
 from neox_data.command_line import quiet_option
+from neox_data.counted import counted
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.chart import draw_lengths
 from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
@@ -230,8 +231,8 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
         click.echo(line, err=True)
     if reader.num_skipped:
         click.echo(
-            f"Error: {reader.num_skipped:,} documents cannot be read; correct them, or leave them out with "
-            "preprocess_data --skip-bad-lines",
+            f"Error: {counted(reader.num_skipped, 'document')} cannot be read; correct the files, "
+            "or skip such documents with preprocess_data --skip-bad-lines",
             err=True,
         )
         click.get_current_context().exit(1)
@@ -292,7 +293,8 @@ def train_tokenizer(
     if entries < vocab_size:
         click.echo(f"the corpus yields only {entries:,} of the {vocab_size:,} requested entries", err=True)
     if reader.num_skipped:
-        click.echo(f"{reader.num_skipped:,} unreadable documents were skipped", err=True)
+        what = ("unreadable document was skipped", "unreadable documents were skipped")
+        click.echo(counted(reader.num_skipped, *what), err=True)
     seconds = time.monotonic() - started
     click.echo(
         f"wrote {output}: {entries:,} entries from {reader.total_bytes / 1e6:,.1f} MB in {seconds:.1f} s"
@@ -346,7 +348,7 @@ def stdlib_corpus(output: Path) -> None:
             f"this Python does not have {len(counts.missing):,} of the files: {', '.join(counts.missing)}",
             err=True,
         )
-    click.echo(f"wrote {output}: {counts.files:,} files, {counts.num_bytes / 1e6:,.1f} MB")
+    click.echo(f"wrote {output}: {counted(counts.files, 'file')}, {counts.num_bytes / 1e6:,.1f} MB")
     click.echo(f"SHA-256 {counts.sha256}")
 
 
@@ -367,7 +369,7 @@ def _texts_with_progress(reader: CorpusReader, report: Reporter) -> Iterator[str
             counts.fraction = reader.bytes_done / max(reader.total_bytes, 1)
             report(counts)
         yield document.texts[0]
-    click.echo(f"learning a vocabulary from {counts.documents:,} documents", err=True)
+    click.echo(f"learning a vocabulary from {counted(counts.documents, 'document')}", err=True)
 
 
 def _first_documents(dataset: IndexedDataset, tokenizer: Tokenizer, count: int) -> Iterator[str]:

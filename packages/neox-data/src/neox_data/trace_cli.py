@@ -8,6 +8,7 @@ import click
 from neox_data.amount_progress import report_search
 from neox_data.command import DataCommand
 from neox_data.command_line import option, quiet_option, verbose_option
+from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.search import documents_with
@@ -206,7 +207,8 @@ class _Report:
             if part == "train":
                 yield from self._times(items, indexed, document)
             elif items:
-                yield f"  read by {len(items):,} samples of the part {part}, which is not used for training"
+                samples = counted(len(items), "sample")
+                yield f"  read by {samples} of the part {part}, which is not used for training"
 
     def text(self, text: str) -> Iterator[str]:
         datasets = _all_indexed(self._data).values()
@@ -217,7 +219,7 @@ class _Report:
                 for document in documents_with(indexed, text, self._tokenizer, report=report):
                     self.num_found += 1
                     yield from self.document(indexed, document)
-        yield f"{self.num_found:,} documents contain this text"
+        yield f"{counted(self.num_found, 'document contains', 'documents contain')} this text"
 
     def _times(self, items: list[int], indexed: IndexedDataset, document: int) -> Iterator[str]:
         """Yield when each item is read; a curriculum may truncate the item before the document."""

@@ -90,7 +90,9 @@ def test_one_long_text_is_cut_so_that_a_twentieth_is_for_validation(tmp_path):
     assert result["split"] == f"{len(documents) - 5},5,0"
     assert 0.03 < tokens["valid"] / (tokens["train"] + tokens["valid"]) < 0.07
     assert sum(tokens.values()) == open_indexed(result["data_path"]).num_tokens
-    assert "1 documents larger than a hundredth of all texts were cut at line ends or spaces" in found.output
+    assert (
+        "1 document was larger than a hundredth of all texts and cut at line ends or spaces" in found.output
+    )
 
 
 def test_one_line_without_an_end_is_cut_within_words(tmp_path):
@@ -183,7 +185,8 @@ def test_a_given_tokenizer_is_used(tmp_path):
         (
             {"chats.jsonl": b'{"messages": []}\n'},
             "key of the text with --jsonl-key; for conversations use preprocess_data --loss-mask chat\n"
-            "  skipped 1: cannot be read as text: {}/chats.jsonl, line 1: no key 'text'; its keys are 'messages'",
+            "  skipped 1: cannot be read as text: {}/chats.jsonl, line 1: no key 'text'; its keys are "
+            "'messages'",
         ),
     ],
 )

@@ -214,8 +214,8 @@ def test_only_the_assistant_counts(corpus: Path, tokenizer_json: Path, tmp_path:
             for token in tokenizer.encode(segment.text)
         ]
         assert label == expected
-    assert "; 1 documents have none that does" in result.output
-    assert "1 documents have a null text" in result.output
+    assert "; 1 document has none that does" in result.output
+    assert "1 document has a null text" in result.output
 
 
 def test_the_template_next_to_the_vocabulary_is_the_default(corpus: Path, tokenizer_json: Path) -> None:
@@ -347,7 +347,7 @@ def test_documents_of_another_form_are_refused_or_counted(tmp_path, tokenizer_js
     assert not list(tmp_path.glob("out*"))
     result = run(corpus, tokenizer_json, *options, "--skip-bad-lines")
     assert result.exit_code == 0, result.output
-    assert "1 unreadable documents were skipped" in result.output
+    assert "1 unreadable document was skipped" in result.output
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_documents_are_written_in_order(corpus: Path, tokenizer_json: Path, tmp_
         f"4 documents, 0.0 MB -> {dataset.num_tokens:,} tokens ({per_token:.2f} characters per token) in "
     )
     assert sentence in result.stdout
-    assert "1 documents without tokens were skipped" in result.stdout
+    assert "1 document without tokens was skipped" in result.stdout
     assert f"wrote {output}_text_document.bin and {output}_text_document.idx" in result.stdout
     assert "4 documents (100%)" in result.stderr
 
@@ -233,11 +233,11 @@ def test_files_that_are_not_read_or_have_no_text_are_named(tmp_path: Path) -> No
         )  # fmt: skip
         assert result.exit_code == 0, result.output
         assert (
-            "1 files or members of archives were not read, because of their name or kind:\n"
+            "1 file or member of an archive was not read, because of its name or kind:\n"
             f"  {tmp_path}/in/c.csv\n"
         ) in result.stdout
-        assert "1 documents have a null text, which is read as an empty one\n" in result.stdout
-        assert f"1 files contain no text, such as {tmp_path}/in/a.jsonl\n" in result.stdout
+        assert "1 document has a null text, which is read as an empty one\n" in result.stdout
+        assert f"1 file contains no text, such as {tmp_path}/in/a.jsonl\n" in result.stdout
         counts = json.loads((tmp_path / "set_text_document.manifest.json").read_text())["counts"]
         assert (counts["null"], counts["passed_over"], counts["documents"]) == (1, 1, 1)
 
@@ -252,7 +252,7 @@ def test_missing_text_names_what_was_not_read(tmp_path: Path) -> None:
             output=tmp_path / "set",
         )  # fmt: skip
         assert result.exit_code == 2
-        assert f"(1 files or members were not read, such as {tmp_path}/in/c.csv); pass the" in result.stderr
+        assert f"(1 file or member was not read, such as {tmp_path}/in/c.csv); pass the" in result.stderr
 
 
 @pytest.mark.parametrize("append_eod", [True, False])

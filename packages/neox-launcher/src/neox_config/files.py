@@ -33,7 +33,7 @@ def why_not_readable(path: str | os.PathLike[str], *, pipes: bool = False) -> st
 
 
 def names_in(folder: Path, where: Callable[[os.DirEntry[str]], bool]) -> list[str]:
-    """Return the sorted names of the entries of a folder that fulfil a condition; none if it cannot be read."""
+    """Return the sorted names of a folder's entries that fulfil a condition; none if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if where(entry))

@@ -278,7 +278,8 @@ def test_a_folder_of_a_host_that_cannot_be_created_is_one_message(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(
-            CheckpointError, match=r"preparing to save to .*file.* on each host failed: .*; set save to a folder"
+            CheckpointError,
+            match=r"preparing to save to .*file.* on each host failed: .*; set save to a folder",
         ):
             refuse_shared_folder(folder, Storage(("A",), 0, is_local=True), SINGLE_RANK)
 

@@ -88,8 +88,8 @@ def write_corpus(texts: Iterable[str], output: Path, *, skipped: Callable[[], st
                 read.add(text)
             if not len(read):
                 raise CorpusError(
-                    "none of the files contains text; pass other files, or the key of the text with --jsonl-key; "
-                    f"for conversations use preprocess_data --loss-mask chat{skipped()}"
+                    "none of the files contains text; pass other files, or the key of the text with "
+                    f"--jsonl-key; for conversations use preprocess_data --loss-mask chat{skipped()}"
                 )
             written, cut = _cut(read, _Lines(other))
             with written_aside(output) as result:

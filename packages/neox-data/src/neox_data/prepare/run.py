@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed import open_indexed
 from neox_data.manifest import check_tokenizer, read_manifest
@@ -113,20 +114,21 @@ def _corpus(
                 f"{left} exists, but not {_RECORD}, which names the texts that it was made of; delete it, or "
                 "choose another output folder"
             )
-    say(f"reading {len(files):,} files")
+    say(f"reading {counted(len(files), 'file')}")
     texts = (text for each in files for text in texts_of(each, key, skips))
     counts = write_corpus(texts, path, skipped=skips.indented)
     found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
     _write_json(record, {"identity": identity, **found})
     say(
-        f"read {len(files):,} files: {counts.documents:,} documents, {counts.num_bytes / 1e6:,.2f} MB of text"
+        f"read {counted(len(files), 'file')}: {counted(counts.documents, 'document')}, "
+        f"{counts.num_bytes / 1e6:,.2f} MB of text"
     )
     for line in skips.lines():
         say(line)
     if counts.cut:
         say(
-            f"{counts.cut:,} documents larger than a hundredth of all texts were cut at line ends or spaces: "
-            f"there are now {counts.written:,} documents"
+            f"{counted(counts.cut, 'document was', 'documents were')} larger than a hundredth of all texts "
+            f"and cut at line ends or spaces: there are now {counts.written:,} documents"
         )
     say(f"wrote {path}: documents in a fixed pseudo-random order")
     return found
@@ -183,7 +185,7 @@ def _dataset(output: Path, tokenizer_file: Path, log_interval: int | None, say: 
     parts = split_documents(split, len(dataset))
     tokens = {part: int(dataset.sizes[rows.start : rows.stop].sum()) for part, rows in parts.items()}
     for part in ("train", "valid"):
-        say(f"{part}: {len(parts[part]):,} documents, {tokens[part]:,} tokens")
+        say(f"{part}: {counted(len(parts[part]), 'document')}, {tokens[part]:,} tokens")
     if not parts["valid"]:
         say(f"no validation: it requires at least {_FEWEST_TO_SPLIT} documents")
     return {

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from neox_data.counted import counted
+
 __all__ = ["PassedOver"]
 
 _MOST_NAMED = 5
@@ -28,7 +30,9 @@ class PassedOver:
     def lines(self) -> Iterable[str]:
         """Yield the lines of a summary; none if there are no such files."""
         if self.count:
-            yield f"{self.count:,} files or members of archives were not read, because of their name or kind:"
+            one = "file or member of an archive was not read, because of its name or kind"
+            many = "files or members of archives were not read, because of their name or kind"
+            yield f"{counted(self.count, one, many)}:"
             yield from (f"  {name}" for name in self.first)
         if self.count > len(self.first):
             yield f"  and {self.count - len(self.first):,} more"

@@ -10,6 +10,8 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from neox_data.counted import counted
+
 __all__ = ["Counts", "Reporter", "clock", "draws_bars", "report_progress"]
 
 # Values of TERM of terminals on which no line can be drawn again.
@@ -91,7 +93,7 @@ class _Lines:
         if counts.documents < self._next:
             return
         self._next = counts.documents + self._log_interval
-        line = f"{counts.documents:,} documents ({counts.fraction:.0%})  {counts.rates()}\n"
+        line = f"{counted(counts.documents, 'document')} ({counts.fraction:.0%})  {counts.rates()}\n"
         self._stream.write(line)
         self._stream.flush()
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from neox_data.counted import counted
 from neox_data.errors import CorpusError, TokenizerError
 from neox_data.indexed.layout import token_dtype
 from neox_data.manifest import describe_tokenizer, hashed_ahead
@@ -233,12 +234,9 @@ def _masked(output: DatasetOutput, options: Options) -> dict[str, int]:
 
 def no_text_in(names: Sequence[str], key: str, passed_over: PassedOver) -> CorpusError:
     """Return the error for a corpus whose documents yield no tokens."""
-    more = f" and {len(names) - _MOST_NAMED:,} more files" if len(names) > _MOST_NAMED else ""
-    unread = (
-        f" ({passed_over.count:,} files or members were not read, such as {passed_over.first[0]})"
-        if passed_over.first
-        else ""
-    )
+    more = f" and {counted(len(names) - _MOST_NAMED, 'more file')}" if len(names) > _MOST_NAMED else ""
+    left = counted(passed_over.count, "file or member was", "files or members were")
+    unread = f" ({left} not read, such as {passed_over.first[0]})" if passed_over.first else ""
     return CorpusError(
         f"no document of {', '.join(names[:_MOST_NAMED])}{more} has text under {key!r}{unread}; pass the "
         "right key with --jsonl-keys, or another corpus"

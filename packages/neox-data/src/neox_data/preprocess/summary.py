@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from neox_data.counted import counted
 from neox_data.preprocess.passed_over import PassedOver
 
 __all__ = ["Summary"]
@@ -57,7 +58,7 @@ class Summary:
         # With a loss mask, tokens and labels are counted together, as two datasets.
         tokens = self.tokens if self.labels is None else self.tokens // 2
         yield (
-            f"{self.documents:,} documents, {self.num_bytes / 1e6:,.1f} MB -> {tokens:,} tokens "
+            f"{counted(self.documents, 'document')}, {self.num_bytes / 1e6:,.1f} MB -> {tokens:,} tokens "
             f"({self.characters / max(tokens, 1):.2f} characters per token) in {self.seconds:.1f} s "
             f"({self.num_bytes / self.seconds / 1e6:,.1f} MB/s)"
         )
@@ -65,22 +66,29 @@ class Summary:
         if self.labels is not None:
             yield (
                 f"{tokens - self.labels['masked']:,} of {tokens:,} tokens count in the loss; "
-                f"{self.labels['wholly_masked']:,} documents have none that does"
+                f"{counted(self.labels['wholly_masked'], 'document has', 'documents have')} none that does"
             )
         if self.resumed_shards:
-            yield f"{self.resumed_shards:,} shards were finished by an earlier run"
+            yield f"{counted(self.resumed_shards, 'shard was', 'shards were')} finished by an earlier run"
         if self.empty:
-            yield f"{self.empty:,} documents without tokens were skipped"
+            yield counted(
+                self.empty, "document without tokens was skipped", "documents without tokens were skipped"
+            )
         if self.null:
-            yield f"{self.null:,} documents have a null text, which is read as an empty one"
+            having = counted(self.null, "document has", "documents have")
+            yield f"{having} a null text, which is read as an empty one"
         if self.skipped:
             such_as = ", such as" if self.first_skipped else ""
-            yield f"{self.skipped:,} unreadable documents were skipped{such_as}"
+            what = ("unreadable document was", "unreadable documents were")
+            yield f"{counted(self.skipped, *what)} skipped{such_as}"
             yield from (f"  {reason}" for reason in self.first_skipped)
         if self.too_long:
-            yield f"{self.too_long:,} documents above --max-document-bytes were {self.long_ones}"
+            above = "above --max-document-bytes"
+            what = (f"document {above} was", f"documents {above} were")
+            yield f"{counted(self.too_long, *what)} {self.long_ones}"
         yield from self.passed_over.lines()
         if self.without_text:
-            yield f"{len(self.without_text):,} files contain no text, such as {self.without_text[0]}"
+            files = counted(len(self.without_text), "file contains", "files contain")
+            yield f"{files} no text, such as {self.without_text[0]}"
         for prefix in self.prefixes:
             yield f"wrote {prefix}.bin and {prefix}.idx, described in {prefix}.manifest.json"

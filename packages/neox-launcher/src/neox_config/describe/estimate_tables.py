@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from neox_config.counted import counted
 from neox_config.estimate import Estimate
 from neox_config.estimate.shapes import Layout
 from neox_config.estimate.step import Collective, not_counted
@@ -66,7 +67,7 @@ def render_training_time(result: Estimate, *, iterations: int, tflops: float) ->
     tokens = result.tokens_per_iteration
     rows = [
         ("", "", ""),
-        ("training", f"{iterations:,} iterations", f"{iterations * tokens / 1e9:,.1f} billion tokens"),
+        ("training", counted(iterations, "iteration"), f"{iterations * tokens / 1e9:,.1f} billion tokens"),
         ("  speed per device", f"{tflops:,.1f} TFLOP/s", f"{tokens / seconds:,.0f} tokens/s on all devices"),
         ("  per iteration", f"{seconds:,.2f} s", ""),
         ("  in total", f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} hours", ""),
@@ -79,7 +80,8 @@ def render_suggestions(
     found: Sequence[Suggestion], *, cluster: Cluster, samples: int, seq_length: int
 ) -> str:
     """Format layouts as a table, fastest first, or return a message if there are none."""
-    job = f"{cluster.devices:,} devices of {_size(cluster.memory)}, {samples:,} samples per iteration"
+    devices = f"{counted(cluster.devices, 'device')} of {_size(cluster.memory)}"
+    job = f"{devices}, {counted(samples, 'sample')} per iteration"
     if not found:
         return (
             f"nothing fits: {job}\n"

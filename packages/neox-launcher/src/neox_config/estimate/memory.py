@@ -36,7 +36,7 @@ __all__ = [
     "hidden_bytes",
 ]
 
-# Device memory of a process that is not used by tensors, by type of device: on GPUs the context of CUDA and the
+# Device memory of a process that is not used by tensors, by type of device: the context of CUDA, and the
 # workspaces of NCCL and cuBLAS.
 _RUNTIME_BYTES = {"cuda": 2**30, "cpu": 0}
 # Autocast computes in float16 or bfloat16.
@@ -78,8 +78,8 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0, *, device: str =
         shape: the model.
         layout: how it is run.
         stage: the pipeline stage.
-        device: type of the devices (cuda, cpu), on which the runtime, the chunks of the loss and the messages of
-            gradients depend.
+        device: type of the devices (cuda, cpu), on which the memory of the runtime, the chunks of the loss
+            and the messages of gradients depend.
     """
     if layout.engine == "torch" and layout.data_parallel == 1:
         # There is nothing to partition.
@@ -320,7 +320,7 @@ def flowing_bytes(shape: Shape, layout: Layout) -> int:
 
 
 def _buffers(shape: Shape, layout: Layout, stage: int, activations: int, device: str) -> int:
-    """Return the bytes of gradient buckets, of parameters gathered by ZeRO 3, of pipelines, and of the runtime.
+    """Return the bytes of gradient buckets, parameters gathered by ZeRO 3, pipelines, and the runtime.
 
     What exists when the activations are freed is counted as far as it exceeds them.
     """

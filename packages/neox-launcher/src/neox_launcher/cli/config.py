@@ -13,6 +13,7 @@ import click
 from neox_config import NeoXConfig, Resolved, engine_json, load_config
 from neox_config.catalogue import find_model, model_names
 from neox_config.command_line import PATH, Group
+from neox_config.counted import counted
 from neox_config.describe import explain as explanations
 from neox_config.describe.display import show_config, show_derived, show_difference
 from neox_config.describe.json_schema import json_schema_text
@@ -177,7 +178,7 @@ def show(engine: bool, changed: bool, **options: Any) -> None:
         click.echo(json.dumps(engine_json(resolved), indent=2, allow_nan=False))
         return
     click.echo(show_config(resolved.config))
-    click.echo(f"\n# On {resolved.derived.world_size} devices:\n{show_derived(resolved)}")
+    click.echo(f"\n# On {counted(resolved.derived.world_size, 'device')}:\n{show_derived(resolved)}")
 
 
 @main.command(

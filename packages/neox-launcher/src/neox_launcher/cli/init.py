@@ -11,6 +11,7 @@ import click
 from neox_config import Text, load_config
 from neox_config.atomic import atomic_write
 from neox_config.command_line import INTERRUPTED, Command, option
+from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
@@ -228,8 +229,9 @@ def _report(path: Path, training: Training, prepared: Prepared, devices: Devices
     lines = [
         f"\nmodel {training.candidate.name}: {training.parameters:,} parameters with a vocabulary of "
         f"{prepared.entries:,} entries",
-        f"training: {training.iterations:,} iterations of {training.layout.samples:,} samples of "
-        f"{training.seq_length:,} tokens: {training.tokens:,} tokens, {passes:.2f} passes over "
+        f"training: {counted(training.iterations, 'iteration')} of "
+        f"{counted(training.layout.samples, 'sample')} of {training.seq_length:,} tokens: "
+        f"{training.tokens:,} tokens, {passes:.2f} passes over "
         f"{prepared.training_tokens:,} (limit: {training.limit})",
         f"{devices.count:,} {devices.kind}: estimated memory {training.memory / 2**30:.2f} GiB each; "
         f"{training.operations:.1e} floating-point operations in all",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from neox_config import Resolved
+from neox_config.counted import counted
 from neox_config.derive.course import course_of, spread_iterations
 from neox_launcher.cli.schedule_chart import draw_course
 
@@ -71,7 +72,7 @@ def drawn(name: str, value: Callable[[int], float], iterations: Sequence[int]) -
     values = [found[column] for column in sorted(found)]
     low, high = min(every.values()), max(values)
     if low == high:
-        return [f"{name}: {_written(values[0])} in all {last + 1:,} iterations"]
+        return [f"{name}: {_written(values[0])} in all {counted(last + 1, 'iteration')}"]
     # The lowest value is a line, not nothing.
     heights = [1 + round((each - low) / (high - low) * (8 * _ROWS - 1)) for each in values]
     labels = [_written(high), *[""] * (_ROWS - 2), _written(low)]

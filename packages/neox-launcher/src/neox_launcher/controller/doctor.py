@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from neox_config.counted import counted
 from neox_launcher.controller.launch import supervise_plan
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.protocol.messages import own_version
@@ -115,10 +116,8 @@ def diagnose(outcome: Outcome, *, hosts: int) -> Diagnosis:
 def _started(outcome: Outcome, hosts: int) -> Finding:
     name = "reach and join"
     if outcome.first_failure is None:
-        many = "1 host" if hosts == 1 else f"{hosts:,} hosts"
-        return Finding(
-            name=name, is_good=True, found=f"{many} started, {len(outcome.facts):,} workers joined"
-        )
+        joined = counted(len(outcome.facts), "worker")
+        return Finding(name=name, is_good=True, found=f"{counted(hosts, 'host')} started, {joined} joined")
     remedy = "see the error above; docs/launching.md has a section on each launcher"
     if outcome.facts:
         remedy = (

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from neox_config import Derived, resolve
+from neox_config.counted import counted
 from neox_config.errors import ConfigError, LaunchError
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.resources.host import Host, name_some
@@ -41,15 +42,16 @@ def without_hosts(plan: LaunchPlan, lost: Collection[str]) -> LaunchPlan:
         try:
             resolved = resolve(plan.resolved.config, devices=count, hosts=len(hosts))
         except ConfigError as error:
-            refusals.append(f"{count:,} workers: {error}")
+            refusals.append(f"{counted(count, 'worker')}: {error}")
             continue
         # A configured address is that of the first host.
         address = plan.master_addr if hosts[0].name == plan.world.hosts[0].name else None
         world = World(hosts=hosts, gpus=plan.world.gpus)
         return replace(plan, world=world, resolved=resolved, master_addr=address)
     sentence = (
-        f"lost: {_names(plan, lost)}; the job cannot continue with {_counted(_slots(left))}, because its "
-        f"batch of {derived.train_batch_size:,} samples requires {_listed(derived)} workers (elasticity); "
+        f"lost: {_names(plan, lost)}; the job cannot continue with {counted(_slots(left), 'slot')}, "
+        f"because its batch of {derived.train_batch_size:,} samples requires {_listed(derived)} workers "
+        "(elasticity); "
         "repair or replace hosts and start again; with `load`, it resumes from the latest checkpoint there"
     )
     raise LaunchError("\n".join([sentence, *refusals]))
@@ -67,7 +69,7 @@ def describe_change(whole: LaunchPlan, before: LaunchPlan, after: LaunchPlan, lo
     derived, slots = after.resolved.derived, _slots(_left(whole, lost))
     hosts = name_some([host.name for host in after.world.hosts])
     lines = [
-        f"lost: {_names(before, lost)}; continuing with {derived.world_size:,} workers (before: "
+        f"lost: {_names(before, lost)}; continuing with {counted(derived.world_size, 'worker')} (before: "
         f"{before.world.size:,}) on {hosts}",
         f"train batch {derived.train_batch_size:,} as before: micro-batch {derived.micro_batch_size}, "
         f"gradient accumulation steps {derived.accumulation}, "
@@ -75,8 +77,8 @@ def describe_change(whole: LaunchPlan, before: LaunchPlan, after: LaunchPlan, lo
     ]
     if slots > derived.world_size:
         lines.append(
-            f"{slots - derived.world_size:,} of the remaining {_counted(slots)} not used: the batch requires "
-            f"{_listed(whole.resolved.derived)} workers (elasticity)"
+            f"{slots - derived.world_size:,} of the remaining {counted(slots, 'slot')} not used: the batch "
+            f"requires {_listed(whole.resolved.derived)} workers (elasticity)"
         )
     return "\n".join(lines)
 
@@ -106,7 +108,3 @@ def _listed(derived: Derived) -> str:
     """Return the largest of these numbers, up to the number of workers in the plan, as text."""
     counts = [count for count in _sharing(derived) if count <= derived.world_size]
     return ", ".join(f"{count:,}" for count in counts[-_MOST_LISTED:])
-
-
-def _counted(slots: int) -> str:
-    return f"{slots:,} slot{'' if slots == 1 else 's'}"

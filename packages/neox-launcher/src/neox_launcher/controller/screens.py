@@ -9,6 +9,7 @@ import yaml
 from rich.text import Text
 
 from neox_config import NeoXConfig
+from neox_config.counted import counted
 from neox_config.errors import ConfigError
 from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
@@ -91,8 +92,8 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     parameters = "" if result is None else f"{_count(result.total_parameters)} parameters: "
     yield (
         "model",
-        f"{parameters}{model.num_layers} layers, width "
-        f"{model.hidden_size:,}, {model.num_attention_heads} heads",
+        f"{parameters}{counted(model.num_layers, 'layer')}, width "
+        f"{model.hidden_size:,}, {counted(model.num_attention_heads, 'head')}",
     )
     yield "workers", _workers(plan)
     yield (
@@ -108,10 +109,10 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
         f"{derived.data_parallel_size}",
     )
     iterations = config.training.iterations
+    tokens = _count(iterations * derived.train_batch_size * model.seq_length)
     yield (
         "training",
-        f"{iterations:,} iterations, {_count(iterations * derived.train_batch_size * model.seq_length)} "
-        f"tokens, optimizer {config.optimizer.optimizer.type}",
+        f"{counted(iterations, 'iteration')}, {tokens} tokens, optimizer {config.optimizer.optimizer.type}",
     )
     if result is None or plan.world.gpus == 0:
         yield "time", "shown after the first iterations"
@@ -177,7 +178,7 @@ def _saves(config: NeoXConfig) -> str:
     section = config.checkpoint
     if section.save is None:
         return "nothing: save is not set"
-    times = [f"every {section.save_interval:,} iterations"] if section.save_interval else []
+    times = [f"every {counted(section.save_interval, 'iteration')}"] if section.save_interval else []
     times += [f"at growing intervals (x {section.save_growth:g})"] if section.save_growth else []
     times += [f"every {section.save_interval_minutes:g} min"] if section.save_interval_minutes else []
     kept = section.keep_last_n_checkpoints
@@ -187,11 +188,11 @@ def _saves(config: NeoXConfig) -> str:
 
 def _evaluates(config: NeoXConfig) -> str:
     training, section = config.training, config.generation
-    evaluated = [f"{training.eval_iters:,} batches"] if training.eval_iters else []
+    evaluated = [counted(training.eval_iters, "batch", "batches")] if training.eval_iters else []
     evaluated += list(section.eval_tasks or ()) + ([section.eval_data] if section.eval_data else [])
     if not evaluated:
         return ""
-    return f"every {training.eval_interval:,} iterations and at the end, {', '.join(evaluated)}"
+    return f"every {counted(training.eval_interval, 'iteration')} and at the end, {', '.join(evaluated)}"
 
 
 def _logs(config: NeoXConfig) -> str:

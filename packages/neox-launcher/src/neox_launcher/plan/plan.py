@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from neox_config import Resolved, encode_resolved
+from neox_config.counted import counted
 from neox_config.derive.generation import generation_mode
 from neox_launcher.plan.environment import shown_value
 from neox_launcher.plan.scheduler import Member
@@ -198,7 +199,7 @@ class LaunchPlan:
         )
         yield (
             "batch",
-            f"{derived.train_batch_size:,} samples = micro-batch {derived.micro_batch_size} x "
+            f"{counted(derived.train_batch_size, 'sample')} = micro-batch {derived.micro_batch_size} x "
             f"accumulation {derived.accumulation} x data {derived.data_parallel_size}; "
             f"{derived.train_batch_size * model.seq_length:,} tokens",
         )
@@ -207,7 +208,8 @@ class LaunchPlan:
         yield "iterations", f"{config.training.iterations:,}{passes}" if trains else ""
         yield (
             "model",
-            f"{model.num_layers} layers, width {model.hidden_size:,}, {model.num_attention_heads} heads, "
+            f"{counted(model.num_layers, 'layer')}, width {model.hidden_size:,}, "
+            f"{counted(model.num_attention_heads, 'head')}, "
             f"{model.seq_length:,} tokens, {config.attention.pos_emb} positions",
         )
         kinds = Counter(derived.attention_types)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST, checkpoint_name
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import resumed_from
@@ -93,9 +94,9 @@ def phases_from_start(
         (
             "uninterrupted",
             span.end,
-            f"{span.end - span.start:,} iterations without interruption, from {origin}",
+            f"{counted(span.end - span.start, 'iteration')} without interruption, from {origin}",
         ),
-        ("interrupted", span.middle, f"{span.middle - span.start:,} iterations, then save"),
+        ("interrupted", span.middle, f"{counted(span.middle - span.start, 'iteration')}, then save"),
     ):
         own = folder / name
         config = _for_phase(plan.resolved.config, own, span=span, last=last, evaluates=evaluates)
@@ -104,7 +105,7 @@ def phases_from_start(
         snapshot = own / "middle" if last == span.end else None
         recording = _recording(plan, config, own, span.middle, snapshot)
         yield Phase(title=title, plan=recording, folder=own, last=last)
-    title = f"{span.steps:,} iterations, resumed from the checkpoint just saved"
+    title = f"{counted(span.steps, 'iteration')}, resumed from the checkpoint just saved"
     saved = str(folder / "interrupted" / "checkpoints")
     yield _resumed(resumed, folder / "resumed", title=title, load=saved, span=span, evaluates=evaluates)
 
@@ -122,7 +123,7 @@ def phases_between_kept(
         evaluates: evaluate as configured.
     """
     load = _link_to(source.path, folder / "start")
-    title = f"{span.steps:,} iterations, resumed from {source.path.name}"
+    title = f"{counted(span.steps, 'iteration')}, resumed from {source.path.name}"
     yield _resumed(resumed, folder / "resumed", title=title, load=load, span=span, evaluates=evaluates)
 
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
@@ -292,12 +293,12 @@ def _show(job: _Job, form: Form) -> Outcome:
 
 def _phases(job: _Job, folder: Path | None) -> list[str]:
     span = job.span
-    resumed = f"{span.steps:,} iterations, resumed at iteration {span.middle:,}"
+    resumed = f"{counted(span.steps, 'iteration')}, resumed at iteration {span.middle:,}"
     if job.target is not None:
         return [f"{resumed}, and compared with {job.target.path}"]
     return [
-        f"{span.end - span.start:,} iterations without interruption, from iteration {span.start:,}",
-        f"{span.middle - span.start:,} iterations, then save",
+        f"{counted(span.end - span.start, 'iteration')} without interruption, from iteration {span.start:,}",
+        f"{counted(span.middle - span.start, 'iteration')}, then save",
         resumed,
     ]
 

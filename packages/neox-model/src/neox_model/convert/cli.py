@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from neox_config import finite_json
+from neox_config.counted import counted
 from neox_model.commands import ModelCommands
 from neox_model.inspection.finding import find_checkpoint
 
@@ -322,7 +323,7 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
     """
     result = _with_torch("verify").verify(one, other, vocab_file=vocab_file, merge_file=merge_file)
     lines = [
-        f"{result['verdict']}: {result['tensors']:,} tensors",
+        f"{result['verdict']}: {counted(result['tensors'], 'tensor')}",
         *result.get("differences", []),
         *result["rounded"],
     ]

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from neox_config.counted import counted
 from neox_model.metrics.throughput import format_duration
 
 __all__ = ["Progress"]
@@ -64,14 +65,10 @@ class Progress:
         refused = f"; {self._refused:,} too long" if self._refused else ""
         logger.info(
             "%s in, %s out%s; %s tokens in %.1f s (%.1f tokens/s)",
-            _counted(self._prompts, "prompt"),
-            _counted(self.results, "result"),
+            counted(self._prompts, "prompt"),
+            counted(self.results, "result"),
             refused,
             f"{self._tokens:,}",
             seconds,
             self._tokens / seconds if seconds else 0.0,
         )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from neox_config import finite_json
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest, offer_earlier
@@ -160,7 +161,7 @@ def _print(plain: dict[str, Any], lines: Sequence[str], *, as_json: bool) -> Non
 
 def _verdict(result: Any) -> list[str]:
     if result.is_sound:
-        first = f"{result.folder}: sound ({result.tensors:,} tensors, {result.num_bytes:,} bytes)"
+        first = f"{result.folder}: sound ({counted(result.tensors, 'tensor')}, {result.num_bytes:,} bytes)"
     else:
         first = f"{result.folder}: NOT SOUND"
     return [first, *(f"  {text}" for text in result.problems), *(f"  note: {text}" for text in result.notes)]

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from neox_config.counted import counted
 from neox_config.derive.resume import IN_EFFECT, SAMPLES_PER_ITERATION, Change, Changes
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.problems import in_words
@@ -301,7 +302,7 @@ def _of_tensors(tensors: list[TensorComparison], skipped: str | None) -> str:
         return f"not compared: {skipped}"
     differing = [tensor for tensor in tensors if not tensor.is_equal]
     if not differing:
-        return f"equal ({len(tensors):,} tensors)" if tensors else "none"
+        return f"equal ({counted(len(tensors), 'tensor')})" if tensors else "none"
     compared = [tensor for tensor in differing if not tensor.reason]
     text = f"{len(differing):,} of {len(tensors):,} tensors differ"
     if compared:

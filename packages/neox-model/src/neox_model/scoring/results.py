@@ -11,6 +11,7 @@ from typing import Any
 
 from neox_config import finite_json
 from neox_config.atomic import write_new
+from neox_config.counted import counted
 from neox_config.errors import NeoXError
 from neox_model.scoring.perplexity import CONFIDENCE, Perplexity
 
@@ -58,7 +59,8 @@ class Results:
         if self.perplexity is not None:
             one = self.perplexity
             lines.append(
-                f"{one.source}: {one.documents:,} documents ({one.empty_documents:,} empty ones left out), "
+                f"{one.source}: {counted(one.documents, 'document')} "
+                f"({counted(one.empty_documents, 'empty one')} left out), "
                 f"{one.tokens:,} tokens, {one.num_bytes:,} bytes, {one.characters:,} characters"
             )
             rows = one.rows(per_character=self.per_character)

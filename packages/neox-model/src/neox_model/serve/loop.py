@@ -15,6 +15,7 @@ from types import FrameType
 
 import torch.distributed
 
+from neox_config.counted import counted
 from neox_launcher.protocol.exit_codes import SIGNALLED
 from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, name_of, unblock_warning
 from neox_launcher.worker.reporting import requested_signal
@@ -163,11 +164,11 @@ class _Source:
         if self._stop_by is None:
             self._stop_by = now + self._stop_seconds
             self._calls.refuse(ApiError(503, STOPPING))
-            logger.info("stopping: %d texts are completed first", self._calls.count)
+            left = counted(self._calls.count, "text is", "texts are")
+            logger.info("stopping: %s completed first", left)
         if now > self._stop_by and (count := self._calls.fail_all(ApiError(503, STOPPING))):
-            logger.warning(
-                "%d texts were not completed within %g s (stop-timeout)", count, self._stop_seconds
-            )
+            left = counted(count, "text was", "texts were")
+            logger.warning("%s not completed within %g s (stop-timeout)", left, self._stop_seconds)
 
 
 def _shared(control: Group, commands: list[Command], signals: StopSignals) -> list[Command]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from neox_config.counted import counted
 from neox_config.derive.engine import engine_offers
 from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
@@ -389,7 +390,8 @@ def _measure_model(training: Training) -> Throughput:
     stages = gather(training.groups.control, held) if training.groups.pipe.size > 1 else [held]
     shapes = {name: shape for stage in stages for name, shape in stage.items()}
     count = sum(prod(shape) for shape in shapes.values())
-    logger.info("the model has %s parameters in %d layers", f"{count:,}", training.config.model.num_layers)
+    layers = counted(training.config.model.num_layers, "layer")
+    logger.info("the model has %s parameters in %s", f"{count:,}", layers)
     vocab_size = shapes[TOKEN_EMBEDDING][0]
     flops = flops_per_token(shape_of(training.resolved, vocab_size=vocab_size))
     return Throughput(

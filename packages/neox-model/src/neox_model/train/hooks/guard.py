@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from neox_config.counted import counted
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.metrics.events import NO_EVENTS, Events
@@ -192,8 +193,9 @@ class NonfiniteGuard(Hook):
         at_minimum = ""
         if self._min_loss_scale is not None:
             at_minimum = f" with the loss scale at its minimum, {self._min_loss_scale:g}"
+        skipped = counted(len(self._in_a_row), "update in a row was", "updates in a row were")
         return (
-            f"the last {len(self._in_a_row)} updates in a row were skipped{at_minimum}, because a loss "
+            f"the last {skipped} skipped{at_minimum}, because a loss "
             f"or a gradient was not finite ({listed}); resume from the last checkpoint with a smaller "
             f"learning rate, {'with bfloat16, ' if at_minimum else ''}with gradient-clipping, or without "
             "these documents (nonfinite-patience sets how many skipped updates in a row are allowed)"

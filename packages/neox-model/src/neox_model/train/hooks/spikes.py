@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
+from neox_config.counted import counted
 from neox_config.errors import NeoXError
 from neox_config.facts.spikes import REPEATED_SPIKES, ROLLBACK
 from neox_model.metrics.events import NO_EVENTS, Events
@@ -107,8 +108,9 @@ class SpikeHandler:
         self._last = spike.number
         if self._in_a_row >= self._patience:
             self._before_end()
+            skipped = counted(self._in_a_row, "update in a row was", "updates in a row were")
             raise RepeatedSpikesError(
-                f"the last {self._in_a_row} updates in a row were skipped because their losses were spikes: "
+                f"the last {skipped} skipped because of spikes of the loss: "
                 f"{_described(spike)}; its batch contains {self._data(spike.samples)}; {_REMEDY}"
             )
 
