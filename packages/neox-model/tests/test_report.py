@@ -205,7 +205,7 @@ def test_failures_older_than_the_run_do_not_explain_it(tmp_path):
         file.write(json.dumps({"time": BEGIN - 5.0, "host": "h", "rank": 1, "message": "yesterday"}) + "\n")
     run = read_run(tmp_path)
     assert [attempt.failures for attempt in run.attempts] == [[], []]
-    assert "1 failures of failures.jsonl: they are older than the first attempt" in run.missing
+    assert "1 failure of failures.jsonl, older than the first attempt" in run.missing
 
 
 def test_failures_of_starts_without_a_record_are_told_from_those_of_attempts(tmp_path):

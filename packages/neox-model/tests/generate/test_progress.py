@@ -34,5 +34,5 @@ def test_of_prompts_that_are_too_long_ten_are_named_and_all_counted(caplog):
     assert caplog.messages == [
         *(f"line {line} has no text: it is long" for line in range(3, 13)),
         "more prompts are too long; they are counted at the end",
-        "1,200 prompts in, 1,200 results out; 1,199 too long; 1 tokens in 2.0 s (0.5 tokens/s)",
+        "1,200 prompts in, 1,200 results out; 1,199 too long; 1 token in 2.0 s (0.5 tokens/s)",
     ]

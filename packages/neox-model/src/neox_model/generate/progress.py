@@ -64,11 +64,11 @@ class Progress:
         seconds = self._clock() - self._started
         refused = f"; {self._refused:,} too long" if self._refused else ""
         logger.info(
-            "%s in, %s out%s; %s tokens in %.1f s (%.1f tokens/s)",
+            "%s in, %s out%s; %s in %.1f s (%.1f tokens/s)",
             counted(self._prompts, "prompt"),
             counted(self.results, "result"),
             refused,
-            f"{self._tokens:,}",
+            counted(self._tokens, "token"),
             seconds,
             self._tokens / seconds if seconds else 0.0,
         )

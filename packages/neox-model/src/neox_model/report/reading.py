@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
 from neox_model.metrics.writers.jsonl import FAILURES, FORMAT, RECORD, read_records, superseded_from
 from neox_model.report.checking import is_time, unsound
@@ -222,7 +223,7 @@ def _add_failures(run: Run) -> None:
     failures = sorted(_failures(path), key=lambda one: one["time"])
     earlier = sum(not _is_placed(failure, run) for failure in failures)
     if earlier:
-        run.missing.append(f"{earlier:,} failures of {FAILURES}: they are older than the first attempt")
+        run.missing.append(f"{counted(earlier, 'failure')} of {FAILURES}, older than the first attempt")
 
 
 def _is_placed(failure: Mapping[str, Any], run: Run) -> bool:
