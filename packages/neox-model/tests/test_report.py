@@ -136,6 +136,19 @@ def test_a_spike_that_ended_an_attempt_is_counted_and_one_that_was_repeated_is_n
     assert "3 updates skipped" in text
 
 
+@pytest.mark.parametrize(("device", "is_counted"), [("cuda", True), ("cpu", False), (None, True)])
+def test_only_estimates_for_gpus_count_their_runtime(tmp_path, device, is_counted):
+    start = about()
+    start["estimate"] |= {} if device is None else {"device": device}
+    writer = JsonlWriter(tmp_path, iteration=0, launch="this", clock=lambda: BEGIN)
+    Events([writer]).record("start", 0, **start, restart=None)
+    writer.write({"loss/train": 2.0}, 1)
+    writer.close()
+    _, text = read_page(render_page([read_run(tmp_path)]))
+    assert "not halved for the causal mask" in text
+    assert ("include 1 GiB for the device's runtime" in text) == is_counted
+
+
 def test_the_page_answers_what_happened_when_and_why(tmp_path):
     write_run(tmp_path)
     _, text = read_page(render_page([read_run(tmp_path)]))
