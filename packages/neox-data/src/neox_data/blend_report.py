@@ -7,6 +7,7 @@ from pathlib import Path
 from neox_data.blend import BlendedDataset, SampleDataset, blend_order
 from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed.base import IndexedDataset
+from neox_data.inverse_cloze import InverseClozeDataset
 from neox_data.lazy_blend import LazyBlendedDataset
 from neox_data.samples.build_index import num_epochs, num_samples_in
 from neox_data.trace import leaf_dataset
@@ -97,7 +98,7 @@ def report_datasets(dataset: SampleDataset, num_samples: int) -> list[SourceShar
             samples=samples,
             share=samples / num_samples,
             epochs=leaf.passes(samples)
-            if isinstance(leaf, WholeDocumentDataset)
+            if isinstance(leaf, WholeDocumentDataset | InverseClozeDataset)
             else samples / max(num_samples_in(leaf.num_tokens, seq_length=leaf.seq_length), 1),
             built_epochs=leaf.epochs,
         )

@@ -14,6 +14,7 @@ from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed.base import IndexedDataset
+from neox_data.inverse_cloze import InverseClozeDataset
 from neox_data.labels import LabelledDataset
 from neox_data.lazy_dataset import LazyGPTDataset
 from neox_data.sampler import BatchSampler
@@ -182,7 +183,7 @@ def _items_with(dataset: SampleDataset, prefix: str, document: int) -> list[int]
     ]
 
 
-_Leaf = GPTDataset | LazyGPTDataset | LabelledDataset | WholeDocumentDataset
+_Leaf = GPTDataset | LazyGPTDataset | LabelledDataset | WholeDocumentDataset | InverseClozeDataset
 
 
 def leaf_dataset(dataset: SampleDataset) -> _Leaf:

@@ -8,13 +8,13 @@ from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import engine_offers, why_unused_by_engine
 from neox_config.derive.implied import NO_EFFECT
 from neox_config.derive.learning_rate import uses_decay_iterations
-from neox_config.derive.objective import is_masked
+from neox_config.derive.objective import is_encoder
 from neox_config.derive.recomputation import recomputes_layers
 from neox_config.facts.attention import (
     ATTENTION_FACTS,
-    BLOCKS_OF_MASKED,
-    ROWS_OF_MASKED,
-    RPE_OF_MASKED,
+    BLOCKS_OF_ENCODER,
+    ROWS_OF_ENCODER,
+    RPE_OF_ENCODER,
 )
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Place, Problem, in_words
@@ -44,14 +44,14 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
     "load or lora_base is set": lambda config: (
         config.checkpoint.load is not None or base_of_adapters(config) is not None
     ),
-    BLOCKS_OF_MASKED: lambda config: (
-        is_masked(config) and any(ATTENTION_FACTS[kind].is_in_blocks for kind in types_in(config))
+    BLOCKS_OF_ENCODER: lambda config: (
+        is_encoder(config) and any(ATTENTION_FACTS[kind].is_in_blocks for kind in types_in(config))
     ),
-    ROWS_OF_MASKED: lambda config: (
-        is_masked(config)
+    ROWS_OF_ENCODER: lambda config: (
+        is_encoder(config)
         and any("horizontal_global_attention" in ATTENTION_FACTS[kind].settings for kind in types_in(config))
     ),
-    RPE_OF_MASKED: lambda config: is_masked(config) and config.attention.pos_emb == "rpe",
+    RPE_OF_ENCODER: lambda config: is_encoder(config) and config.attention.pos_emb == "rpe",
     "scheduler.type is null": lambda config: config.optimizer.scheduler.type is None,
     "scheduler.type is null, or its total_num_steps is needed and null": uses_decay_iterations,
     "type is OneCycle and cycle_momentum is true": lambda config: (

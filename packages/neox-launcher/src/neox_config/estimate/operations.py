@@ -22,6 +22,9 @@ def flops_per_token(shape: Shape, *, is_recomputed: bool = False, recomputes_att
     kinds = Counter(shape.attention_types)
     layers = sum(number * _layer_flops(shape, kind) for kind, number in kinds.items())
     head = 2 * shape.vocab_size * shape.hidden_size
+    if shape.embedding_size is not None:
+        # Each token of a sample is one of the query and one of the block; one token of each is embedded.
+        layers, head = 2 * layers, 0
     again = layers if is_recomputed else 0
     if recomputes_attention:
         again = sum(number * _attention_flops(shape, kind) for kind, number in kinds.items())

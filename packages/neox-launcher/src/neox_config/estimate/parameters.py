@@ -72,7 +72,7 @@ def count_parameters(shape: Shape) -> dict[str, int]:
     for kind in shape.owned_types:
         tensors += layer_weights(shape, kind)
     for tensor in tensors:
-        counts[tensor.part] += tensor.numbers
+        counts[tensor.part] += shape.towers * tensor.numbers
     return dict(counts)
 
 
@@ -167,7 +167,7 @@ def _blocks(shape: Shape, layout: Layout, stage: int) -> list[int]:
             blocks.append(sum(_local_count(tensor, ranks) for tensor in layer_weights(shape, kind)))
     if stage == 0 and not (shape.is_tied and layout.stages == 1):
         blocks.append(sum(_local_count(tensor, ranks) for tensor in _embedding(shape)))
-    return blocks
+    return blocks * shape.towers
 
 
 def local_state_values(shape: Shape, layout: Layout, stage: int, *, row_ranks: int = 1) -> int:
@@ -208,6 +208,10 @@ def replica_values(shape: Shape, layout: Layout, stage: int) -> int:
 
 def _stage_tensors(shape: Shape, layout: Layout, stage: int) -> Iterator[tuple[int, Weights]]:
     """Yield the tensors of a stage, each with how often it occurs."""
+    return ((shape.towers * number, tensor) for number, tensor in _tower_tensors(shape, layout, stage))
+
+
+def _tower_tensors(shape: Shape, layout: Layout, stage: int) -> Iterator[tuple[int, Weights]]:
     if stage == 0:
         yield from ((1, tensor) for tensor in _embedding(shape))
     kinds = Counter(shape.owned_within(stage_layers(shape, layout, stage)))
@@ -248,7 +252,11 @@ def _embedding(shape: Shape) -> Iterator[Weights]:
 
 def _head(shape: Shape) -> Iterator[Weights]:
     yield _norm(shape, shape.hidden_size)
-    if not shape.is_tied:
+    if shape.embedding_size is not None:
+        size = shape.embedding_size
+        yield Weights("head", size * shape.hidden_size, is_split=True, row=shape.hidden_size)
+        yield Weights("head", size, is_split=True)
+    elif not shape.is_tied:
         yield _vocabulary(shape, "head")
 
 

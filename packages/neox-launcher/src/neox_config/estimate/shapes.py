@@ -12,7 +12,7 @@ from neox_config.derive.engine import chosen_engine, overlaps_reduction
 from neox_config.derive.engine_json import accumulation_dtype
 from neox_config.derive.layer_compilation import drops_tokens
 from neox_config.derive.local_steps import first_local_step
-from neox_config.derive.objective import is_masked
+from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.derive.pipeline import chunks_per_stage
 from neox_config.derive.recomputation import recomputes_attention, recomputes_layers
 from neox_config.derive.resolve import Resolved
@@ -60,6 +60,9 @@ class Shape:
         parallel_residual: True if attention and MLP of a layer have the same input.
         drops_tokens: True if some layers process a part of the tokens in training.
         is_compressed: True if compression_training changes matrices.
+        towers: number of models of this shape, each with its weights, in a retrieval model.
+        embedding_size: width of the embeddings of a retrieval model, which has no head over the vocabulary;
+            None: another model.
     """
 
     num_layers: int
@@ -91,6 +94,8 @@ class Shape:
     parallel_residual: bool = False
     drops_tokens: bool = False
     is_compressed: bool = False
+    towers: int = 1
+    embedding_size: int | None = None
 
     @property
     def key_width(self) -> int:
@@ -275,7 +280,7 @@ def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
         position=attention.pos_emb,
         max_positions=model.max_position_embeddings,
         rpe_buckets=attention.rpe_num_buckets,
-        is_tied=not model.no_weight_tying,
+        is_tied=not model.no_weight_tying and not is_retrieval(resolved.config),
         hidden_dropout=model.hidden_dropout,
         attention_dropout=model.attention_dropout,
         keeps_scores=attention.scaled_upper_triang_masked_softmax_fusion is True
@@ -291,6 +296,8 @@ def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
         parallel_residual=model.gpt_j_residual,
         drops_tokens=drops_tokens(resolved.config),
         is_compressed=compresses(resolved.config),
+        towers=2 if is_retrieval(resolved.config) and not resolved.config.objective.ict_shared_towers else 1,
+        embedding_size=resolved.config.objective.ict_head_size if is_retrieval(resolved.config) else None,
     )
 
 
@@ -298,7 +305,7 @@ def _sparsity_of(config: NeoXConfig) -> Sparsity:
     given = config.attention.sparsity_config
     return Sparsity(
         window=sliding_window(config),
-        is_causal=not is_masked(config),
+        is_causal=not is_encoder(config),
         block=given.block,
         local_blocks=given.num_local_blocks,
         local_attention_blocks=given.local_attention_blocks,

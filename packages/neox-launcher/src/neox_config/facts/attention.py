@@ -7,10 +7,10 @@ from neox_config.facts.conditions import one_of
 
 __all__ = [
     "ATTENTION_FACTS",
-    "BLOCKS_OF_MASKED",
+    "BLOCKS_OF_ENCODER",
     "GMLP_TYPES",
-    "ROWS_OF_MASKED",
-    "RPE_OF_MASKED",
+    "ROWS_OF_ENCODER",
+    "RPE_OF_ENCODER",
     "AttentionFacts",
     "Sparsity",
     "has_layers",
@@ -126,7 +126,7 @@ def has_layers(types: tuple[str, ...]) -> str:
     return f"attention_config has {one_of(types)} layers"
 
 
-# Conditions of parameters that have an effect in masked models alone.
-BLOCKS_OF_MASKED = "objective is masked and attention_config has layers in blocks"
-ROWS_OF_MASKED = f"objective is masked and {layers_using(_ROWS)}"
-RPE_OF_MASKED = "objective is masked and pos_emb is rpe"
+# Conditions of parameters that have an effect in encoders alone.
+BLOCKS_OF_ENCODER = "objective is not causal and attention_config has layers in blocks"
+ROWS_OF_ENCODER = f"objective is not causal and {layers_using(_ROWS)}"
+RPE_OF_ENCODER = "objective is not causal and pos_emb is rpe"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from neox_config.derive.attention_layers import expand_attention, types_in
-from neox_config.derive.objective import is_masked
+from neox_config.derive.objective import is_encoder
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -57,7 +57,7 @@ def rope_fusion_needs_rotary_positions(c: NeoXConfig) -> Iterator[Problem]:
 def far_distances_share_buckets(c: NeoXConfig) -> Iterator[Problem]:
     """Require the last bucket to start beyond the half of the buckets that hold a single distance each."""
     attention = c.attention
-    both_ways = is_masked(c) and not attention.rpe_causal
+    both_ways = is_encoder(c) and not attention.rpe_causal
     parts, share = (4, "a quarter") if both_ways else (2, "half")
     exact = attention.rpe_num_buckets // parts
     if attention.pos_emb == "rpe" and attention.rpe_max_distance <= exact:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from neox_config.derive.attention_layers import types_in
-from neox_config.derive.objective import is_masked
+from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -13,15 +13,15 @@ _LTD = "data_efficiency.data_routing.random_ltd"
 _MASK_NAME = "attention_mask"
 
 
-def masked_models_do_not_continue_texts(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse, with masked tokens, what requires that a model predicts the next token."""
-    if not is_masked(c):
+def encoders_do_not_continue_texts(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse, with attention in both directions, what requires a model that predicts the next token."""
+    if not is_encoder(c):
         return
     asked = {
         "fim_rate": (
             c.objective.fim_rate > 0,
             "is for models that predict the next token",
-            "set it to 0; masked models fill gaps already",
+            "set it to 0",
         ),
         "eval_tasks": (
             c.generation.eval_tasks is not None,
@@ -31,11 +31,11 @@ def masked_models_do_not_continue_texts(c: NeoXConfig) -> Iterator[Problem]:
         "eval_data": (
             c.generation.eval_data is not None,
             "requires a model that predicts the next token",
-            "remove it; the validation loss is that of masked tokens",
+            "remove it; the validation loss is that of the objective",
         ),
         "char_level_ppl": (
             c.generation.char_level_ppl,
-            "is not defined: a masked model predicts a part of the tokens",
+            "is not defined: the model does not predict every token",
             "",
         ),
         "hf_export": (
@@ -51,15 +51,15 @@ def masked_models_do_not_continue_texts(c: NeoXConfig) -> Iterator[Problem]:
     }
     for name, (is_set, what, remedy) in asked.items():
         if is_set:
-            yield Problem(name, f"{what} (objective: masked)", remedy or "remove it")
+            yield Problem(name, f"{what} (objective: {c.model.objective})", remedy or "remove it")
 
 
-def labels_are_the_masked_tokens(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse labels with masked tokens, which are their own labels."""
+def labels_are_those_of_the_objective(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse labels with objectives that make their own."""
     for part in ("train", "valid", "test"):
         name = f"{part}_label_data_paths"
-        if is_masked(c) and getattr(c.data, name) is not None:
-            what = "is not used with objective: masked, whose labels are the masked tokens"
+        if is_encoder(c) and getattr(c.data, name) is not None:
+            what = f"is not used with objective: {c.model.objective}, which makes its own labels"
             yield Problem(name, what, "remove it")
 
 
@@ -69,7 +69,7 @@ def global_rows_see_later_blocks(c: NeoXConfig) -> Iterator[Problem]:
     name = "horizontal_global_attention"
     is_used = any(name in ATTENTION_FACTS[kind].settings for kind in types_in(c))
     has_rows = is_used and sparsity.horizontal_global_attention
-    if is_masked(c) and has_rows and sparsity.attention == "unidirectional":
+    if is_encoder(c) and has_rows and sparsity.attention == "unidirectional":
         yield Problem(
             f"sparsity_config.{name}",
             "requires attention: bidirectional, because global blocks see all blocks",
@@ -80,24 +80,24 @@ def global_rows_see_later_blocks(c: NeoXConfig) -> Iterator[Problem]:
 def buckets_are_shared_by_both_directions(c: NeoXConfig) -> Iterator[Problem]:
     """Require an even number of buckets, at least four, if half of them is for later tokens."""
     attention = c.attention
-    if not is_masked(c) or attention.pos_emb != "rpe" or attention.rpe_causal:
+    if not is_encoder(c) or attention.pos_emb != "rpe" or attention.rpe_causal:
         return
     if attention.rpe_num_buckets % 2 or attention.rpe_num_buckets < 4:
         yield Problem(
             "rpe_num_buckets",
-            "must be an even number, at least 4: half of the buckets is for later tokens (objective: masked)",
+            "must be an even number, at least 4: half of the buckets is for later tokens, which tokens see",
             "use 32, or rpe-causal: true",
         )
 
 
 def token_dropping_knows_the_direction(c: NeoXConfig) -> Iterator[Problem]:
-    """Require the type and the mask of token dropping to be those of a masked model."""
+    """Require the type and the mask of token dropping to be those of an encoder."""
     efficiency = c.data_efficiency.data_efficiency
     ltd = efficiency.data_routing.random_ltd
-    if not (is_masked(c) and efficiency.enabled and efficiency.data_routing.enabled and ltd.enabled):
+    if not (is_encoder(c) and efficiency.enabled and efficiency.data_routing.enabled and ltd.enabled):
         return
     if ltd.model_type != "encoder":
-        what = "is for attention to earlier tokens, but with objective: masked it is in both directions"
+        what = "is for attention to earlier tokens, but it is in both directions with this objective"
         yield Problem(f"{_LTD}.model_type", what, "use encoder")
     if ltd.model_mask_name != _MASK_NAME:
         what = f"does not name an argument of the layers: documents and padding are separated by {_MASK_NAME}"
@@ -105,14 +105,14 @@ def token_dropping_knows_the_direction(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def layers_are_causal_or_see_everything(c: NeoXConfig) -> Iterator[Problem]:
-    """Require layers that see later tokens if tokens are predicted from all others."""
+    """Require layers that see later tokens if the objective does."""
     sparsity = c.attention.sparsity_config
-    if not is_masked(c) or sparsity.attention == "bidirectional" or not types_in(c):
+    if not is_encoder(c) or sparsity.attention == "bidirectional" or not types_in(c):
         return
     if all(ATTENTION_FACTS[kind].is_in_blocks for kind in types_in(c)):
         yield Problem(
             "sparsity_config.attention",
-            "leaves no layer that sees later tokens, from which masked tokens are predicted, too",
+            "leaves no layer that sees later tokens, which this objective requires",
             "use bidirectional",
         )
 
@@ -134,3 +134,71 @@ def parts_of_rearranged_documents_differ(c: NeoXConfig) -> Iterator[Problem]:
     for place, name in enumerate(names):
         if c.objective.fim_rate and tokens[place] in tokens[:place]:
             yield Problem(name, "is also the token of another part", "use a different token for each part")
+
+
+def embeddings_have_a_width(c: NeoXConfig) -> Iterator[Problem]:
+    """Require a width of embeddings that tensor-parallel ranks divide."""
+    size, ranks = c.objective.ict_head_size, c.parallelism.model_parallel_size
+    if not is_retrieval(c):
+        return
+    if size is None:
+        yield Problem("ict_head_size", "is required by objective: ict", "set it, for example to 128")
+    elif size % ranks:
+        what = f"cannot be split over {ranks} tensor-parallel ranks"
+        yield Problem("ict_head_size", what, f"use a multiple of {ranks}")
+
+
+def samples_of_retrieval_are_blocks(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse, with the inverse cloze task, other ways to make samples, and layouts that divide its layers."""
+    if not is_retrieval(c):
+        return
+    efficiency = c.data_efficiency.data_efficiency
+    blocks = "does not apply to blocks of sentences, which are the samples of objective: ict"
+    asked = {
+        "pack_impl": (c.data.pack_impl != "packed", blocks, "remove it"),
+        "sample_order": (c.data.sample_order != "gpt_neox", blocks, "remove it"),
+        "titles_data_path": (
+            c.objective.titles_data_path is not None and c.data.data_path is None,
+            "has the titles of one dataset, and train-data-paths can be several",
+            "use data-path",
+        ),
+        "train_epochs": (c.training.train_epochs is not None, blocks, "set train-iters"),
+        "reset_attention_mask": (c.data.reset_attention_mask, blocks, "remove it; padding is always masked"),
+        "reset_position_ids": (c.data.reset_position_ids, blocks, "remove it"),
+        "curriculum_learning.enabled": (
+            c.data_efficiency.curriculum_learning.enabled,
+            blocks,
+            "set it to false",
+        ),
+        "data_efficiency.enabled": (
+            efficiency.enabled and efficiency.data_sampling.enabled,
+            blocks,
+            "set it to false",
+        ),
+        "pipe_parallel_size": (
+            c.parallelism.pipe_parallel_size > 1,
+            "divides one list of layers, but objective: ict has two towers, which one loss compares",
+            "use 1; tensor parallelism and ZeRO divide both towers",
+        ),
+        "lora_rank": (
+            c.adapters.lora_rank > 0,
+            "adds adapters to a saved model, but the towers of objective: ict have new heads",
+            "train all weights, with bert-load",
+        ),
+        "loss_normalization": (
+            c.training.loss_normalization != "micro_batch",
+            "has no effect on objective: ict, whose micro-batches have equally many queries",
+            "use micro_batch",
+        ),
+    }
+    for name, (is_set, what, remedy) in asked.items():
+        if is_set:
+            yield Problem(name, what, remedy)
+
+
+def accuracies_count_from_one(c: NeoXConfig) -> Iterator[Problem]:
+    """Require numbers of blocks, each once, for the accuracies of retrieval."""
+    given = c.objective.report_topk_accuracies
+    if any(each < 1 for each in given) or len(set(given)) < len(given):
+        what = "must be a list of different whole numbers from 1"
+        yield Problem("report_topk_accuracies", what, "use a list such as [1, 5, 20]")

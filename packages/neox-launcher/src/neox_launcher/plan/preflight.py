@@ -16,7 +16,7 @@ from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.generation import generation_mode
-from neox_config.derive.objective import WITHOUT_TEXTS, is_masked
+from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder
 from neox_config.facts.checkpoints import (
     LATEST,
     MANIFEST,
@@ -260,7 +260,7 @@ def _datasets(config: NeoXConfig) -> Iterator[Problem]:
 
 def _continues_texts(config: NeoXConfig) -> Iterator[Problem]:
     """Refuse to generate texts with a model that does not predict the next token."""
-    if is_masked(config):
+    if is_encoder(config):
         what, _, remedy = WITHOUT_TEXTS.partition("; ")
         yield Problem("objective", what, remedy)
 

@@ -40,8 +40,7 @@ STATUS = {
         dynamic_loss_scale git_hash user_script""",
     "retired": """
         deepscale deepscale_config deepspeed_activation_checkpointing DDP_impl
-        ict_head_size ict_load bert_load titles_data_path query_in_block_prob use_one_sent_docs
-        report_topk_accuracies faiss_use_gpu block_data_path indexer_batch_size indexer_log_interval""",
+        ict_load faiss_use_gpu block_data_path indexer_batch_size indexer_log_interval""",
     "alias": """
         optimizer_type lr adam_beta1 adam_beta2 adam_eps batch_size gas clip_grad loss_scale loss_scale_window
         hysteresis min_scale zero_stage zero_reduce_scatter zero_contiguous_gradients zero_reduce_bucket_size
@@ -67,7 +66,7 @@ STATUS = {
 }
 COUNTS = {
     "computed": 12,
-    "retired": 15,
+    "retired": 9,
     "alias": 51,
     "no effect": 16,
     "refused": 14,

@@ -13,7 +13,7 @@ from torch import nn
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.attention_layers import has_qkv_bias, sliding_window
-from neox_config.derive.objective import has_padding, is_masked, sees_later_tokens
+from neox_config.derive.objective import has_padding, is_encoder, sees_later_tokens
 from neox_config.derive.recomputation import recomputes_attention
 from neox_model.assembly.adapters import build_adapters
 from neox_model.assembly.choices import pick
@@ -83,7 +83,7 @@ def _relative_position(config: NeoXConfig, group: Group) -> Factory | None:
         "num_buckets": attention.rpe_num_buckets,
         "max_distance": attention.rpe_max_distance,
         "head_width": _head_width(config),
-        "both_ways": is_masked(config) and not attention.rpe_causal,
+        "both_ways": is_encoder(config) and not attention.rpe_causal,
         "init": build_init_method(
             "xavier_normal",
             std=model.init_method_std,
@@ -182,7 +182,7 @@ def _path(config: NeoXConfig, kind: str, operators: Operators) -> tuple[type[nn.
     }
     asked = " and ".join(name for name, is_needed in needs.items() if is_needed)
     if not asked:
-        direction = "to all tokens" if is_masked(config) else "with is_causal"
+        direction = "to all tokens" if is_encoder(config) else "with is_causal"
         return DenseCore, f"PyTorch's scaled_dot_product_attention {direction}"
     if operators.flex_unusable is None:
         return FlexCore, f"FlexAttention with compiled block masks, for {asked}"

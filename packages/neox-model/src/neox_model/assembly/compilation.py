@@ -28,6 +28,7 @@ from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.as_stages import StagedModel
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
+from neox_model.assembly.towers import TowerModel
 from neox_model.errors import ModelError
 from neox_model.layers.attention import flex, parallel_attention
 from neox_model.layers.residual_layer import ResidualLayer
@@ -39,7 +40,7 @@ from neox_model.torch_compat import limit_graphs, recompile_limit_error
 if TYPE_CHECKING:
     from neox_model.assembly.as_pipeline import PipelineModel
 
-    _Model = SequentialModel | PipelineModel | StagedModel
+    _Model = SequentialModel | PipelineModel | StagedModel | TowerModel
 
 __all__ = ["compile_layers", "dense_attention"]
 
@@ -222,7 +223,7 @@ class _Trial:
 
 
 def _layers_of(model: "_Model") -> Iterable[Any]:
-    if isinstance(model, SequentialModel):
+    if isinstance(model, SequentialModel | TowerModel):
         return model.stack
     return model.layers if isinstance(model, StagedModel) else model.forward_funcs
 

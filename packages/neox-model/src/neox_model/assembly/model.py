@@ -2,6 +2,8 @@
 
     embedding, layers.0 .. layers.N-1, final_norm, lm_head
 
+With objective: ict the last one is retrieval_head, and there are two such lists, or a shared one.
+
 The list becomes a plain module or a pipeline, whose parameters are initialized by logical name: the same
 configuration and random seed give the same model on every layout.
 """
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.derive.objective import is_retrieval
 from neox_config.derive.pipeline import chunks_per_stage, runs_torch_pipeline, splits_backward
 from neox_config.derive.recomputation import gathers_inputs_again
 from neox_config.facts.pipeline_schedules import SCHEDULES
@@ -30,6 +33,7 @@ from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.assembly.compression import attach_compression
 from neox_model.assembly.operators import choose_loss_operator, choose_operators
 from neox_model.assembly.plan import LayerPlan
+from neox_model.assembly.towers import BLOCK, QUERY, SHARED, TowerModel
 from neox_model.assembly.transformer import build_layer, build_norm, init_method
 from neox_model.assembly.zero_sharding import (
     gathered_parameter,
@@ -42,6 +46,7 @@ from neox_model.initialization import initialize_parameters
 from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
+from neox_model.layers.retrieval import RetrievalHead, RetrievalLoss
 from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.low_rank import freeze_all_but_adapters
@@ -49,9 +54,15 @@ from neox_model.parallel.low_rank import freeze_all_but_adapters
 if TYPE_CHECKING:
     from neox_model.assembly.as_pipeline import PipelineModel
 
-    Model = SequentialModel | PipelineModel | StagedModel
+    Model = SequentialModel | PipelineModel | StagedModel | TowerModel
 
-__all__ = ["LayerPlan", "build_model", "build_plan", "build_stage", "padded_vocab_size"]
+__all__ = [
+    "LayerPlan",
+    "build_model",
+    "build_plan",
+    "build_stage",
+    "padded_vocab_size",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +99,7 @@ def build_plan(
         "init": init,
         "group": group,
     }
-    owner = None if config.model.no_weight_tying else "embedding"
+    owner = None if config.model.no_weight_tying or is_retrieval(config) else "embedding"
     operators = choose_operators(
         resolved, groups, device=torch.device(device), dtype=DTYPES[resolved.derived.precision]
     )
@@ -105,7 +116,8 @@ def build_plan(
         tied_weight="word_embeddings.weight",
     )
     log_attention_paths(resolved, operators)
-    masks = DocumentMasks(passes_in_flight(resolved, groups))
+    towers = len(_tower_names(config)) if is_retrieval(config) else 1
+    masks = DocumentMasks(passes_in_flight(resolved, groups) * towers)
     layers, owners = [], resolved.derived.weight_owners
     for index in range(config.model.num_layers):
         cls, kwargs = build_layer(resolved, index, group=group, operators=operators, masks=masks)
@@ -113,7 +125,16 @@ def build_plan(
         layers.append(LayerPlan(name=f"layers.{index}", cls=cls, kwargs=kwargs, shares=shares))
     norm = LayerPlan(name="final_norm", cls=norm_class, kwargs=norm_kwargs)
     head = LayerPlan(name="lm_head", cls=LMHead, kwargs=vocabulary, tied=owner, tied_weight="weight")
+    if is_retrieval(config):
+        sizes = {"size": config.objective.ict_head_size, "hidden_size": config.model.hidden_size}
+        head = LayerPlan(
+            name="retrieval_head", cls=RetrievalHead, kwargs={**sizes, "init": init, "group": group}
+        )
     return [embedding, *layers, norm, head]
+
+
+def _tower_names(config: NeoXConfig) -> tuple[str, ...]:
+    return (SHARED,) if config.objective.ict_shared_towers else (QUERY, BLOCK)
 
 
 def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> "Model":
@@ -237,6 +258,11 @@ def _layers(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: 
             autocast=autocast,
         )
         return pipeline
+    if is_retrieval(config):
+        loss = RetrievalLoss(groups.data, best=config.objective.report_topk_accuracies)
+        options = {"loss_fn": loss, "recomputation": recomputation, "autocast": autocast}
+        towers = {name: as_sequential(plan, **options) for name in _tower_names(config)}
+        return TowerModel(towers, loss_fn=loss)
     return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.derive.objective import is_masked
+from neox_config.derive.objective import is_encoder
 from neox_config.facts.norms import NORM_FACTS
 from neox_kernels import (
     KernelUnavailable,
@@ -303,7 +303,7 @@ def _softmax(
             logger.info("softmax: PyTorch's scaled_dot_product_attention, which stores no scores")
         return None
     name, requested, unmasked = "scaled-upper-triang-masked-softmax-fusion", causal, scaled_causal_softmax
-    if is_masked(config):
+    if is_encoder(config):
         # Without a mask, all keys are seen.
         name, requested, unmasked = "scaled-masked-softmax-fusion", masked, scaled_softmax
     elif masked is True or (masked and not causal):
@@ -340,7 +340,7 @@ def _exported(config: NeoXConfig) -> Operators:
     They are reference implementations, and a softmax of stored scores instead of PyTorch's fused attention,
     which its exporter decomposes wrongly with shared keys (seen with torch 2.13).
     """
-    unmasked = scaled_softmax if is_masked(config) else scaled_causal_softmax
+    unmasked = scaled_softmax if is_encoder(config) else scaled_causal_softmax
     return Operators(
         softmax=partial(_softmax_by_mask, unmasked.reference, scaled_masked_softmax.reference),
         flex_unusable="the exporter does not support it",

@@ -11,7 +11,7 @@ from typing import Any
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.attention_layers import has_qkv_bias
-from neox_config.derive.objective import is_masked
+from neox_config.derive.objective import is_encoder
 from neox_config.facts.norms import NORM_FACTS
 from neox_config.problems import in_words
 
@@ -134,8 +134,8 @@ def obstacles_in(resolved: Resolved) -> list[Obstacle]:
 
 def _obstacles(resolved: Resolved) -> Iterator[Obstacle]:
     config = resolved.config
-    if is_masked(config):
-        yield Obstacle("objective", "masked", "causal")
+    if is_encoder(config):
+        yield Obstacle("objective", config.model.objective, "causal")
     if config.model.num_unique_layers not in (None, config.model.num_layers):
         yield Obstacle("num-unique-layers", f"{config.model.num_unique_layers}")
     if config.model.apply_residual_connection_post_layernorm:

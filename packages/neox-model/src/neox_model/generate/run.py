@@ -17,7 +17,7 @@ import torch
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.generation import generation_mode, without_effect
-from neox_config.derive.objective import WITHOUT_TEXTS, is_masked
+from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder
 from neox_config.errors import ConfigError, NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.as_sequential import SequentialModel
@@ -170,8 +170,8 @@ def job_of(
     Raises:
         ConfigError: the model does not predict the next token.
     """
-    if is_masked(config):
-        raise ConfigError(f"objective: masked: {WITHOUT_TEXTS}")
+    if is_encoder(config):
+        raise ConfigError(f"objective: {config.model.objective}: {WITHOUT_TEXTS}")
     settings = config.generation
     is_read = reads_every_token or forward.device.type == "cpu"
 

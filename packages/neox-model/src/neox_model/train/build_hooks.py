@@ -392,7 +392,8 @@ def _measure_model(training: Training) -> Throughput:
     count = sum(prod(shape) for shape in shapes.values())
     layers = counted(training.config.model.num_layers, "layer")
     logger.info("the model has %s parameters in %s", f"{count:,}", layers)
-    vocab_size = shapes[TOKEN_EMBEDDING][0]
+    # Towers have a prefix, and vocabularies of one size.
+    vocab_size = next(shape[0] for name, shape in shapes.items() if name.endswith(TOKEN_EMBEDDING))
     flops = flops_per_token(shape_of(training.resolved, vocab_size=vocab_size))
     return Throughput(
         flops_per_token=flops,

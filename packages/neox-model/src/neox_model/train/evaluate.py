@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -21,10 +21,12 @@ class Evaluation:
     Args:
         loss: mean of the micro-batches' losses, nats per token.
         tokens_per_character: of the texts; None if it is not counted.
+        accuracies: share of the queries whose block is among the best k, by k; empty without retrieval.
     """
 
     loss: float
     tokens_per_character: float | None = None
+    accuracies: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def perplexity(self) -> float:
@@ -41,11 +43,13 @@ class Evaluation:
     def metrics(self, name: str) -> dict[str, float]:
         """Return the results as metrics of an evaluation with this name."""
         found = {f"loss/{name}": self.loss, f"perplexity/{name}": self.perplexity}
+        found |= {f"top{k}_accuracy/{name}": share for k, share in self.accuracies.items()}
         per_character = self.perplexity_per_character
         return found if per_character is None else found | {f"perplexity_per_character/{name}": per_character}
 
     def __str__(self) -> str:
         found = f"loss {self.loss:.4f}, perplexity {self.perplexity:.4g}"
+        found += "".join(f", top {k} accuracy {share:.1%}" for k, share in self.accuracies.items())
         per_character = self.perplexity_per_character
         return found if per_character is None else f"{found}, perplexity per character {per_character:.4g}"
 
@@ -67,6 +71,16 @@ class BatchStream(Protocol):
         """Stop prefetching."""
 
 
+class AccuracyCount(Protocol):
+    """Counts the queries of an evaluation whose block is among the best ones."""
+
+    def begin(self) -> None:
+        """Forget what was counted before."""
+
+    def of_all_ranks(self) -> Mapping[int, float]:
+        """Return the share of the queries since `begin`, for each number of blocks. Collective."""
+
+
 class Evaluator:
     """Runs evaluations, each on its own range of a part's samples.
 
@@ -77,6 +91,7 @@ class Evaluator:
         accumulation: micro-batches per iteration.
         samples_per_iteration: over all data-parallel ranks.
         characters: counts characters for the perplexity per character; None: it is not computed.
+        accuracies: counts the queries whose block was found; None: they are not counted.
 
     Attributes:
         results: the last evaluation of each part.
@@ -92,8 +107,10 @@ class Evaluator:
         accumulation: int,
         samples_per_iteration: int,
         characters: CharacterCount | None = None,
+        accuracies: AccuracyCount | None = None,
     ) -> None:
         self._characters = characters
+        self._accuracies = accuracies
         self.results: dict[str, Evaluation] = {}
         self.samples = iterations * samples_per_iteration
         self._mean_loss = mean_loss
@@ -108,9 +125,12 @@ class Evaluator:
     def evaluate(self, part: str, first: int) -> Evaluation:
         """Evaluate on the samples of a part starting at sample `first`. Collective over all ranks."""
         sequences: list[list[int]] = []
+        if self._accuracies is not None:
+            self._accuracies.begin()
         with closing(self._open_stream[part](first)) as stream:
             batches = iter(stream) if self._characters is None else noted(iter(stream), sequences)
             loss = self._mean_loss(batches, self._iterations * self._accumulation)
         ratio = None if self._characters is None else self._characters.tokens_per_character(sequences)
-        self.results[part] = Evaluation(float(loss), ratio)
+        accuracies = {} if self._accuracies is None else self._accuracies.of_all_ranks()
+        self.results[part] = Evaluation(float(loss), ratio, accuracies)
         return self.results[part]

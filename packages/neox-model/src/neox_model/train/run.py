@@ -10,15 +10,18 @@ from pathlib import Path
 from neox_config import Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.evaluation import evaluates_texts
+from neox_config.derive.objective import is_retrieval
 from neox_config.errors import NeoXError
 from neox_launcher.protocol.verification import Recording
 from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.compilation import compile_layers
 from neox_model.assembly.model import build_model, padded_vocab_size
 from neox_model.assembly.optimizer import build_optimizer, build_schedule
+from neox_model.assembly.towers import BLOCK, QUERY
 from neox_model.assembly.zero_sharding import gathered_parameter
 from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.storage import Storage, find_storage
+from neox_model.checkpoint.towers import load_towers
 from neox_model.engine.build import build_engine, prepare_engine
 from neox_model.engine.contract import Engine
 from neox_model.metrics.events import Events
@@ -28,6 +31,7 @@ from neox_model.parallel.random import seed_streams
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.about import about_run
+from neox_model.train.accuracies import retrieval_accuracies
 from neox_model.train.build_hooks import build_hooks
 from neox_model.train.build_step import (
     build_compression,
@@ -180,6 +184,14 @@ def _build_training(
         config, model, load=load, groups=groups, writable=partial(gathered_parameter, groups=groups)
     )
     additions.fill(model, groups)
+    load_towers(
+        config.objective.bert_load if is_retrieval(config) else None,
+        model,
+        tower_names=(QUERY, BLOCK),
+        groups=groups,
+        config=recorded_values(resolved, tokenizer),
+        writable=partial(gathered_parameter, groups=groups),
+    )
     base = load_base(
         base_of_adapters(config),
         model,
@@ -300,6 +312,7 @@ def _build_evaluator(
         accumulation=derived.accumulation,
         samples_per_iteration=derived.train_batch_size,
         characters=character_count(training.config, training.tokenizer, training.groups),
+        accuracies=retrieval_accuracies(training),
     )
 
 

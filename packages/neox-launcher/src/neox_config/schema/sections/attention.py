@@ -6,9 +6,9 @@ from pydantic import field_validator
 
 from neox_config.facts.attention import (
     ATTENTION_FACTS,
-    BLOCKS_OF_MASKED,
-    ROWS_OF_MASKED,
-    RPE_OF_MASKED,
+    BLOCKS_OF_ENCODER,
+    ROWS_OF_ENCODER,
+    RPE_OF_ENCODER,
     has_layers,
     layers_using,
 )
@@ -53,14 +53,14 @@ class SparsityConfig(Section):
     attention: Literal["unidirectional", "bidirectional"] = param(
         "bidirectional",
         origin="DSC",
-        used_when=BLOCKS_OF_MASKED,
+        used_when=BLOCKS_OF_ENCODER,
         doc="Whether tokens of layers in blocks see later tokens, or only earlier ones. With objective: "
         "causal, all layers are unidirectional.",
     )
     horizontal_global_attention: bool = param(
         False,
         origin="DSC",
-        used_when=ROWS_OF_MASKED,
+        used_when=ROWS_OF_ENCODER,
         doc="Let global blocks attend to all blocks; requires attention: bidirectional. Global blocks of "
         "bslongformer and bigbird always do.",
     )
@@ -270,7 +270,7 @@ class AttentionSection(Section, resume="model"):
     rpe_causal: bool = param(
         False,
         origin="NeoX",
-        used_when=RPE_OF_MASKED,
+        used_when=RPE_OF_ENCODER,
         doc="Give all later tokens the bias of distance 0, as in T5's decoder. false: half of the buckets "
         "are for later tokens. With objective: causal, the bias is always that of a decoder.",
     )

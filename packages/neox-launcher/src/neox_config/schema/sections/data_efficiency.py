@@ -183,8 +183,8 @@ class RandomLtd(Section):
         resume="free",
         needed=True,
         min_length=1,
-        used_when="objective is masked",
-        doc="Name of the mask argument of the layers. Of a masked model it is attention_mask: what separates "
+        used_when="objective is not causal",
+        doc="Name of the mask argument of the layers. Of an encoder it is attention_mask: what separates "
         "documents and padding is that of the kept tokens.",
     )
     model_type: Literal["decoder", "encoder"] | None = param(
@@ -192,8 +192,9 @@ class RandomLtd(Section):
         origin="DSC",
         resume="free",
         needed=True,
-        used_when="objective is masked",
-        doc="Type of attention: causal (decoder) or bidirectional (encoder); masked models are encoders.",
+        used_when="objective is not causal",
+        doc="Type of attention: causal (decoder) or bidirectional (encoder), "
+        "as with objective: masked and ict.",
     )
     hidden_state_order: Literal["batch_seq_dim", "seq_batch_dim"] | None = param(
         None, origin="DSC", resume="free", needed=True, doc="Order of the dimensions of hidden states."

@@ -312,10 +312,12 @@ class ModelSection(Section, resume="model"):
         doc="Use only operators that PyTorch's ONNX exporter supports: attention is computed step by step "
         "instead of with PyTorch's fused operator, and no kernels of this project are used.",
     )
-    objective: Literal["causal", "masked"] = param(
+    objective: Literal["causal", "masked", "ict"] = param(
         "causal",
         origin="ours",
-        source="arXiv:1810.04805 (masked)",
+        source="arXiv:1810.04805 (masked), arXiv:1906.00300 (ict)",
         doc="causal: predict each next token from the tokens before it. masked: predict masked tokens from "
-        "all tokens, as BERT does; attention is in both directions, and the model generates no text.",
+        "all tokens, as BERT does. ict: embed sentences and blocks of text, to find the block of a sentence "
+        "(inverse cloze task). With masked and ict, attention is in both directions, and the model "
+        "generates no text.",
     )

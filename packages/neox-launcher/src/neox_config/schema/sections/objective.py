@@ -5,6 +5,7 @@ from neox_config.schema.parameter import Section, param
 __all__ = ["ObjectiveSection"]
 
 _MASKED = "objective is masked"
+_ICT = "objective is ict"
 _FIM = "fim_rate is not 0"
 _FIM_TOKEN = (
     "Text of the special token before the {} of a rearranged document; the vocabulary must contain it."
@@ -12,7 +13,7 @@ _FIM_TOKEN = (
 
 
 class ObjectiveSection(Section, resume="training"):
-    """What the model learns to predict: the next token, or masked tokens."""
+    """What the model learns: to predict the next token or masked tokens, or to find blocks of text."""
 
     mask_prob: float = param(
         0.15,
@@ -76,4 +77,57 @@ class ObjectiveSection(Section, resume="training"):
     )
     fim_suffix_token: str = param(
         "<|fim_suffix|>", origin="ours", min_length=1, used_when=_FIM, doc=_FIM_TOKEN.format("suffix")
+    )
+    ict_head_size: int | None = param(
+        None,
+        origin="Meg",
+        gt=0,
+        resume="model",
+        none_means="required if objective is ict",
+        used_when=_ICT,
+        doc="Width of the embeddings of queries and blocks, which the towers project the first token to.",
+    )
+    ict_shared_towers: bool = param(
+        False,
+        origin="ours",
+        resume="model",
+        used_when=_ICT,
+        doc="Embed queries and blocks by the same tower. false: each has a tower of its own.",
+    )
+    bert_load: str | None = param(
+        None,
+        origin="Meg",
+        none_means="newly initialized towers",
+        used_when=_ICT,
+        doc="Folder of the checkpoints of a masked model of the same size (objective: masked), with whose "
+        "weights each tower starts. It is read at every start of the training.",
+    )
+    query_in_block_prob: float = param(
+        0.1,
+        origin="Meg",
+        ge=0,
+        le=1,
+        used_when=_ICT,
+        doc="Probability that the sentence that is the query stays in its block.",
+    )
+    use_one_sent_docs: bool = param(
+        False,
+        origin="Meg",
+        used_when=_ICT,
+        doc="Also use blocks of a single sentence, which then stays in its block.",
+    )
+    titles_data_path: str | None = param(
+        None,
+        origin="Meg",
+        none_means="blocks without titles",
+        used_when=_ICT,
+        doc="Prefix of a dataset with the title of every document of the data, in the same order; a block "
+        "begins with the title of its document.",
+    )
+    report_topk_accuracies: tuple[int, ...] = param(
+        (),
+        origin="Meg",
+        used_when=_ICT,
+        doc="Report, in evaluations, the share of queries whose block is among the best k blocks of the "
+        "micro-batch of all data-parallel ranks, for each k of this list.",
     )

@@ -21,6 +21,7 @@ __all__ = [
     "TokenWeighting",
     "as_batch",
     "as_masked_batch",
+    "as_retrieval_batch",
     "unweighted",
     "weighted_globally",
 ]
@@ -141,6 +142,24 @@ def as_masked_batch(rows: Tensor, *, ends: DocumentEnds, hides_padding: bool) ->
     if document_ids_BS is not None or ends.restarts_positions:
         positions_BS = _positions(tokens_BS, ends)
     return Batch(tokens_BS, labels_BS, loss_mask_BS, document_ids_BS, positions_BS)
+
+
+def as_retrieval_batch(rows: Tensor) -> Batch:
+    """Convert samples of the inverse cloze task to a batch: all queries, and then the block of each of them.
+
+    The first place of each query counts in the loss. Padding is a document of its own.
+
+    Args:
+        rows: int64 [batch, 2, 2, seq_length], on the CPU: query and block, each with its tokens, and 1 for
+            these, 0 for padding (see neox_data.inverse_cloze).
+    """
+    tokens_BS, is_content_BS = rows.transpose(0, 1).flatten(0, 1).unbind(dim=1)
+    tokens_BS = tokens_BS.contiguous()
+    loss_mask_BS = torch.zeros(tokens_BS.shape)
+    loss_mask_BS[: len(rows), 0] = 1.0
+    document_ids_BS = torch.zeros_like(tokens_BS).masked_fill(is_content_BS == 0, _PADDING)
+    positions_BS = torch.from_numpy(position_ids(tokens_BS.numpy()))
+    return Batch(tokens_BS, torch.zeros_like(tokens_BS), loss_mask_BS, document_ids_BS, positions_BS)
 
 
 def _positions(tokens_BS: Tensor, ends: DocumentEnds) -> Tensor:

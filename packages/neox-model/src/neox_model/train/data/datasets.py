@@ -6,21 +6,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from neox_config import Resolved
+from neox_config import NeoXConfig, Resolved
 from neox_config.derive.curricula import NO_DIFFICULTIES
-from neox_config.derive.objective import tokens_behind_input
+from neox_config.derive.objective import is_retrieval, tokens_behind_input
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_data.blend import SampleDataset, build_blend
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import IndexedDataset, open_indexed
+from neox_data.inverse_cloze import Blocks, InverseClozeDataset, SentenceEnds
 from neox_data.labels import LabelledDataset
 from neox_data.lazy_blend import LazyBlendedDataset
 from neox_data.lazy_dataset import LazyGPTDataset
 from neox_data.manifest import check_largest_token, check_tokenizer, verify_manifest
 from neox_data.splits import split_documents
-from neox_data.tokenizers import Tokenizer
+from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_data.weights import normalise_weights, relative_weights, weights_by_num_documents
 from neox_data.whole_dataset import WholeDocumentDataset
 from neox_launcher.plan.epochs import samples_of_passes
@@ -30,6 +31,7 @@ from neox_model.train.data.position import START, Position
 __all__ = [
     "ORDERS",
     "Datasets",
+    "blocks_of",
     "build_datasets",
     "check_passes",
     "check_tokenizers",
@@ -144,7 +146,8 @@ def check_tokenizers(resolved: Resolved, tokenizer: Tokenizer) -> None:
     whole = resolved.config.data.data_path
     vocab_size = pad_vocabulary(tokenizer.vocab_size, resolved.config.model.make_vocab_size_divisible_by)
     prefixes = [path for part in PARTS for path in (*_paths(resolved, part), *_labels(resolved, part))]
-    for prefix in dict.fromkeys([whole] if whole is not None else prefixes):
+    titles = [] if not is_retrieval(resolved.config) else [resolved.config.objective.titles_data_path]
+    for prefix in dict.fromkeys([*([whole] if whole is not None else prefixes), *filter(None, titles)]):
         check_tokenizer(prefix, tokenizer)
         check_largest_token(prefix, vocab_size)
 
@@ -206,6 +209,8 @@ def _sources(resolved: Resolved, part: str) -> list[_Source]:
 
 def _dataset(resolved: Resolved, source: _Source, name: str, documents: range, count: int) -> SampleDataset:
     config = resolved.config
+    if is_retrieval(config):
+        return _inverse_cloze(config, source, name, documents, count)
     is_whole = config.data.pack_impl != "packed"
     settings: dict[str, Any] = {
         "name": name,
@@ -229,6 +234,36 @@ def _dataset(resolved: Resolved, source: _Source, name: str, documents: range, c
     if source.labels is None:
         return build(source.tokens)
     return LabelledDataset(build, source.tokens, source.labels)
+
+
+def _inverse_cloze(
+    config: NeoXConfig, source: _Source, name: str, documents: range, count: int
+) -> InverseClozeDataset:
+    return InverseClozeDataset(
+        blocks_of(config, source.tokens, documents),
+        name=name,
+        num_samples=count,
+        seed=config.training.seed,
+        query_in_block=config.objective.query_in_block_prob,
+    )
+
+
+def blocks_of(config: NeoXConfig, tokens: IndexedDataset, documents: range) -> Blocks:
+    """Return the blocks of some documents of a dataset, of the objective ict."""
+    section, tokenizer = config.objective, config.tokenizer
+    titles = section.titles_data_path
+    return Blocks(
+        indexed=tokens,
+        titles=None if titles is None else open_indexed(titles, config.data.data_impl),
+        documents=documents,
+        seq_length=config.model.seq_length,
+        ends=SentenceEnds(
+            build_tokenizer(
+                tokenizer.tokenizer_type, vocab_file=tokenizer.vocab_file, merge_file=tokenizer.merge_file
+            )
+        ),
+        has_single=section.use_one_sent_docs,
+    )
 
 
 def _gpt_neox(indexed: IndexedDataset, *, documents: range, **settings: Any) -> GPTDataset:

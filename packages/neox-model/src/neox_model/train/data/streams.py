@@ -7,7 +7,7 @@ from torch import Tensor
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.curricula import NO_DIFFICULTIES, length_schedule
-from neox_config.derive.objective import has_padding, is_masked, tokens_behind_input
+from neox_config.derive.objective import has_padding, tokens_behind_input
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
@@ -21,6 +21,7 @@ from neox_model.train.data.batch import (
     TokenWeighting,
     as_batch,
     as_masked_batch,
+    as_retrieval_batch,
     unweighted,
     weighted_globally,
 )
@@ -65,7 +66,8 @@ def _as_checked_batch(
     """Return the micro-batch of loaded items.
 
     Args:
-        rows: int64 [batch, length], or [batch, 2 or 3, length] with labels in the second row.
+        rows: int64 [batch, length], [batch, 2 or 3, length] with labels in the second row, or [batch, 2, 2,
+            length] with the queries and blocks of retrieval.
         vocab_size: size of the model's vocabulary.
         make: makes a batch of the rows.
         gpu: copy it to page-locked memory for this GPU; None: leave it where it is.
@@ -73,7 +75,7 @@ def _as_checked_batch(
     Raises:
         DataError: a token or label is outside the vocabulary.
     """
-    tokens = rows if rows.ndim == 2 else rows[:, 0]
+    tokens = rows if rows.ndim == 2 else rows[..., 0, :]
     if rows.ndim == 3:
         _check(0, int(rows[:, 1].max()), "label", vocab_size)
     # An embedding split over ranks would silently return zeros for such a token.
@@ -132,11 +134,12 @@ def open_streams(
 
     schedule = length_schedule(resolved.config, difficulties)
     gpu = computing_device().index
-    make = (
-        partial(as_masked_batch, ends=ends, hides_padding=has_padding(resolved.config))
-        if is_masked(resolved.config)
-        else partial(_causal_batch, ends=ends)
-    )
+    makers: dict[str, Callable[[Tensor], Batch]] = {
+        "causal": partial(_causal_batch, ends=ends),
+        "masked": partial(as_masked_batch, ends=ends, hides_padding=has_padding(resolved.config)),
+        "ict": as_retrieval_batch,
+    }
+    make = makers[resolved.config.model.objective]
     prepare = partial(_as_checked_batch, vocab_size=vocab_size, make=make, gpu=gpu)
     # The loader adds a token behind the input.
     added = 1 - tokens_behind_input(resolved.config)

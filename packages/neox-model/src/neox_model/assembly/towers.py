@@ -1,0 +1,67 @@
+"""Build a model of two towers, which embed queries and blocks of text."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from neox_model.assembly.as_sequential import SequentialModel
+from neox_model.layers.retrieval import RetrievalLoss
+
+__all__ = ["BLOCK", "QUERY", "SHARED", "TowerModel"]
+
+QUERY, BLOCK, SHARED = "query", "block", "shared"
+
+
+class TowerModel(nn.Module):
+    """A model of a tower for queries and one for blocks, or of one for both.
+
+    Args:
+        towers: models that return embeddings, by name: QUERY and BLOCK, or SHARED.
+        loss_fn: function of (query_BE, block_BE).
+
+    Attributes:
+        plan_names: logical name of each path in this module; those of a shared tower are the names of a model
+            of one tower.
+    """
+
+    def __init__(self, towers: Mapping[str, SequentialModel], *, loss_fn: RetrievalLoss) -> None:
+        super().__init__()
+        self.towers = nn.ModuleDict(towers)
+        self.loss_fn = loss_fn
+        self.plan_names = {
+            f"towers.{tower}.{path}": name if tower == SHARED else f"{tower}.{name}"
+            for tower, model in towers.items()
+            for path, name in model.plan_names.items()
+        }
+
+    @property
+    def stack(self) -> list[nn.Module]:
+        """Return the layers of all towers."""
+        return [layer for tower in self.towers.values() for layer in tower.stack]  # type: ignore[union-attr]
+
+    def forward(
+        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the loss, or, without targets, (query_BE, block_BE).
+
+        Args:
+            inputs: (tokens, document ids, positions) of all queries and then of all their blocks.
+            targets: any; the block of each query has its place.
+        """
+        half = len(inputs[0]) // 2
+        if SHARED in self.towers:
+            query_BE, block_BE = self.towers[SHARED](inputs).split(half)
+        else:
+            query_BE = self.towers[QUERY](tuple(each[:half] for each in inputs))
+            block_BE = self.towers[BLOCK](tuple(each[half:] for each in inputs))
+        return (query_BE, block_BE) if targets is None else self.loss_fn(query_BE, block_BE)
+
+    def embed(self, tower: str, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Return embeddings_BE of texts.
+
+        Args:
+            tower: QUERY or BLOCK.
+            inputs: (tokens, document ids, positions) of the texts.
+        """
+        embeddings_BE: Tensor = self.towers[SHARED if SHARED in self.towers else tower](inputs)
+        return embeddings_BE

@@ -1,0 +1,100 @@
+"""Load the weights of a masked model into the towers of a retrieval model."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from neox_model.checkpoint.blocks import block_numel
+from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse_model_changes
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.outcome import shared_outcome
+from neox_model.checkpoint.shards import ShardReader
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.logical import Writable, named_logical_parameters
+
+__all__ = ["load_towers"]
+
+logger = logging.getLogger(__name__)
+
+# What differs between a masked model and a retrieval model of its size.
+_OF_RETRIEVAL = ("objective", "ict_head_size", "ict_shared_towers")
+_HEAD = "retrieval_head."
+
+
+def load_towers(
+    directory: str | None,
+    model: nn.Module,
+    *,
+    tower_names: tuple[str, ...],
+    groups: Groups,
+    config: Mapping[str, Any],
+    writable: Writable,
+) -> None:
+    """Fill the towers with the weights of the latest checkpoint of a masked model, all but their heads.
+
+    Collective over all ranks.
+
+    Args:
+        directory: folder of its checkpoints; None: nothing is done.
+        model: the retrieval model.
+        tower_names: prefixes of the logical names of towers; without one, the names are those of an encoder.
+        groups: this rank's process groups.
+        config: values that this run would record in a checkpoint, compared with the masked model's.
+        writable: context manager that returns the tensor to fill for a parameter; None: other ranks fill it.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it is not a masked model of this size; the same on
+            all ranks.
+    """
+    if directory is None:
+        return
+    wanted = [
+        (_without_tower(name, tower_names), parameter) for name, parameter in named_logical_parameters(model)
+    ]
+    wanted = [(name, parameter) for name, parameter in wanted if not name.startswith(_HEAD)]
+    with shared_outcome(groups.control, f"loading bert-load: {directory}", keeps_bugs=True):
+        folder = find_latest(Path(directory)) if Path(directory).is_dir() else None
+        if folder is None:
+            raise CheckpointError(
+                f"bert-load: {directory} contains no checkpoint; name the folder of a model"
+            )
+        manifest = Manifest.read(folder)
+        if manifest.config.get("objective") != "masked":
+            raise CheckpointError(
+                f"bert-load: {folder} is not a masked model; train one with objective: masked"
+            )
+        changes = changes_since(manifest, config)
+        others = tuple(change for change in changes.model if change.label not in _OF_RETRIEVAL)
+        refuse_model_changes(replace(changes, model=others), remedy="set its values, or another bert-load")
+        reader = ShardReader(folder, manifest.files)
+        ranges = {name: _range_of(parameter) for name, parameter in wanted}
+        for name, parameter in wanted:
+            if name not in manifest.tensors:
+                raise CheckpointError(f"bert-load: {folder} contains no {name}; save the masked model again")
+            reader.check(name, manifest.tensors[name], ranges[name], parameter.dtype)
+        reader.check_sums((manifest.tensors[name], ranges[name]) for name in ranges)
+    for name, parameter in wanted:
+        with writable(parameter) as whole, torch.no_grad():
+            if whole is not None:
+                target = whole.view(-1)[: block_numel(ranges[name][0])]
+                reader.fill(target, name, manifest.tensors[name], ranges[name])
+    if groups.world.rank == 0:
+        log_unknown_changes(changes)
+    logger.info("the towers start with the weights of %s", folder)
+
+
+def _without_tower(name: str, tower_names: tuple[str, ...]) -> str:
+    first, _, rest = name.partition(".")
+    return rest if first in tower_names else name
+
+
+def _range_of(parameter: nn.Parameter) -> Any:
+    slices = parameter.logical.slices  # type: ignore[attr-defined]
+    return slices, 0, block_numel(slices)

@@ -1,0 +1,42 @@
+"""Top-k accuracies of retrieval in evaluations."""
+
+from collections.abc import Mapping
+
+from torch import distributed
+
+from neox_model.assembly.towers import TowerModel
+from neox_model.layers.retrieval import RetrievalLoss
+from neox_model.train.training import Training
+
+__all__ = ["Accuracies", "retrieval_accuracies"]
+
+
+class Accuracies:
+    """Counts, in an evaluation, the queries whose block is among the best blocks of its micro-batch.
+
+    Args:
+        loss: the loss that the model calls.
+    """
+
+    def __init__(self, loss: RetrievalLoss) -> None:
+        self._loss = loss
+
+    def begin(self) -> None:
+        """Forget what was counted before."""
+        self._loss.hits.clear()
+
+    def of_all_ranks(self) -> Mapping[int, float]:
+        """Return the share of the queries since `begin`, for each k. Collective over the data group."""
+        counts, group = sum(self._loss.hits[1:], self._loss.hits[0]), self._loss.group
+        if group.size > 1:
+            distributed.all_reduce(counts, group=group.process_group)
+        *hits, queries = counts.tolist()
+        return {k: hit / queries for k, hit in zip(self._loss.best, hits, strict=True)}
+
+
+def retrieval_accuracies(training: Training) -> Accuracies | None:
+    """Return what counts the accuracies; None if none are reported."""
+    model = training.engine.model
+    if not isinstance(model, TowerModel) or not model.loss_fn.best:
+        return None
+    return Accuracies(model.loss_fn)

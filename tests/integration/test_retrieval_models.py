@@ -1,0 +1,258 @@
+"""Retrieval models against a plain float64 reading: on layouts, resumed, and from a masked model."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from neox_config.facts.checkpoints import checkpoint_name
+from neox_data.indexed import IndexedDatasetWriter
+from neox_data.tokenizers import build_tokenizer
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.shards import ShardReader
+from support.distributed import run_ranks
+from support.settings import SMALL_TRAINING, resolved_from
+
+ITERATIONS, HEADS, WIDTH, LENGTH, SIZE = 4, 4, 16, 32, 8
+MODEL: dict[str, Any] = {
+    "num_attention_heads": HEADS,
+    "hidden_size": WIDTH,
+    "hidden_dropout": 0.0,
+    "seq_length": LENGTH,
+    "max_position_embeddings": LENGTH,
+    "init_method_std": 0.3,
+}
+SETTINGS: dict[str, Any] = (
+    SMALL_TRAINING
+    | MODEL
+    | {
+        "objective": "ict",
+        "ict_head_size": SIZE,
+        "report_topk_accuracies": [1, 3],
+        "split": "80,20,0",
+        "train_iters": ITERATIONS,
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": None,
+        "gradient_accumulation_steps": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.02, "momentum": 0.9}},
+        "zero_allow_untested_optimizer": True,
+        "eval_iters": 2,
+        "eval_interval": ITERATIONS,
+        "save_interval": 2,
+        "num_workers": 0,
+    }
+)
+# Layout, number of processes, and what rounding may change in a loss.
+LAYOUTS: dict[str, tuple[dict[str, Any], int, float]] = {
+    "one process": ({}, 1, 1e-4),
+    "shared": ({"ict_shared_towers": True}, 1, 1e-4),
+    "data 2": ({}, 2, 1e-4),
+    "shared, data 2": ({"ict_shared_towers": True}, 2, 1e-4),
+    "data 2, DeepSpeed": ({"engine": "deepspeed"}, 2, 1e-4),
+    "tensor 2": ({"model_parallel_size": 2}, 2, 1e-4),
+    "tensor 2, sequence": ({"model_parallel_size": 2, "sequence_parallel": True}, 2, 1e-4),
+    "tensor 2, data 2": ({"model_parallel_size": 2}, 4, 1e-4),
+    "ZeRO 1": ({"zero_optimization": {"stage": 1}, "engine": "torch"}, 2, 1e-4),
+    "ZeRO 3": ({"zero_optimization": {"stage": 3}, "engine": "torch"}, 2, 1e-4),
+    "ZeRO 3, DeepSpeed": ({"zero_optimization": {"stage": 3}, "engine": "deepspeed"}, 2, 1e-4),
+    "recomputed": ({"checkpoint_activations": True}, 2, 1e-4),
+    "bfloat16": ({"precision": "bfloat16"}, 2, 0.1),
+    "float16": ({"precision": "fp16"}, 2, 2e-2),
+}
+FAST = ("one process", "shared", "data 2", "tensor 2, sequence", "ZeRO 3", "float16")
+
+
+@pytest.fixture
+def data(tmp_path) -> str:
+    """Documents of a few sentences, each about one letter."""
+    tokenizer, generator = build_tokenizer("CharLevelTokenizer"), np.random.default_rng(0)
+    with IndexedDatasetWriter(tmp_path / "text", dtype=np.uint16) as writer:
+        for number in range(120):
+            words = [chr(97 + number % 26) * int(size) for size in generator.integers(1, 4, 16)]
+            text = "".join(word + (". " if place % 3 == 2 else " ") for place, word in enumerate(words))
+            writer.append(np.array([*tokenizer.encode(text), 0], dtype=np.uint16))
+    return str(tmp_path / "text")
+
+
+def train(parts: list[dict[str, Any]]) -> list[list[tuple[str, int, float, dict[int, float]]]]:
+    """Train each part, one after another; (part, first sample, loss, accuracies) of their evaluations."""
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train import run
+
+    evaluate, results = run.Evaluator.evaluate, []
+    for settings in parts:
+        found: list[tuple[str, int, float, dict[int, float]]] = []
+
+        def noted(self: Any, part: str, first: int, found: Any = found) -> Any:
+            result = evaluate(self, part, first)
+            found.append((part, first, result.loss, dict(result.accuracies)))
+            return result
+
+        resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
+        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        run.Evaluator.evaluate = noted
+        try:
+            run.train_in(groups, resolved)
+        finally:
+            run.Evaluator.evaluate = evaluate
+        results.append(found)
+    return results
+
+
+def weights_of(folder: Path, iteration: int = ITERATIONS) -> dict[str, Tensor]:
+    """The whole weights of a checkpoint, by logical name."""
+    place = folder / checkpoint_name(iteration)
+    manifest = Manifest.read(place)
+    reader, found = ShardReader(place, manifest.files), {}
+    for name in manifest.weight_names:
+        record = manifest.tensors[name]
+        values = torch.empty(math.prod(record.shape))
+        reader.fill(values, name, record, (tuple((0, size) for size in record.shape), 0, values.numel()))
+        found[name] = values.view(record.shape)
+    return found
+
+
+def plain_embeddings(weights: dict[str, Tensor], rows_B2S: Tensor, tower: str) -> Tensor:
+    """Embeddings of one tower, written out: every token of a text sees all others, and none sees padding."""
+    w = {
+        name.removeprefix(f"{tower}."): value.double()
+        for name, value in weights.items()
+        if name.startswith(f"{tower}.") or not name.startswith(("query.", "block."))
+    }
+    tokens_BS, is_content_BS = rows_B2S.unbind(1)
+    batch = len(tokens_BS)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return functional.layer_norm(x, (WIDTH,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    x = w["embedding.word_embeddings.weight"][tokens_BS]
+    x = x + w["embedding.position_embeddings.weight"][:LENGTH]
+    for layer in range(2):
+        name = f"layers.{layer}"
+        mixed = linear(norm(x, f"{name}.norm1"), f"{name}.attention.qkv")
+        query, key, value = mixed.view(batch, LENGTH, HEADS, 3, WIDTH // HEADS).permute(3, 0, 2, 1, 4)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
+        scores = scores.masked_fill((is_content_BS == 0)[:, None, None], -math.inf)
+        context = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, LENGTH, WIDTH)
+        x = x + linear(context, f"{name}.attention.dense")
+        x = x + linear(
+            functional.gelu(linear(norm(x, f"{name}.norm2"), f"{name}.mlp.up")), f"{name}.mlp.down"
+        )
+    return linear(norm(x, "final_norm")[:, 0], "retrieval_head")
+
+
+def plain_evaluation(
+    weights: dict[str, Tensor], settings: dict[str, Any], first: int
+) -> tuple[float, dict[int, float]]:
+    """The loss and the accuracies of an evaluation: each batch of eight against its own blocks."""
+    from neox_model.train.data.streams import build_datasets
+
+    dataset = build_datasets(resolved_from(settings))["valid"]
+    losses, hits = [], {1: 0.0, 3: 0.0}
+    for start in (first, first + 8):
+        rows = torch.from_numpy(np.stack([dataset[item] for item in range(start, start + 8)]))
+        scores = (
+            plain_embeddings(weights, rows[:, 0], "query") @ plain_embeddings(weights, rows[:, 1], "block").T
+        )
+        losses.append(-scores.log_softmax(1).diagonal().mean())
+        for k in hits:
+            better = (scores >= scores.diagonal()[:, None]).sum(1) - 1
+            hits[k] += float((better < k).sum()) / 16
+    return float(sum(losses)) / 2, hits
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+)
+def test_the_loss_on_every_layout_is_that_of_a_plain_reading(tmp_path, data, layout):
+    more, size, tolerance = LAYOUTS[layout]
+    settings = SETTINGS | {"data_path": data, "save": str(tmp_path / "run")} | more
+    ((evaluated,), *_) = run_ranks(train, size=size, parts=[settings])
+    weights = weights_of(tmp_path / "run")
+    parts = [each for each in evaluated if each[0] == "valid"]
+    assert parts
+    for _, first, loss, accuracies in parts:
+        wanted, hits = plain_evaluation(weights, settings, first)
+        assert loss == pytest.approx(wanted, abs=tolerance)
+        if tolerance < 1e-3:
+            assert accuracies == pytest.approx(hits)
+
+
+def test_ranks_train_what_one_process_trains(tmp_path, data):
+    """The blocks of all ranks are compared with all queries, and the gradients of both reach their ranks."""
+    found = {}
+    for layout in ("one process", "data 2", "tensor 2, data 2", "ZeRO 3"):
+        more, size, _ = LAYOUTS[layout]
+        settings = SETTINGS | {"data_path": data, "save": str(tmp_path / layout)} | more
+        run_ranks(train, size=size, parts=[settings])
+        found[layout] = weights_of(tmp_path / layout)
+    for layout in found:
+        assert found[layout].keys() == found["one process"].keys()
+        for name, value in found["one process"].items():
+            torch.testing.assert_close(found[layout][name], value, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_resumed_training_is_an_uninterrupted_one(tmp_path, data, size):
+    settings = SETTINGS | {"data_path": data, "hidden_dropout": 0.1, "lr_decay_iters": ITERATIONS}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    halves = [
+        settings | {"save": str(parts), "load": str(parts), "train_iters": 2},
+        settings | {"save": str(parts), "load": str(parts)},
+    ]
+    run_ranks(train, size=size, parts=[settings | {"save": str(whole)}, *halves])
+    one, other = (weights_of(folder) for folder in (whole, parts))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"ict_shared_towers": True},
+        {"model_parallel_size": 2},
+        {"zero_optimization": {"stage": 3}, "engine": "torch"},
+    ],
+)
+def test_towers_start_with_the_weights_of_a_masked_model(tmp_path, data, more):
+    masked = {
+        name: value for name, value in SETTINGS.items() if "ict" not in str(name) and "topk" not in name
+    }
+    masked |= {"objective": "masked", "data_path": data, "save": str(tmp_path / "bert")}
+    run_ranks(train, size=1, parts=[masked])
+    given = {"data_path": data, "bert_load": str(tmp_path / "bert"), "save": str(tmp_path / "run")}
+    # Without a step that changes them, the saved weights are those of the start.
+    still = {"optimizer": {"type": "SGD", "params": {"lr": 1e-12}}, "train_iters": 1, "save_interval": 1}
+    run_ranks(
+        train,
+        size=2 if more and "ict_shared_towers" not in more else 1,
+        parts=[SETTINGS | given | still | more],
+    )
+    bert, towers = weights_of(tmp_path / "bert"), weights_of(tmp_path / "run", 1)
+    prefixes = ("",) if "ict_shared_towers" in more else ("query.", "block.")
+    of_encoder = {name for name in bert if not name.startswith("lm_head")}
+    heads = {f"{prefix}retrieval_head.{part}" for prefix in prefixes for part in ("weight", "bias")}
+    assert set(towers) == heads | {prefix + name for prefix in prefixes for name in of_encoder}
+    for prefix in prefixes:
+        for name in of_encoder:
+            torch.testing.assert_close(towers[prefix + name], bert[name], atol=1e-9, rtol=0)
+
+
+def test_a_model_of_another_kind_is_no_start_for_towers(tmp_path, data):
+    causal = SMALL_TRAINING | MODEL | {"data_path": data, "save": str(tmp_path / "gpt"), "train_iters": 1}
+    run_ranks(train, size=1, parts=[causal])
+    given = {"data_path": data, "bert_load": str(tmp_path / "gpt"), "save": str(tmp_path / "run")}
+    with pytest.raises(Exception, match=r"is not a masked model; train one with objective: masked"):
+        run_ranks(train, size=1, parts=[SETTINGS | given])
+    with pytest.raises(Exception, match=r"bert-load: .*nothing contains no checkpoint"):
+        run_ranks(train, size=1, parts=[SETTINGS | given | {"bert_load": str(tmp_path / "nothing")}])
