@@ -97,7 +97,7 @@ def test_a_masked_model_continues_no_texts(load, files, program, is_refused):
     if is_refused:
         problem = found["objective"]
         assert (problem.value, problem.place.line) == ("masked", 4)
-        assert problem.what.endswith("from all others, which cannot continue texts")
+        assert problem.what.endswith("which cannot continue texts")
         assert problem.remedy.startswith("use a model that was trained with objective: causal")
     assert "objective" not in {one.name for one in check_files(load(SETTINGS), program=program)}
 

@@ -342,6 +342,10 @@ SUBJECTS: tuple[Subject, ...] = (
         ("objective", "mask_prob", "mask_whole_words", "mask_token", "short_seq_prob"),
     ),
     Subject(
+        "ict, inverse cloze task, retrieval, retriever, dense retrieval, dpr, two towers, biencoder, realm, orqa",
+        ("objective", "ict_head_size", "ict_shared_towers", "bert_load", "query_in_block_prob"),
+    ),
+    Subject(
         "fim, fill in the middle, infilling, infill, spm, psm",
         ("fim_rate", "fim_spm_rate", "fim_prefix_token", "fim_middle_token", "fim_suffix_token"),
     ),

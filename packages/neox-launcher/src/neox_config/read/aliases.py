@@ -162,7 +162,7 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
     "mlp_type": "remove it, and set activation; use activation: swiglu for Llama",
 }
 
-_RETRIEVAL = "belongs to the retrieval models of Megatron, which are not supported"
+_RETRIEVAL = "belongs to the index of blocks of REALM, which is not built; objective: ict trains its towers"
 _DEEPSCALE = "is the old name of the deepspeed switch, which is always on"
 
 _LOSS_SCALING = (

@@ -35,6 +35,7 @@ MODEL = set(
     rotary_scaling.truncate rotary_scaling.attention_factor
     apply_query_key_layer_scaling tokenizer_type vocab_file merge_file
     lora_rank lora_alpha lora_target_modules
+    ict_head_size ict_shared_towers
     objective rpe_causal sparsity_config.attention sparsity_config.horizontal_global_attention
     """.split()
 )
@@ -71,6 +72,7 @@ TRAINING = set(
     data_path train_data_paths valid_data_paths test_data_paths
     train_label_data_paths valid_label_data_paths test_label_data_paths pack_impl allow_chopped
     lora_dropout mask_prob mask_whole_words mask_token short_seq_prob
+    bert_load query_in_block_prob use_one_sent_docs titles_data_path
     fim_rate fim_spm_rate fim_prefix_token fim_middle_token fim_suffix_token
     train_data_weights valid_data_weights test_data_weights weight_by_num_documents
     weighted_sampler_alpha split sample_order reset_position_ids reset_attention_mask eod_mask_loss

@@ -79,7 +79,7 @@ BROKEN = [
     (
         {"objective": "masked", **TOKENS},
         "data_efficiency.data_routing.random_ltd.model_type",
-        "is for attention to earlier tokens, but with objective: masked it is in both directions",
+        "is for attention to earlier tokens, but it is in both directions with this objective",
         of_encoder(),
     ),
     (

@@ -471,17 +471,17 @@ EXAMPLES = {
         "has 2 datasets of labels for 1 dataset",
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\nlabel-data-paths: [d]",
     ),
-    "masked_models_do_not_continue_texts": (
+    "encoders_do_not_continue_texts": (
         "objective: masked\nfim-rate: 0.5",
         "fim_rate",
         "is for models that predict the next token (objective: masked)",
         "objective: masked\nmask-prob: 0.3",
     ),
-    "labels_are_the_masked_tokens": (
+    "labels_are_those_of_the_objective": (
         "objective: masked\ntrain-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\n"
         "label-data-paths: [d]",
         "train_label_data_paths",
-        "is not used with objective: masked, whose labels are the masked tokens",
+        "is not used with objective: masked, which makes its own labels",
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\nlabel-data-paths: [d]",
     ),
     "global_rows_see_later_blocks": (
@@ -505,6 +505,24 @@ EXAMPLES = {
         "leaves no layer that sees later tokens",
         'objective: masked\nattention-config: [[["local", "global"], 2]]\n'
         "sparsity-config: {attention: unidirectional}",
+    ),
+    "embeddings_have_a_width": (
+        "objective: ict",
+        "ict_head_size",
+        "is required by objective: ict",
+        "objective: ict\nict-head-size: 128",
+    ),
+    "samples_of_retrieval_are_blocks": (
+        "objective: ict\nict-head-size: 128\npack-impl: unpacked",
+        "pack_impl",
+        "does not apply to blocks of sentences, which are the samples of objective: ict",
+        "objective: ict\nict-head-size: 128\npack-impl: packed",
+    ),
+    "accuracies_count_from_one": (
+        "objective: ict\nict-head-size: 128\nreport-topk-accuracies: [1, 5, 1]",
+        "report_topk_accuracies",
+        "must be a list of different whole numbers from 1",
+        "objective: ict\nict-head-size: 128\nreport-topk-accuracies: [1, 5, 20]",
     ),
     "rearranged_documents_have_no_labels": (
         "fim-rate: 0.5\ntrain-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\n"

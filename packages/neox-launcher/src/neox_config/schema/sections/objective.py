@@ -127,6 +127,7 @@ class ObjectiveSection(Section, resume="training"):
     report_topk_accuracies: tuple[int, ...] = param(
         (),
         origin="Meg",
+        resume="free",
         used_when=_ICT,
         doc="Report, in evaluations, the share of queries whose block is among the best k blocks of the "
         "micro-batch of all data-parallel ranks, for each k of this list.",
