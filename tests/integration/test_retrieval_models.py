@@ -4,6 +4,7 @@ import math
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import neox_model
+from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
 from neox_data.indexed import IndexedDatasetWriter
 from neox_data.tokenizers import build_tokenizer
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.shards import ShardReader
+from neox_model.parallel.groups import SINGLE_PROCESS
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
 
@@ -257,3 +261,27 @@ def test_a_model_of_another_kind_is_no_start_for_towers(tmp_path, data):
         run_ranks(train, size=1, parts=[SETTINGS | given])
     with pytest.raises(Exception, match=r"bert-load: .*nothing contains no checkpoint"):
         run_ranks(train, size=1, parts=[SETTINGS | given | {"bert_load": str(tmp_path / "nothing")}])
+
+
+def evaluate(settings: dict[str, Any]) -> str:
+    """What neox-launch evaluate prints, in process groups that exist already."""
+    from neox_model.evaluate import perplexity
+
+    with (
+        patch.object(perplexity, "join_processes", lambda _: SINGLE_PROCESS),
+        patch.object(perplexity, "leave_processes", lambda: None),
+    ):
+        return perplexity.evaluate_parts(resolved_from(settings))
+
+
+def test_an_evaluation_reports_accuracies_and_the_model_has_no_logits(tmp_path, data):
+    settings = SETTINGS | {"data_path": data, "save": str(tmp_path / "run"), "load": str(tmp_path / "run")}
+    run_ranks(train, size=1, parts=[settings])
+    (found,) = run_ranks(evaluate, size=1, settings=settings)
+    wanted = [plain_evaluation(weights_of(tmp_path / "run"), settings, first) for first in (0, 16)]
+    lines = [f"validation loss {loss:.4f}, perplexity" for loss, _ in wanted]
+    assert any(found.startswith(line) for line in lines), (found, lines)
+    shares = [f"top 1 accuracy {hits[1]:.1%}, top 3 accuracy {hits[3]:.1%}" for _, hits in wanted]
+    assert any(share in found for share in shares), (found, shares)
+    with pytest.raises(NeoXError, match=r"a retrieval model .* has no logits over a vocabulary; evaluate it"):
+        neox_model.load_model(tmp_path / "run")

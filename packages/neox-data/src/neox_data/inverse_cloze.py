@@ -81,7 +81,7 @@ class SentenceEnds:
         # Space behind an end belongs to the sentence before it, unless a word shares the token.
         ends = np.flatnonzero(is_end) + 1
         is_blank = known & self._is_space[safe]
-        kept, begin = [], 0
+        kept, begin = list[int](), 0
         for end in ends.tolist():
             if is_blank[begin:end].all() and kept:
                 kept[-1] = end
@@ -286,7 +286,7 @@ class InverseClozeDataset:
             raise IndexError(
                 f"item {item} of the part {self._name!r} of {self.indexed.prefix}, which has {len(self):,}"
             )
-        return self._order.item(item)
+        return int(self._order[item])
 
     def __getitem__(self, item: int) -> np.ndarray:
         """Return an item, int64 [2, 2, seq_length]: the query and the block, each as of `framed`."""

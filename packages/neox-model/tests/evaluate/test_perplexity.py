@@ -63,7 +63,7 @@ def test_too_little_memory_for_the_weights_asks_for_a_larger_device(monkeypatch,
 
 
 def test_too_little_memory_for_the_samples_asks_for_smaller_micro_batches(monkeypatch, alone):
-    monkeypatch.setattr(perplexity, "_load_model", lambda *_: None)
+    monkeypatch.setattr(perplexity, "_load_model", lambda *_: (None, None))
     monkeypatch.setattr(perplexity, "Evaluator", Full)
     assert refusal() == (
         "the device has too little memory: CUDA out of memory; set a smaller train-micro-batch-size-per-gpu, "

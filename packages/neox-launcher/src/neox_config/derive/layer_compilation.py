@@ -2,6 +2,7 @@
 
 from neox_config.derive.compression import compresses
 from neox_config.derive.curricula import curricula_of_lengths
+from neox_config.derive.objective import is_retrieval
 from neox_config.derive.pipeline import splits_backward
 from neox_config.schema.config import NeoXConfig
 
@@ -19,6 +20,7 @@ def why_layers_stay_uncompiled(config: NeoXConfig) -> str | None:
         "ZeRO stage 3, whose layers gather and release their weights while they run": (
             config.zero.zero_optimization.stage == _SHARDED
         ),
+        "objective: ict, because layers of two towers are not tried together": is_retrieval(config),
         "a curriculum of lengths, because layers would be recompiled for every length": bool(
             curricula_of_lengths(config)
         ),

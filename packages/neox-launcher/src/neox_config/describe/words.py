@@ -342,7 +342,7 @@ SUBJECTS: tuple[Subject, ...] = (
         ("objective", "mask_prob", "mask_whole_words", "mask_token", "short_seq_prob"),
     ),
     Subject(
-        "ict, inverse cloze task, retrieval, retriever, dense retrieval, dpr, two towers, biencoder, realm, orqa",
+        "ict, inverse cloze task, retrieval, dense retrieval, dpr, two towers, biencoder, realm, orqa",
         ("objective", "ict_head_size", "ict_shared_towers", "bert_load", "query_in_block_prob"),
     ),
     Subject(

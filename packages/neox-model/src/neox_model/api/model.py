@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved, load_config, resolve
+from neox_config.derive.objective import is_retrieval
 from neox_config.derive.resolve import Precision
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import MANIFEST
@@ -311,9 +312,18 @@ def _refuse_files(files: Mapping[str, Path], reason: str) -> None:
         raise NeoXError(f"{' and '.join(files)} cannot be used: {reason}")
 
 
+def _refuse_towers(config: NeoXConfig) -> None:
+    if is_retrieval(config):
+        raise NeoXError(
+            "a retrieval model (objective: ict) has no logits over a vocabulary; evaluate it with "
+            "neox-launch evaluate"
+        )
+
+
 def _of_config(config: NeoXConfig, precision: Precision | None) -> Model:
     if config.checkpoint.load is None:
         raise NeoXError("the configuration has no weights to load; set load to a folder with checkpoints")
+    _refuse_towers(config)
     resolved = resolved_for(config, "model")
     if precision is not None:
         resolved = replace(resolved, derived=replace(resolved.derived, precision=precision))
@@ -336,6 +346,7 @@ def _checkpoint_in(folder: Path) -> Checkpoint:
 
 
 def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: Mapping[str, Path]) -> Model:
+    _refuse_towers(checkpoint.resolved.config)
     tokenizer = checkpoint.tokenizer(**files, options="vocab_file=... (and merge_file=...)")
     checkpoint.check_shapes()
     dtype = DTYPES[precision or checkpoint.precision]

@@ -260,8 +260,10 @@ def _layers(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: 
         return pipeline
     if is_retrieval(config):
         loss = RetrievalLoss(groups.data, best=config.objective.report_topk_accuracies)
-        options = {"loss_fn": loss, "recomputation": recomputation, "autocast": autocast}
-        towers = {name: as_sequential(plan, **options) for name in _tower_names(config)}
+        towers = {
+            name: as_sequential(plan, loss_fn=loss, recomputation=recomputation, autocast=autocast)
+            for name in _tower_names(config)
+        }
         return TowerModel(towers, loss_fn=loss)
     return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
 

@@ -28,6 +28,8 @@ class TowerModel(nn.Module):
         super().__init__()
         self.towers = nn.ModuleDict(towers)
         self.loss_fn = loss_fn
+        first = next(iter(towers.values()))
+        self.autocast, self.recomputation = first.autocast, first.recomputation
         self.plan_names = {
             f"towers.{tower}.{path}": name if tower == SHARED else f"{tower}.{name}"
             for tower, model in towers.items()
@@ -55,13 +57,3 @@ class TowerModel(nn.Module):
             query_BE = self.towers[QUERY](tuple(each[:half] for each in inputs))
             block_BE = self.towers[BLOCK](tuple(each[half:] for each in inputs))
         return (query_BE, block_BE) if targets is None else self.loss_fn(query_BE, block_BE)
-
-    def embed(self, tower: str, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Return embeddings_BE of texts.
-
-        Args:
-            tower: QUERY or BLOCK.
-            inputs: (tokens, document ids, positions) of the texts.
-        """
-        embeddings_BE: Tensor = self.towers[SHARED if SHARED in self.towers else tower](inputs)
-        return embeddings_BE

@@ -27,6 +27,7 @@ from neox_model.engine.build import build_forward, prepare_engine
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
+from neox_model.train.accuracies import Accuracies, retrieval_accuracies
 from neox_model.train.characters import character_count
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import check_tokenizers
@@ -71,7 +72,7 @@ def evaluate_parts(resolved: Resolved) -> str:
         vocab_size=padded_vocab_size(config, tokenizer.vocab_size),
         end_of_document=tokenizer.end_of_document,
     )
-    losses = _load_model(without_zero(resolved), folder, groups, tokenizer)
+    losses, accuracies = _load_model(without_zero(resolved), folder, groups, tokenizer)
     evaluator = Evaluator(
         losses,
         streams,
@@ -79,6 +80,7 @@ def evaluate_parts(resolved: Resolved) -> str:
         accumulation=resolved.derived.accumulation,
         samples_per_iteration=resolved.derived.train_batch_size,
         characters=character_count(config, tokenizer, groups),
+        accuracies=accuracies,
     )
     firsts = {"valid": position.validation_samples, "test": 0}
     names = {"valid": "validation", "test": "test"}
@@ -103,8 +105,12 @@ def evaluate_parts(resolved: Resolved) -> str:
 @explained_shortage("use a device with more memory")
 def _load_model(
     resolved: Resolved, folder: Path, groups: Groups, tokenizer: Tokenizer
-) -> Callable[[Iterator[Batch], int], Tensor]:
-    """Load the checkpoint's weights; return the function that computes the mean loss of micro-batches."""
+) -> tuple[Callable[[Iterator[Batch], int], Tensor], Accuracies | None]:
+    """Load the checkpoint's weights.
+
+    Returns:
+        The function that computes the mean loss of micro-batches, and what counts the accuracies of these.
+    """
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
     model.to(device=_device(), dtype=DTYPES[resolved.derived.precision])
     recorded = recorded_values(resolved, tokenizer)
@@ -130,7 +136,7 @@ def _load_model(
     def losses(batches: Iterator[Batch], count: int) -> Tensor:
         return engine.evaluate(as_micro_batches(weighting(batches, count, _device())), count)
 
-    return losses
+    return losses, retrieval_accuracies(model)
 
 
 def _device() -> torch.device:

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-from torch import distributed
+from torch import distributed, nn
 
 from neox_model.assembly.towers import TowerModel
 from neox_model.layers.retrieval import RetrievalLoss
-from neox_model.train.training import Training
 
 __all__ = ["Accuracies", "retrieval_accuracies"]
 
@@ -34,9 +33,8 @@ class Accuracies:
         return {k: hit / queries for k, hit in zip(self._loss.best, hits, strict=True)}
 
 
-def retrieval_accuracies(training: Training) -> Accuracies | None:
-    """Return what counts the accuracies; None if none are reported."""
-    model = training.engine.model
+def retrieval_accuracies(model: nn.Module) -> Accuracies | None:
+    """Return what counts the accuracies of a model; None if none are reported."""
     if not isinstance(model, TowerModel) or not model.loss_fn.best:
         return None
     return Accuracies(model.loss_fn)

@@ -312,7 +312,7 @@ def _build_evaluator(
         accumulation=derived.accumulation,
         samples_per_iteration=derived.train_batch_size,
         characters=character_count(training.config, training.tokenizer, training.groups),
-        accuracies=retrieval_accuracies(training),
+        accuracies=retrieval_accuracies(training.engine.model),
     )
 
 
