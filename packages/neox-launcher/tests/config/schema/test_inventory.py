@@ -177,6 +177,7 @@ SAMPLES = {
     "compression_training.head_pruning.different_groups.<group>.related_modules": [[["attention.qkv"]]],
     "compression_training.sparse_pruning.shared_parameters.schedule_offset_end": [95],
     "curriculum_learning.max_difficulty": [16],
+    "report_topk_accuracies": [[1, 5, 20]],
     "curriculum_learning.schedule_config.max_step": [[1, 2]],
     f"{_METRIC}.schedule_config.max_step": [[1, 2]],
     "data_efficiency.data_routing.random_ltd.random_ltd_layer_num": [3],

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from torch import distributed, nn
 
 from neox_model.assembly.towers import TowerModel
-from neox_model.layers.retrieval import RetrievalLoss
 
 __all__ = ["Accuracies", "retrieval_accuracies"]
 
@@ -14,14 +13,14 @@ class Accuracies:
     """Counts, in an evaluation, the queries whose block is among the best blocks of its micro-batch.
 
     Args:
-        loss: the loss that the model calls.
+        model: the model, whose loss counts.
     """
 
-    def __init__(self, loss: RetrievalLoss) -> None:
-        self._loss = loss
+    def __init__(self, model: TowerModel) -> None:
+        self._loss = model.loss_fn
 
     def begin(self) -> None:
-        """Forget what was counted before."""
+        """Delete the counts of earlier evaluations."""
         self._loss.hits.clear()
 
     def of_all_ranks(self) -> Mapping[int, float]:
@@ -37,4 +36,4 @@ def retrieval_accuracies(model: nn.Module) -> Accuracies | None:
     """Return what counts the accuracies of a model; None if none are reported."""
     if not isinstance(model, TowerModel) or not model.loss_fn.best:
         return None
-    return Accuracies(model.loss_fn)
+    return Accuracies(model)

@@ -75,7 +75,7 @@ class AccuracyCount(Protocol):
     """Counts the queries of an evaluation whose block is among the best ones."""
 
     def begin(self) -> None:
-        """Forget what was counted before."""
+        """Delete the counts of earlier evaluations."""
 
     def of_all_ranks(self) -> Mapping[int, float]:
         """Return the share of the queries since `begin`, for each number of blocks. Collective."""
