@@ -116,6 +116,9 @@ ROOMS = {
             *("assembly", "checkpoint", "engine", "train", "generate", "scoring", "parallel", "processes"),
             *("worker", "errors"),
         },
+        "retrieve": {
+            *("assembly", "checkpoint", "train", "generate", "parallel", "processes", "worker", "errors"),
+        },
         "verify": {"checkpoint", "metrics", "worker", "errors"},
         # -- programs and notebooks
         "api": {
@@ -132,7 +135,7 @@ ROOMS = {
 # Rooms of neox_model that may read configurations; the others take plain arguments.
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
-    *("evaluate", "scoring", "verify", "commands", "inspection", "convert", "serve", "api"),
+    *("evaluate", "retrieve", "scoring", "verify", "commands", "inspection", "convert", "serve", "api"),
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
 # that one handler reports them all; the others have nothing to do with a configuration.
@@ -140,7 +143,10 @@ NOT_CONFIGURATION = tuple(
     f"neox_config.{room}"
     for room in ("errors", "atomic", "finite_json", "output", "command_line", "counted", "facts")
 )
-READS_DATA = ("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "convert", "api")
+READS_DATA = (
+    *("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "retrieve", "convert"),
+    "api",
+)
 # What a worker of neox_model may import of the launcher: its own side of it, and the preflight checks, which
 # a worker that was started by hand runs itself.
 LAUNCHER_FOR_WORKERS = (

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models
 
 from neox_config.facts.splits import PARTS, empty_parts, parts_with_documents, training_documents
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
+from neox_data import block_index
 from neox_data.indexed import layout
 from neox_data.splits import split_documents
 from neox_data.tokenizers import TOKENIZERS, build_tokenizer
@@ -71,6 +72,7 @@ def test_the_files_of_a_dataset_have_the_same_names():
     assert dataset_files.index_path(prefix) == layout.idx_path(prefix)
     assert dataset_files.data_path(prefix) == layout.bin_path(prefix)
     assert dataset_files.manifest_path(prefix) == layout.manifest_path(prefix)
+    assert dataset_files.BLOCK_INDEX == block_index.DESCRIPTION
 
 
 def test_the_tokenizers_have_the_same_names():

@@ -24,6 +24,7 @@ _DEFAULT_WEIGHT_DECAY = 0.01
 
 # Parameters that are accepted and have no effect, and why.
 NO_EFFECT: Mapping[str, str] = {
+    "faiss_use_gpu": "FAISS is not used: the search is exact, and runs on the GPU if there is one",
     "sparsity_config.mode": "attention-config sets the type of each layer",
     "fp16.auto_cast": "the inputs of the model are token ids, which are not cast",
     "optimizer.params.torch_adam": "Adam always uses the fused implementation of PyTorch",

@@ -162,7 +162,6 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
     "mlp_type": "remove it, and set activation; use activation: swiglu for Llama",
 }
 
-_RETRIEVAL = "belongs to the index of blocks of REALM, which is not built; objective: ict trains its towers"
 _DEEPSCALE = "is the old name of the deepspeed switch, which is always on"
 
 _LOSS_SCALING = (
@@ -180,11 +179,6 @@ RETIRED: Mapping[str, str] = {
     "DDP_impl": "selects how gradients are averaged; DeepSpeed's engine always does it",
     "amp.verbosity": "chooses what apex prints, and torch.autocast prints nothing",
     "amp.num_losses": "counts the loss scales of apex, and a model has one loss here",
-    "ict_load": _RETRIEVAL,
-    "faiss_use_gpu": _RETRIEVAL,
-    "block_data_path": _RETRIEVAL,
-    "indexer_batch_size": _RETRIEVAL,
-    "indexer_log_interval": _RETRIEVAL,
     "attention_type": "follows from num-kv-heads, which selects grouped-query attention",
     "use_shared_fs": "is about shared disks; index files are built once per directory, shared or not",
     "use_flashattn_swiglu": "selects a kernel of flash-attn; glu-fusion selects that of this project",

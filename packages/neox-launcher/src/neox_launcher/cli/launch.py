@@ -45,7 +45,7 @@ _EXIT_CODES: Mapping[int | str, str] = {
     "129, 138, 143": "stopped by SIGHUP (lost connection), SIGUSR1, SIGTERM",
     "other": "that of the first worker that failed",
 }
-_EVALUATION, _VERIFICATION = "Evaluation", "Verification"
+_EVALUATION, _RETRIEVAL, _VERIFICATION = "Evaluation", "Retrieval", "Verification"
 
 
 def request_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -232,6 +232,61 @@ def evaluate(
         "eval_include_path": None if include_path is None else literal_text(include_path),
         "eval_num_fewshot": num_fewshot,
         "eval_limit": limit,
+    }
+    settings = tuple(f"{name}={value}" for name, value in given.items() if value is not None)
+    _launch(replace(request, overrides=(*request.overrides, *settings)), dry_run)
+
+
+@main.command(
+    "index-blocks",
+    examples=("neox-launch index-blocks ict.yml --set block-data-path=index",),
+    exit_codes=_EXIT_CODES,
+)
+@request_options
+@click.pass_obj
+def index_blocks(common: tuple[Request, DryRun], /, **options: Any) -> None:
+    """Embed all blocks of the data with a retrieval model (objective: ict).
+
+    Writes the folder `block_data_path`. If it was interrupted, the same command continues, with any number of
+    processes.
+    """
+    _launch(*_merged(common, "index-blocks", **options))
+
+
+@main.command(
+    "find-blocks",
+    examples=(
+        'neox-launch find-blocks ict.yml --query "how to open a file"',
+        "neox-launch find-blocks ict.yml",
+    ),
+    exit_codes=_EXIT_CODES,
+)
+@option(
+    "--query",
+    heading=_RETRIEVAL,
+    metavar="TEXT",
+    help="Text to search for. Same as --set block-query=TEXT, taken literally.",
+)
+@option(
+    "--count",
+    heading=_RETRIEVAL,
+    type=click.IntRange(min=1),
+    help="Number of blocks to print. Same as --set block-count=N.",
+)
+@request_options
+@click.pass_obj
+def find_blocks(
+    common: tuple[Request, DryRun], /, query: str | None, count: int | None, **options: Any
+) -> None:
+    """Find the best blocks for a text in the index that index-blocks made.
+
+    Without a text, take sentences out of the blocks of the test documents, and report how many find the block
+    that they were taken from. The search is exact.
+    """
+    request, dry_run = _merged(common, "find-blocks", **options)
+    given = {
+        "block_query": None if query is None else literal_text(query),
+        "block_count": count,
     }
     settings = tuple(f"{name}={value}" for name, value in given.items() if value is not None)
     _launch(replace(request, overrides=(*request.overrides, *settings)), dry_run)

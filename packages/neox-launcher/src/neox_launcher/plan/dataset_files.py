@@ -14,6 +14,7 @@ from typing import BinaryIO
 from neox_config.files import why_not_readable
 
 __all__ = [
+    "BLOCK_INDEX",
     "check_indexed_files",
     "count_documents",
     "count_tokens",
@@ -21,6 +22,9 @@ __all__ = [
     "index_path",
     "manifest_path",
 ]
+
+BLOCK_INDEX = "index.json"
+"""The file that describes an index of blocks, in its folder."""
 
 _MMAP_MAGIC = b"MMIDIDX\x00\x00"
 _MMAP_HEADER = struct.Struct("<9sQBQQ")

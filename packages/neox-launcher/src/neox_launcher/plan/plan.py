@@ -22,6 +22,8 @@ PROGRAMS: Mapping[str, str] = {
     "generate": "neox_model.generate",
     "serve": "neox_model.serve",
     "evaluate": "neox_model.evaluate",
+    "index-blocks": "neox_model.retrieve.index_blocks",
+    "find-blocks": "neox_model.retrieve.find_blocks",
     "doctor": "neox_model.doctor",
     "compare-trainings": "neox_model.verify",
 }

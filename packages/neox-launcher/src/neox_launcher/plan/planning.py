@@ -41,7 +41,9 @@ _LOOPBACK = "127.0.0.1"
 _BROADCAST = "255.255.255.255"
 _HIGHEST_PORT, _PORT_DIGITS = 65535, 5
 # Programs that use one copy of the model, however many devices there are.
-_ONE_COPY = ("generate", "serve")
+_ONE_COPY = ("generate", "serve", "find-blocks")
+# Programs for which the batch sizes of the training have no meaning.
+_WITHOUT_TRAINING = (*_ONE_COPY, "index-blocks")
 # Parameters that are addresses, and the host that each is an address of.
 _ADDRESSES = {"master_addr": "the first host", "launcher_address": "this machine"}
 
@@ -90,7 +92,7 @@ def plan_launch(
     count = cache(lambda: count_gpus(env) if gpus is None else gpus)
     member = find_member(env)
     config = _load(request, looks_for_hostfile=member is None)
-    if request.program in _ONE_COPY:
+    if request.program in _WITHOUT_TRAINING:
         config = _without_training(config)
     pool, hosts = _find_hosts(request.program, config, member, env, count)
     is_local, folder = member is None and _are_this_machine(hosts), _working_folder()
@@ -205,7 +207,7 @@ def _slurm_options(config: NeoXConfig, launcher: str) -> Iterator[str]:
 
 
 def _without_training(config: NeoXConfig) -> NeoXConfig:
-    """Return the configuration without train batch size and epochs: one copy of the model generates text."""
+    """Return the configuration without train batch size and epochs, for programs that train nothing."""
     training = config.training.replaced(
         train_iters=config.training.train_iters or 1,
         train_batch_size=None,

@@ -16,7 +16,7 @@ from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.generation import generation_mode
-from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder
+from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder, is_retrieval
 from neox_config.facts.checkpoints import (
     LATEST,
     MANIFEST,
@@ -31,7 +31,13 @@ from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.files import why_not_readable
 from neox_config.problems import Place, Problem, config_error, in_words, place_of
 from neox_config.schema.parameter import InvalidValue
-from neox_launcher.plan.dataset_files import check_indexed_files, count_documents, index_path, manifest_path
+from neox_launcher.plan.dataset_files import (
+    BLOCK_INDEX,
+    check_indexed_files,
+    count_documents,
+    index_path,
+    manifest_path,
+)
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS
 from neox_launcher.resources.host import Host
@@ -188,13 +194,16 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
 
     Args:
         config: configuration that names the files. Checks that read a value that was invalid are ended.
-        program: train, generate, serve, evaluate or doctor; prompts for the prompts of generate alone,
-            model for all but these.
+        program: train, generate, serve, evaluate, index-blocks, find-blocks or doctor; prompts for the
+            prompts of generate alone, model for all but these.
     """
     loaded: tuple[Check, ...] = (_checkpoint, _base_of_adapters, _vocabulary, _store_to_load_from)
+    of_data: tuple[Check, ...] = (_datasets, _documents_for_training, _evaluations)
+    retrieves: tuple[Check, ...] = (_finds_blocks, _datasets, _tokenizer, _towers)
     checks: dict[str, tuple[Check, ...]] = {
         "train": (
             _datasets,
+            _documents_for_training,
             _curricula,
             _tokenizer,
             _folders_to_write,
@@ -209,11 +218,13 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             _store_to_load_from,
         ),
         "evaluate": (
-            *((_texts_and_tasks, _results) if evaluates_texts(config) else (_datasets, _evaluations)),
+            *((_texts_and_tasks, _results) if evaluates_texts(config) else of_data),
             *(_tokenizer, *loaded),
         ),
         "generate": (_continues_texts, _tokenizer, _prompts, _generated_file, *loaded),
         "serve": (_continues_texts, _tokenizer, _server, *loaded),
+        "index-blocks": (*retrieves, _index_to_write),
+        "find-blocks": (*retrieves, _index_to_read),
         "prompts": (_prompts, _generated_file),
         "model": (_tokenizer, *loaded),
         # The doctor checks the files itself, on every host.
@@ -252,9 +263,12 @@ def _datasets(config: NeoXConfig) -> Iterator[Problem]:
                 yield Problem(name, found, _dataset_remedy(prefix, found), value=prefix)
             else:
                 yield from _made_with_another_tokenizer(config, name, prefix)
+
+
+def _documents_for_training(config: NeoXConfig) -> Iterator[Problem]:
     count, empty = _empty_parts(config)
     if "train" in empty:
-        what = f"leaves no document for training: {data.data_path} has {count:,}"
+        what = f"leaves no document for training: {config.data.data_path} has {count:,}"
         yield Problem("split", what, "give training a larger share")
 
 
@@ -263,6 +277,43 @@ def _continues_texts(config: NeoXConfig) -> Iterator[Problem]:
     if is_encoder(config):
         what, _, remedy = WITHOUT_TEXTS.partition("; ")
         yield Problem("objective", what, remedy)
+
+
+def _finds_blocks(config: NeoXConfig) -> Iterator[Problem]:
+    """Refuse to embed blocks with a model that was not trained for retrieval."""
+    if not is_retrieval(config):
+        yield Problem("objective", "has no towers that embed blocks", "use a model that was trained with ict")
+
+
+def _towers(config: NeoXConfig) -> Iterator[Problem]:
+    """Require a checkpoint of the towers."""
+    folder = config.objective.ict_load
+    if folder is None:
+        yield from _checkpoint(config)
+        yield from _store_to_load_from(config)
+        return
+    yield from _store_packages("ict_load", folder)
+    reason = None if _has_local_checkpoints(config) else _why_no_checkpoint(folder)
+    if reason is not None:
+        yield Problem("ict_load", reason, _load_remedy(folder, reason, name="ict-load"))
+
+
+def _index_to_write(config: NeoXConfig) -> Iterator[Problem]:
+    folder = config.objective.block_data_path
+    if folder is None:
+        yield Problem("block_data_path", "is missing", "add block-data-path: FOLDER, a new folder", value="")
+    elif os.path.lexists(folder) and not Path(folder, BLOCK_INDEX).is_file():
+        yield Problem("block_data_path", "exists, and is no index of blocks", "use a new folder")
+    elif (reason := _why_not_writable(Path(folder).absolute().parent)) is not None:
+        yield Problem("block_data_path", f"cannot be written: {reason}", "choose another folder")
+
+
+def _index_to_read(config: NeoXConfig) -> Iterator[Problem]:
+    folder = config.objective.block_data_path
+    if folder is None:
+        yield Problem("block_data_path", "is missing", "add block-data-path: FOLDER of the index", value="")
+    elif not Path(folder, BLOCK_INDEX).is_file():
+        yield Problem("block_data_path", "has no index of blocks", "make it with neox-launch index-blocks")
 
 
 def _evaluations(config: NeoXConfig) -> Iterator[Problem]:

@@ -57,3 +57,13 @@ class TowerModel(nn.Module):
             query_BE = self.towers[QUERY](tuple(each[:half] for each in inputs))
             block_BE = self.towers[BLOCK](tuple(each[half:] for each in inputs))
         return (query_BE, block_BE) if targets is None else self.loss_fn(query_BE, block_BE)
+
+    def embed(self, tower: str, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Return embeddings_BE of texts, float32.
+
+        Args:
+            tower: QUERY or BLOCK.
+            inputs: (tokens, document ids, positions) of the texts.
+        """
+        embeddings_BE: Tensor = self.towers[SHARED if SHARED in self.towers else tower](inputs)
+        return embeddings_BE.float()

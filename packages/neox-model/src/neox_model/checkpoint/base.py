@@ -33,7 +33,15 @@ from neox_model.checkpoint.whole_weights import (
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable, named_logical_parameters
 
-__all__ = ["BASE", "base_record", "check_base", "load_base", "record_in", "recorded_base"]
+__all__ = [
+    "BASE",
+    "base_record",
+    "check_base",
+    "load_base",
+    "manifest_sha256",
+    "record_in",
+    "recorded_base",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +100,7 @@ def load_base(
         _check(manifest, frozen, names, folder)
         reader = ShardReader(folder, manifest.files)
         check_wanted(frozen, manifest, reader)
-        digest = _digest(folder)
+        digest = manifest_sha256(folder)
     fill_wanted(frozen, manifest, reader, writable=writable)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
@@ -116,7 +124,7 @@ def base_record(checkpoint: Path) -> dict[str, Any]:
             f"{here} contains the checkpoint of iteration {iteration:,}, and with adapters it is only found "
             f"as {checkpoint_name(iteration)}; rename the folder"
         )
-    return _record(str(here.parent), iteration, _digest(checkpoint))
+    return _record(str(here.parent), iteration, manifest_sha256(checkpoint))
 
 
 def record_in(manifest: Manifest, folder: Path | None = None) -> Mapping[str, Any] | None:
@@ -192,7 +200,7 @@ def _of_adapters(directory: Path, adapters: Path | None) -> Path | None:
     if recorded is None:
         return None
     found = directory / checkpoint_name(recorded["iteration"])
-    there = _digest(found)
+    there = manifest_sha256(found)
     if there is None:
         raise CheckpointError(
             f"{directory} does not contain {found.name}, on which the adapters in {adapters} were trained; "
@@ -202,7 +210,7 @@ def _of_adapters(directory: Path, adapters: Path | None) -> Path | None:
     return found if there == recorded["manifest_sha256"] else None
 
 
-def _digest(folder: Path) -> str | None:
+def manifest_sha256(folder: Path) -> str | None:
     """Return the SHA-256 of a checkpoint's manifest; None if there is none."""
     manifest = folder / MANIFEST
     return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None
@@ -288,7 +296,7 @@ def recorded_base(recorded: Mapping[str, Any], given: Path | None = None) -> Pat
         raise CheckpointError(
             f"the base of the adapters, {found}, does not exist here; give its folder with --base"
         )
-    digest = _digest(found)
+    digest = manifest_sha256(found)
     if digest != recorded["manifest_sha256"]:
         raise CheckpointError(
             f"{found} is not the base of the adapters: its manifest has the SHA-256 {str(digest)[:16]}, not "

@@ -132,3 +132,63 @@ class ObjectiveSection(Section, resume="training"):
         doc="Report, in evaluations, the share of queries whose block is among the best k blocks of the "
         "micro-batch of all data-parallel ranks, for each k of this list.",
     )
+    ict_load: str | None = param(
+        None,
+        origin="Meg",
+        resume="free",
+        none_means="the value of load",
+        used_when=_ICT,
+        doc="Folder of the checkpoints of the retrieval model with which neox-launch index-blocks and "
+        "find-blocks embed texts.",
+    )
+    block_data_path: str | None = param(
+        None,
+        origin="Meg",
+        resume="free",
+        none_means="required by index-blocks and find-blocks",
+        used_when=_ICT,
+        doc="Folder of the index of blocks: neox-launch index-blocks writes the embeddings of all blocks of "
+        "the data to it, and find-blocks reads them.",
+    )
+    indexer_batch_size: int = param(
+        128,
+        origin="Meg",
+        gt=0,
+        resume="free",
+        used_when=_ICT,
+        doc="Blocks that a process embeds at a time.",
+    )
+    indexer_log_interval: int = param(
+        1000,
+        origin="Meg",
+        gt=0,
+        resume="free",
+        used_when=_ICT,
+        doc="Batches between two progress reports of neox-launch index-blocks.",
+    )
+    block_query: str | None = param(
+        None,
+        origin="ours",
+        min_length=1,
+        resume="free",
+        none_means="sentences of the test documents, or of those for validation, to report how many "
+        "find their block",
+        used_when=_ICT,
+        doc="Text for which neox-launch find-blocks returns the best blocks. Same as find-blocks --query "
+        "TEXT.",
+    )
+    block_count: int = param(
+        5,
+        origin="ours",
+        gt=0,
+        resume="free",
+        used_when=_ICT,
+        doc="Number of blocks that neox-launch find-blocks returns. Same as find-blocks --count N.",
+    )
+    faiss_use_gpu: bool = param(
+        False,
+        origin="Meg",
+        resume="free",
+        used_when=_ICT,
+        doc="Search on the GPU.",
+    )

@@ -22,6 +22,7 @@ __all__ = [
     "as_batch",
     "as_masked_batch",
     "as_retrieval_batch",
+    "as_tower_inputs",
     "unweighted",
     "weighted_globally",
 ]
@@ -153,13 +154,21 @@ def as_retrieval_batch(rows: Tensor) -> Batch:
         rows: int64 [batch, 2, 2, seq_length], on the CPU: query and block, each with its tokens, and 1 for
             these, 0 for padding (see neox_data.inverse_cloze).
     """
-    tokens_BS, is_content_BS = rows.transpose(0, 1).flatten(0, 1).unbind(dim=1)
-    tokens_BS = tokens_BS.contiguous()
+    tokens_BS, document_ids_BS, positions_BS = as_tower_inputs(rows.transpose(0, 1).flatten(0, 1))
     loss_mask_BS = torch.zeros(tokens_BS.shape)
     loss_mask_BS[: len(rows), 0] = 1.0
-    document_ids_BS = torch.zeros_like(tokens_BS).masked_fill(is_content_BS == 0, _PADDING)
-    positions_BS = torch.from_numpy(position_ids(tokens_BS.numpy()))
     return Batch(tokens_BS, torch.zeros_like(tokens_BS), loss_mask_BS, document_ids_BS, positions_BS)
+
+
+def as_tower_inputs(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Convert texts to the inputs of a tower: tokens, document ids, positions; int64 [batch, seq_length].
+
+    Args:
+        rows: int64 [batch, 2, seq_length], on the CPU: tokens, and 1 for these, 0 for padding.
+    """
+    tokens_BS, is_content_BS = (row.contiguous() for row in rows.unbind(dim=1))
+    document_ids_BS = torch.zeros_like(tokens_BS).masked_fill(is_content_BS == 0, _PADDING)
+    return tokens_BS, document_ids_BS, torch.from_numpy(position_ids(tokens_BS.numpy()))
 
 
 def _positions(tokens_BS: Tensor, ends: DocumentEnds) -> Tensor:

@@ -31,11 +31,13 @@ from neox_model.train.data.position import START, Position
 __all__ = [
     "ORDERS",
     "Datasets",
+    "all_blocks",
     "blocks_of",
     "build_datasets",
     "check_passes",
     "check_tokenizers",
     "data_weights",
+    "held_out_blocks",
     "num_samples",
 ]
 
@@ -143,13 +145,20 @@ def check_tokenizers(resolved: Resolved, tokenizer: Tokenizer) -> None:
         TokenizerError: it was made with another one, or contains such a token.
         IndexedDatasetError: a manifest is damaged.
     """
-    whole = resolved.config.data.data_path
     vocab_size = pad_vocabulary(tokenizer.vocab_size, resolved.config.model.make_vocab_size_divisible_by)
-    prefixes = [path for part in PARTS for path in (*_paths(resolved, part), *_labels(resolved, part))]
-    titles = [] if not is_retrieval(resolved.config) else [resolved.config.objective.titles_data_path]
-    for prefix in dict.fromkeys([*([whole] if whole is not None else prefixes), *filter(None, titles)]):
+    titles = [resolved.config.objective.titles_data_path] if is_retrieval(resolved.config) else []
+    for prefix in dict.fromkeys([*_prefixes(resolved), *filter(None, titles)]):
         check_tokenizer(prefix, tokenizer)
         check_largest_token(prefix, vocab_size)
+
+
+def _prefixes(resolved: Resolved) -> list[str]:
+    """Return the prefixes of all datasets of the data, each once."""
+    whole = resolved.config.data.data_path
+    if whole is not None:
+        return [whole]
+    prefixes = [path for part in PARTS for path in (*_paths(resolved, part), *_labels(resolved, part))]
+    return list(dict.fromkeys(prefixes))
 
 
 def data_weights(resolved: Resolved, part: str, sources: Sequence[IndexedDataset]) -> list[float]:
@@ -264,6 +273,46 @@ def blocks_of(config: NeoXConfig, tokens: IndexedDataset, documents: range) -> B
         ),
         has_single=section.use_one_sent_docs,
     )
+
+
+def all_blocks(resolved: Resolved) -> dict[str, Blocks]:
+    """Return the blocks of all documents of the data, by the prefix of their dataset.
+
+    Raises:
+        DataError: files are missing or damaged, or a dataset has no block.
+    """
+    opened = {prefix: _open(resolved, prefix) for prefix in _prefixes(resolved)}
+    return {
+        prefix: blocks_of(resolved.config, tokens, range(len(tokens))) for prefix, tokens in opened.items()
+    }
+
+
+def held_out_blocks(resolved: Resolved) -> tuple[str, dict[str, Blocks]]:
+    """Return the blocks of the test documents, or of those for validation if there are none.
+
+    Returns:
+        The name of the part, and the blocks by the prefix of their dataset.
+
+    Raises:
+        DataError: there are no such documents, or they have no block.
+    """
+    for part in ("test", "valid"):
+        documents = _documents_of(resolved, part)
+        if any(documents.values()):
+            return part, {
+                prefix: blocks_of(resolved.config, _open(resolved, prefix), each)
+                for prefix, each in documents.items()
+            }
+    raise DataError("split leaves no document for the test or validation; give one of them a share")
+
+
+def _documents_of(resolved: Resolved, part: str) -> dict[str, range]:
+    data = resolved.config.data
+    prefixes = _paths(resolved, part) if data.data_path is None else (data.data_path,)
+    counts = {prefix: len(_open(resolved, prefix)) for prefix in prefixes}
+    if data.data_path is None:
+        return {prefix: range(count) for prefix, count in counts.items()}
+    return {prefix: split_documents(data.split, count)[part] for prefix, count in counts.items()}
 
 
 def _gpt_neox(indexed: IndexedDataset, *, documents: range, **settings: Any) -> GPTDataset:

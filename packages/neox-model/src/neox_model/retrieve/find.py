@@ -1,0 +1,180 @@
+"""Find the blocks of an index that are best for a query, or measure how many queries find their block."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from neox_config import Resolved
+from neox_data.block_index import BlockIndex, Place, open_block_index
+from neox_data.errors import DataError
+from neox_data.inverse_cloze import Blocks, InverseClozeDataset, framed
+from neox_data.tokenizers import Tokenizer
+from neox_model.assembly.towers import BLOCK, QUERY
+from neox_model.checkpoint.outcome import shared_outcome
+from neox_model.generate.run import explained_shortage
+from neox_model.parallel.groups import Groups
+from neox_model.processes import join_processes, leave_processes, load_tokenizer
+from neox_model.retrieve.search import best_blocks, better_blocks
+from neox_model.retrieve.towers import Towers, index_folder, load_model_of_towers, made_with
+from neox_model.train.data.datasets import all_blocks, check_tokenizers, held_out_blocks
+
+__all__ = ["Recall", "find_from", "find_in"]
+
+logger = logging.getLogger(__name__)
+
+_USUAL = (1, 5, 20)
+# Queries of a measurement, which are spread evenly over the documents.
+_MOST_QUERIES = 4096
+_PARTS_IN_WORDS = {"test": "test", "valid": "validation"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """How many queries find the block that they were taken from.
+
+    Args:
+        part: the documents of the queries, in words.
+        queries: number of queries.
+        blocks: number of blocks that are searched.
+        found: share of the queries whose block is among the best k, by k.
+    """
+
+    part: str
+    queries: int
+    blocks: int
+    found: Mapping[int, float]
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"top {k} {share:.1%}" for k, share in self.found.items())
+        by_chance = ", ".join(f"{min(1.0, k / self.blocks):.2%}" for k in self.found)
+        return (
+            f"{self.queries:,} sentences of the {self.part} documents, each among {self.blocks:,} blocks: "
+            f"{shares} (by chance {by_chance})"
+        )
+
+
+def find_from(resolved: Resolved) -> str | None:
+    """Search the index `block_data_path`; call it on every rank.
+
+    Without `block_query`, measure how many sentences find their block.
+
+    Returns:
+        The result as text, on rank 0.
+
+    Raises:
+        NeoXError: there is no checkpoint or no index, or the index belongs to another checkpoint.
+    """
+    groups = join_processes(resolved)
+    found = find_in(groups, resolved)
+    leave_processes()
+    return str(found) if groups.world.rank == 0 else None
+
+
+def find_in(groups: Groups, resolved: Resolved) -> "str | Recall":
+    """Search the index, as `find_from`, in process groups that exist. Collective."""
+    config = resolved.config
+    tokenizer = load_tokenizer(config)
+    check_tokenizers(resolved, tokenizer)
+    towers = load_model_of_towers(resolved, groups, tokenizer)
+    blocks = all_blocks(resolved)
+    with shared_outcome(groups.control, "opening the index", keeps_bugs=True):
+        index = open_block_index(index_folder(config))
+        index.check(made_with(config, towers, blocks, tokenizer))
+    query = config.objective.block_query
+    with explained_shortage("use a device with more memory"):
+        if query is None:
+            return _recall(resolved, towers, index, list(blocks))
+        return _search(query, config.objective.block_count, towers, index, blocks, tokenizer)
+
+
+def _search(
+    query: str,
+    count: int,
+    towers: Towers,
+    index: BlockIndex,
+    blocks: Mapping[str, Blocks],
+    tokenizer: Tokenizer,
+) -> str:
+    """Return the best blocks for a query, with their scores, places and texts."""
+    tokens, sources = np.array(tokenizer.encode(query), np.int64), list(blocks.values())
+    length = sources[0].seq_length
+    if len(tokens) > length - 2:
+        logger.warning("the query has %d tokens and is cut to %d (seq-length)", len(tokens), length - 2)
+    row_2S = framed(tokens[: length - 2], length, tokenizer.end_of_document)
+    scores_QK, rows_QK = best_blocks(towers.embed(QUERY, row_2S[None]), index.embeddings, count)
+    found = []
+    for place, (score, row) in enumerate(
+        zip(scores_QK[0].tolist(), rows_QK[0].tolist(), strict=True), start=1
+    ):
+        source, sequence, begin, size = (int(value) for value in index.places[:, row])
+        name = list(blocks)[source]
+        span = f"tokens {begin:,} to {begin + size - 1:,}"
+        where = f"{place}. score {score:.4g}, document {sequence:,} of {name}, {span}"
+        text = tokenizer.decode(sources[source].indexed.get(sequence, begin, size).tolist())
+        found += [where, *(f"   {line}" for line in text.splitlines()), ""]
+    return "\n".join(found).rstrip("\n")
+
+
+def _recall(resolved: Resolved, towers: Towers, index: BlockIndex, prefixes: list[str]) -> Recall:
+    """Measure how many sentences of held-out documents find their block.
+
+    The sentence is taken out of its block, which competes with all other blocks of the index.
+    """
+    config = resolved.config
+    part, blocks = held_out_blocks(resolved)
+    samples = [
+        _Sample(prefixes.index(prefix), dataset, item)
+        for prefix, source in blocks.items()
+        for dataset in [_queries(source, part, config.training.seed)]
+        for item in range(len(source))
+        # In a block of one sentence, this sentence would stay.
+        if len(source[dataset.block_of(item)].ends) > 1
+    ]
+    if not samples:
+        raise DataError(
+            f"no block of the {_PARTS_IN_WORDS[part]} documents has two sentences; use other texts"
+        )
+    count, size = min(len(samples), _MOST_QUERIES), config.objective.indexer_batch_size
+    chosen = [samples[number] for number in np.linspace(0, len(samples) - 1, count).astype(int)]
+    better_Q = torch.cat(
+        [_better(towers, index, chosen[first : first + size]) for first in range(0, count, size)]
+    )
+    best = config.objective.report_topk_accuracies or _USUAL
+    found = {k: float((better_Q < k).double().mean()) for k in best}
+    return Recall(_PARTS_IN_WORDS[part], count, len(index), found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A query and its block without it.
+
+    Args:
+        source: number of the dataset.
+        dataset: the samples of the dataset.
+        item: number of the sample.
+    """
+
+    source: int
+    dataset: InverseClozeDataset
+    item: int
+
+    @property
+    def place(self) -> Place:
+        """Return the place of the block."""
+        ((sequence, begin, _),) = self.dataset.pieces(self.item)
+        return self.source, sequence, begin
+
+
+def _queries(blocks: Blocks, part: str, seed: int) -> InverseClozeDataset:
+    return InverseClozeDataset(blocks, name=part, num_samples=len(blocks), seed=seed, query_in_block=0.0)
+
+
+def _better(towers: Towers, index: BlockIndex, samples: list[_Sample]) -> torch.Tensor:
+    """Return for each sample the number of blocks that are as good for its query as its own."""
+    rows_B22S = np.stack([each.dataset[each.item] for each in samples])
+    query_BE, block_BE = towers.embed(QUERY, rows_B22S[:, 0]), towers.embed(BLOCK, rows_B22S[:, 1])
+    own_B = torch.tensor([index.row_of(each.place) for each in samples], device=query_BE.device)
+    return better_blocks(query_BE, (query_BE * block_BE).sum(dim=1), own_B, index.embeddings)

@@ -1,0 +1,146 @@
+"""Make an index of blocks: every data-parallel replica embeds some parts, and rank 0 joins them."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from neox_config import Resolved
+from neox_data.block_index import IndexInProgress, begin_index, open_block_index
+from neox_data.inverse_cloze import Blocks
+from neox_model.assembly.towers import BLOCK
+from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.generate.run import explained_shortage
+from neox_model.parallel.groups import Groups
+from neox_model.processes import join_processes, leave_processes, load_tokenizer
+from neox_model.retrieve.towers import Towers, index_folder, load_model_of_towers, made_with
+from neox_model.train.data.datasets import all_blocks, check_tokenizers
+
+__all__ = ["index_from", "index_in"]
+
+logger = logging.getLogger(__name__)
+
+# Blocks of a part: what is computed again after a process was killed, and the file that is written at once.
+_MOST_OF_A_PART, _PARTS_OF_A_REPLICA = 8192, 8
+
+
+def index_from(resolved: Resolved) -> str | None:
+    """Embed all blocks of the data in the index `block_data_path`; call it on every rank.
+
+    Returns:
+        What was made, on rank 0.
+
+    Raises:
+        NeoXError: there is no checkpoint, or an index of another model or of other texts.
+    """
+    groups = join_processes(resolved)
+    found = index_in(groups, resolved)
+    leave_processes()
+    return found
+
+
+def index_in(groups: Groups, resolved: Resolved) -> str | None:
+    """Embed all blocks of the data, as `index_from`, in process groups that exist. Collective."""
+    config = resolved.config
+    folder, tokenizer = index_folder(config), load_tokenizer(config)
+    check_tokenizers(resolved, tokenizer)
+    towers = load_model_of_towers(resolved, groups, tokenizer)
+    blocks = all_blocks(resolved)
+    origin = made_with(config, towers, blocks, tokenizer)
+    places_4N = _places(blocks)
+    is_complete = any(gather(groups.control, folder.exists()))
+    with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
+        if is_complete:
+            open_block_index(folder).check(origin)
+        elif groups.world.rank == 0:
+            size = -(-places_4N.shape[1] // (groups.data.size * _PARTS_OF_A_REPLICA))
+            begin_index(folder, origin, part_blocks=min(size, _MOST_OF_A_PART))
+    if is_complete:
+        return _result(f"{folder} is complete already", folder, groups)
+    with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
+        # Before a rank writes a part: all ranks find the same ones.
+        index = IndexInProgress(folder, places_4N.shape[1])
+        missing = index.missing()
+    _log_continuing(index, missing, groups)
+    batches = _Batches(blocks, config.objective.indexer_batch_size, config.objective.indexer_log_interval)
+    with explained_shortage("set a smaller indexer-batch-size"):
+        for part in missing[groups.data.rank :: groups.data.size]:
+            embeddings_BE = batches.embed(towers, part)
+            if groups.model.rank == 0:
+                index.write(part, embeddings_BE)
+    # Rank 0 joins the parts when all ranks have written theirs.
+    with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
+        pass
+    with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
+        if groups.world.rank == 0:
+            index.complete(places_4N)
+    return _result(f"wrote {folder}", folder, groups)
+
+
+class _Batches:
+    """Embeds blocks, a batch at a time, and logs the progress.
+
+    Args:
+        blocks: the blocks by the prefix of their dataset.
+        size: blocks of a batch.
+        interval: batches between two log lines.
+    """
+
+    def __init__(self, blocks: Mapping[str, Blocks], size: int, interval: int) -> None:
+        self._sources = list(blocks.values())
+        self._firsts = np.cumsum([0, *map(len, self._sources)])
+        self._size, self._interval = size, interval
+        self._batches, self._embedded, self._began = 0, 0, time.monotonic()
+
+    def embed(self, towers: Towers, part: range) -> np.ndarray:
+        """Return embeddings_BE of a range of all blocks. Collective over tensor-parallel ranks."""
+        found = []
+        for first in range(part.start, part.stop, self._size):
+            rows = [self._row(number) for number in range(first, min(first + self._size, part.stop))]
+            found.append(towers.embed(BLOCK, np.stack(rows)).cpu().numpy())
+            self._log(len(rows))
+        return np.concatenate(found)
+
+    def _row(self, number: int) -> np.ndarray:
+        source = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        blocks = self._sources[source]
+        block = blocks[number - int(self._firsts[source])]
+        return blocks.framed(blocks.tokens(block), block.sequence)
+
+    def _log(self, count: int) -> None:
+        self._batches, self._embedded = self._batches + 1, self._embedded + count
+        if self._batches % self._interval == 0:
+            speed = self._embedded / (time.monotonic() - self._began)
+            logger.info(
+                "embedded %s blocks on this rank, %s blocks/s", f"{self._embedded:,}", f"{speed:,.0f}"
+            )
+
+
+def _places(blocks: Mapping[str, Blocks]) -> np.ndarray:
+    """Return the number of the dataset, sequence, first token and number of tokens of all blocks."""
+
+    def rows() -> Iterator[tuple[int, int, int, int]]:
+        for number, source in enumerate(blocks.values()):
+            for each in range(len(source)):
+                block = source[each]
+                yield number, block.sequence, block.begin, block.length
+
+    return np.array(list(rows()), np.int64).T
+
+
+def _log_continuing(index: IndexInProgress, missing: list[range], groups: Groups) -> None:
+    if groups.world.rank == 0 and len(missing) < len(index.parts):
+        logger.info(
+            "continuing: %d of %d parts of the index are there",
+            len(index.parts) - len(missing),
+            len(index.parts),
+        )
+
+
+def _result(what: str, folder: Path, groups: Groups) -> str | None:
+    if groups.world.rank != 0:
+        return None
+    count, width = open_block_index(folder).embeddings.shape
+    return f"{what}: {count:,} blocks, embeddings of width {width:,}"

@@ -1,0 +1,128 @@
+"""Load the towers of a retrieval model, and embed texts with them."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neox_config import NeoXConfig, Resolved
+from neox_config.errors import ConfigError
+from neox_config.facts.checkpoints import checkpoint_name
+from neox_data.indexed.layout import idx_path
+from neox_data.inverse_cloze import Blocks
+from neox_data.tokenizers import Tokenizer
+from neox_data.whole_files import sha256_of_file
+from neox_model.assembly.choices import DTYPES, computing_device
+from neox_model.assembly.model import build_model
+from neox_model.assembly.towers import TowerModel
+from neox_model.assembly.zero_sharding import without_zero
+from neox_model.checkpoint.base import manifest_sha256
+from neox_model.checkpoint.downloads import folder_with_weights
+from neox_model.checkpoint.load import load_weights
+from neox_model.checkpoint.storage import find_storage
+from neox_model.generate.run import explained_shortage
+from neox_model.parallel.groups import Groups
+from neox_model.processes import recorded_values
+from neox_model.train.data.batch import as_tower_inputs
+
+__all__ = ["Towers", "index_folder", "load_model_of_towers", "made_with"]
+
+logger = logging.getLogger(__name__)
+
+# Characters of a SHA-256 that identify a file among those of a project.
+_SHORT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Towers:
+    """The towers of a checkpoint.
+
+    Args:
+        model: the model, without dropout.
+        checkpoint: identity of the checkpoint in words.
+    """
+
+    model: TowerModel
+    checkpoint: str
+
+    @torch.inference_mode()
+    def embed(self, tower: str, rows_B2S: np.ndarray) -> Tensor:
+        """Return embeddings_BE of texts, float32, on the device. Collective over tensor-parallel ranks.
+
+        Args:
+            tower: QUERY or BLOCK.
+            rows_B2S: int64, tokens, and 1 for these, 0 for padding.
+        """
+        inputs = as_tower_inputs(torch.from_numpy(rows_B2S))
+        return self.model.embed(tower, tuple(each.to(computing_device()) for each in inputs))
+
+
+@explained_shortage("use a device with more memory")
+def load_model_of_towers(resolved: Resolved, groups: Groups, tokenizer: Tokenizer) -> Towers:
+    """Build the towers, and load the latest checkpoint of `ict_load`, or of `load`. Collective.
+
+    Raises:
+        ConfigError: neither is configured.
+        CheckpointError: there is no checkpoint, or it contains a different model.
+        NeoXError: there is too little memory for its weights.
+    """
+    config = resolved.config
+    load = config.objective.ict_load or config.checkpoint.load
+    if load is None:
+        raise ConfigError(
+            "embedding texts requires trained towers; set ict-load to a folder with checkpoints"
+        )
+    storage = find_storage(config, groups)
+    folder = folder_with_weights(load, groups, cache=config.checkpoint.store_cache, storage=storage)
+    model = build_model(without_zero(resolved), groups, vocab_size=tokenizer.vocab_size)
+    assert isinstance(model, TowerModel)
+    model.to(device=computing_device(), dtype=DTYPES[resolved.derived.precision])
+    recorded = recorded_values(resolved, tokenizer)
+    iteration = load_weights(folder, model=model, groups=groups, config=recorded, storage=storage)
+    digest = manifest_sha256(folder / checkpoint_name(iteration)) or ""
+    model.eval()
+    return Towers(model, f"iteration {iteration}, manifest {digest[:_SHORT]}")
+
+
+def index_folder(config: NeoXConfig) -> Path:
+    """Return the folder of the index.
+
+    Raises:
+        ConfigError: it is not configured.
+    """
+    if config.objective.block_data_path is None:
+        raise ConfigError("block-data-path is missing; set it to a folder for the index of blocks")
+    return Path(config.objective.block_data_path)
+
+
+def made_with(
+    config: NeoXConfig, towers: Towers, blocks: Mapping[str, Blocks], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Return what the embeddings of an index depend on, by name.
+
+    Args:
+        config: the configuration.
+        towers: what embeds the blocks.
+        blocks: the blocks by the prefix of their dataset.
+        tokenizer: the tokenizer of the model.
+    """
+    titles = config.objective.titles_data_path
+    return {
+        "checkpoint": towers.checkpoint,
+        "tokenizer": tokenizer.fingerprint[:_SHORT],
+        "datasets": [_digest(prefix) for prefix in blocks],
+        "titles": None if titles is None else _digest(titles),
+        "blocks": sum(map(len, blocks.values())),
+        "seq-length": config.model.seq_length,
+        "use-one-sent-docs": config.objective.use_one_sent_docs,
+    }
+
+
+def _digest(prefix: str) -> str:
+    """Return a hash of the index of a dataset, which has the lengths of its documents."""
+    return sha256_of_file(idx_path(prefix))[:_SHORT]
