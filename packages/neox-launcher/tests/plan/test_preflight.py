@@ -407,3 +407,47 @@ def test_the_teacher_of_a_student_is_found_before_the_start(load, files):
     assert "contains no checkpoint" in problem_of("nowhere", begins)
     assert problem_of("nowhere", continues) == ""
     assert "contains no checkpoint" in problem_of("nowhere", continues, distill)
+
+
+ICT = SETTINGS + "objective: ict\nict-head-size: 8\nblock-data-path: index\n"
+
+
+def saved(folder):
+    """Write what a folder with a complete checkpoint has, as far as preflight reads it."""
+    checkpoint = folder / "global_step1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    (folder / "latest").write_text("global_step1")
+
+
+@pytest.mark.parametrize("program", ["index-blocks", "find-blocks"])
+def test_programs_of_retrieval_require_towers(load, files, program):
+    (files / "index").mkdir()
+    (files / "index" / "index.json").write_text("{}")
+    (problem,) = check_files(load(ICT), program=program)
+    assert (problem.name, problem.what) == ("load", "is missing")
+    (files / "runs").mkdir()
+    (problem,) = check_files(load(ICT + "ict-load: runs\n"), program=program)
+    assert (problem.name, problem.remedy) == ("ict_load", SAVED)
+    saved(files / "runs")
+    assert check_files(load(ICT + "ict-load: runs\n"), program=program) == []
+    assert check_files(load(ICT + "load: runs\n"), program=program) == []
+    # No document for the training: nothing is trained.
+    assert check_files(load(ICT + "load: runs\nsplit: '0,0,1'\n"), program=program) == []
+    causal = load(SETTINGS + "load: runs\n")
+    problems = {problem.name: problem.what for problem in check_files(causal, program=program)}
+    assert problems == {"objective": "has no towers that embed blocks", "block_data_path": "is missing"}
+
+
+def test_an_index_is_written_to_a_new_folder_and_read_from_an_old_one(load, files):
+    saved(files / "runs")
+    config = load(ICT + "load: runs\n")
+    assert check_files(config, program="index-blocks") == []
+    (problem,) = check_files(config, program="find-blocks")
+    assert (problem.name, problem.what) == ("block_data_path", "has no index of blocks")
+    (files / "index").mkdir()
+    (problem,) = check_files(config, program="index-blocks")
+    assert (problem.name, problem.what) == ("block_data_path", "exists, and is no index of blocks")
+    below = load(ICT.replace("path: index", "path: data.bin/index") + "load: runs\n")
+    (problem,) = check_files(below, program="index-blocks")
+    assert problem.what.startswith("cannot be written: ")

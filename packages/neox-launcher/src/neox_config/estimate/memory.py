@@ -173,7 +173,7 @@ def activation_bytes_per_layer(shape: Shape, layout: Layout, kind: str = "global
     """
     size, width, ranks = layout.element_bytes, shape.hidden_size, layout.model_parallel
     dropped = width if shape.hidden_dropout > 0 else 0
-    tokens = shape.seq_length * layout.micro_batch
+    tokens = _tokens(shape, layout)
     sharers = ranks if layout.splits_sequence else 1
     if ATTENTION_FACTS[kind].is_gmlp:
         # The norm's input and dropout's mask; `up`'s input; 8h before and after the activation, and of 4h v's
@@ -234,11 +234,13 @@ def _stage_activations(shape: Shape, layout: Layout, stage: int, device: str) ->
     kept = sum(per_layer[kind] for kind in kinds)
     if layout.segment_layers is not None:
         working = max((per_layer[kind] for kind in kinds), default=0) * min(layout.segment_layers, len(kinds))
+        # Layers of one tower are recomputed at a time.
+        working = ceil(working / shape.towers)
         kept = 0 if layout.inputs_on_host else _segment_inputs(shape, layout, len(kinds))
     elif layout.recomputes_attention:
         working = max((_scores_of_layer(shape, layout, kind) for kind in kinds), default=0)
     if stage == 0 and shape.hidden_dropout > 0:
-        mask = shape.seq_length * layout.micro_batch * shape.hidden_size
+        mask = _tokens(shape, layout) * shape.hidden_size
         kept += ceil(mask / layout.model_parallel) if layout.splits_sequence else mask
     return kept * _in_flight(layout, stage) + max(working, _head_activations(shape, layout, stage, device))
 
@@ -247,7 +249,7 @@ def _scores_of_layer(shape: Shape, layout: Layout, kind: str) -> int:
     """Return the bytes of the scores of one layer while it is recomputed."""
     if ATTENTION_FACTS[kind].is_gmlp:
         return 0
-    tokens = shape.seq_length * layout.micro_batch
+    tokens = _tokens(shape, layout)
     return tokens * ceil(_kept_by_scores(shape, layout.element_bytes, kind) / layout.model_parallel)
 
 
@@ -271,10 +273,13 @@ def _head_activations(shape: Shape, layout: Layout, stage: int, device: str) -> 
     if stage != layout.stages - 1:
         return 0
     size, width = layout.element_bytes, shape.hidden_size
-    tokens = shape.seq_length * layout.micro_batch
+    tokens = _tokens(shape, layout)
     kept_by_norm = tokens * _kept_by_norm(shape, size, width)
     if layout.splits_sequence:
         kept_by_norm = ceil(kept_by_norm / layout.model_parallel)
+    if shape.embedding_size is not None:
+        # Only the first token of each text is projected.
+        return kept_by_norm
     loss = _loss_in_chunks if layout.has_loss_in_chunks else _loss_of_all_logits
     return kept_by_norm + size * tokens * width + loss(shape, layout, tokens, device)
 
@@ -308,9 +313,14 @@ def _in_flight(layout: Layout, stage: int) -> int:
     return ceil(passes / layout.chunks)
 
 
+def _tokens(shape: Shape, layout: Layout) -> int:
+    """Return the tokens of a micro-batch."""
+    return shape.texts * shape.seq_length * layout.micro_batch
+
+
 def hidden_bytes(shape: Shape, layout: Layout) -> int:
     """Return the bytes of the hidden states of one micro-batch."""
-    return layout.element_bytes * shape.seq_length * layout.micro_batch * shape.hidden_size
+    return layout.element_bytes * _tokens(shape, layout) * shape.hidden_size
 
 
 def flowing_bytes(shape: Shape, layout: Layout) -> int:

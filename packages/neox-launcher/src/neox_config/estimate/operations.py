@@ -24,7 +24,7 @@ def flops_per_token(shape: Shape, *, is_recomputed: bool = False, recomputes_att
     head = 2 * shape.vocab_size * shape.hidden_size
     if shape.embedding_size is not None:
         # Each token of a sample is one of the query and one of the block; one token of each is embedded.
-        layers, head = 2 * layers, 0
+        layers, head = shape.texts * layers, 0
     again = layers if is_recomputed else 0
     if recomputes_attention:
         again = sum(number * _attention_flops(shape, kind) for kind, number in kinds.items())

@@ -98,6 +98,11 @@ class Shape:
     embedding_size: int | None = None
 
     @property
+    def texts(self) -> int:
+        """Return the number of texts of a sample: two in a retrieval model, a query and a block."""
+        return 1 if self.embedding_size is None else 2
+
+    @property
     def key_width(self) -> int:
         """Total size of all key heads, which is also that of all value heads."""
         return self.hidden_size // self.heads * (self.kv_heads or self.heads)

@@ -64,13 +64,14 @@ def refuse_unknown(shape: Shape, layout: Layout) -> None:
     """Raise an error if the collectives of a training are not known.
 
     Raises:
-        ConfigError: it is a pipeline, trains adapters, or has compressed matrices or layers that drop tokens.
+        ConfigError: it is a pipeline, trains adapters, or has compressed matrices, layers that drop tokens, or towers.
     """
     unknown = {
         "pipelines (pipe-parallel-size)": layout.stages > 1,
         "low-rank adapters (lora-rank)": shape.adapter_rank > 0,
         "layers that drop tokens (random_ltd)": shape.drops_tokens,
         "compressed matrices (compression_training)": shape.is_compressed,
+        "two towers (objective: ict)": shape.embedding_size is not None,
     }
     names = [name for name, is_used in unknown.items() if is_used]
     if names:

@@ -19,6 +19,7 @@ from neox_config.estimate.parameters import bucketed_parameters, trained_paramet
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.estimate.step import model_bytes, step_collectives
 from neox_config.facts.attention import Sparsity
+from neox_config.facts.norms import NORM_FACTS
 from neox_config.facts.vocabulary import pad_vocabulary
 
 
@@ -477,3 +478,19 @@ def test_layouts_derived_from_one_that_averages_gradients_early_do_not_count_its
     layout = Layout(data_parallel=2)
     assert layout.reduces_early("cuda")
     assert not replace(layout, **change).reduces_early("cuda")
+
+
+@pytest.mark.parametrize("segment", [None, 1])
+def test_a_retrieval_model_stores_the_activations_of_two_texts(segment):
+    """Those of the layers are twice those of another model; recomputed layers are those of one tower."""
+    layout = Layout(micro_batch=4, segment_layers=segment)
+    shape = make_shape(6, 256, 4, 128, 2048, position="rotary", is_tied=False)
+    layer, inputs = activation_bytes_per_layer(shape, layout), 4 * 4 * 128 * 256
+    norm = 4 * 128 * NORM_FACTS[shape.norm].kept_bytes(256, layout.element_bytes)
+    for towers in (1, 2):
+        model = replace(shape, towers=towers, embedding_size=64)
+        assert activation_bytes_per_layer(model, layout) == 2 * layer
+        kept = 2 * 6 * layer if segment is None else 2 * 6 * inputs * layout.element_bytes // 4
+        working = 0 if segment is None else 2 * layer // towers
+        found = device_memory(model, layout, device="cpu").activations
+        assert found == kept + max(working, 2 * norm)

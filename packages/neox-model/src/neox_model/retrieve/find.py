@@ -47,9 +47,14 @@ class Recall:
     blocks: int
     found: Mapping[int, float]
 
+    @property
+    def by_chance(self) -> dict[int, float]:
+        """Return the shares that random scores would have."""
+        return {k: min(1.0, k / self.blocks) for k in self.found}
+
     def __str__(self) -> str:
         shares = ", ".join(f"top {k} {share:.1%}" for k, share in self.found.items())
-        by_chance = ", ".join(f"{min(1.0, k / self.blocks):.2%}" for k in self.found)
+        by_chance = ", ".join(f"{100 * share:.2g}%" for share in self.by_chance.values())
         return (
             f"{self.queries:,} sentences of the {self.part} documents, each among {self.blocks:,} blocks: "
             f"{shares} (by chance {by_chance})"
