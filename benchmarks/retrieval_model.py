@@ -1,8 +1,8 @@
 """Compare a small retrieval model with BM25: sentences of held-out files, and the blocks that they are from.
 
-The corpus is Python's standard library; a sentence is usually a line. Each sentence is taken out of its block,
-and searched for among this block and all other blocks of the held-out files. BM25 (rank-bm25, with its default
-parameters) reads words: letters, digits and underscores, in lower case.
+The corpus is Python's standard library; a sentence is usually a line. Each sentence is taken out of its
+block, and searched for among this block and all other blocks of the held-out files. BM25 (rank-bm25, with its
+default parameters) reads words: letters, digits and underscores, in lower case.
 
     pip install rank-bm25
     python benchmarks/retrieval_model.py --iterations 400

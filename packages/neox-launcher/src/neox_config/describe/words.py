@@ -346,6 +346,10 @@ SUBJECTS: tuple[Subject, ...] = (
         ("objective", "ict_head_size", "ict_shared_towers", "bert_load", "query_in_block_prob"),
     ),
     Subject(
+        "faiss, mips, vector search, similarity search, embeddings of blocks, block index, passage index",
+        ("block_data_path", "ict_load", "indexer_batch_size", "block_query", "faiss_use_gpu"),
+    ),
+    Subject(
         "fim, fill in the middle, infilling, infill, spm, psm",
         ("fim_rate", "fim_spm_rate", "fim_prefix_token", "fim_middle_token", "fim_suffix_token"),
     ),

@@ -64,7 +64,8 @@ def refuse_unknown(shape: Shape, layout: Layout) -> None:
     """Raise an error if the collectives of a training are not known.
 
     Raises:
-        ConfigError: it is a pipeline, trains adapters, or has compressed matrices, layers that drop tokens, or towers.
+        ConfigError: it is a pipeline, trains adapters, or has compressed matrices, towers or layers that drop
+            tokens.
     """
     unknown = {
         "pipelines (pipe-parallel-size)": layout.stages > 1,
