@@ -168,7 +168,9 @@ def test_a_decision_is_stored_for_its_arguments_and_survives_the_process(availab
     choice._verdict.cache_clear()
     with caplog.at_level(logging.INFO):
         assert choose("auto", available, **arguments, shape=(4, 6)) == available.fused_in_eager
-    assert caplog.messages == ["bias_gelu: fused 1.000 ms, reference 2.000 ms, (4, 6), torch.float32 (stored)"]
+    assert caplog.messages == [
+        "bias_gelu: fused 1.000 ms, reference 2.000 ms, (4, 6), torch.float32 (stored)"
+    ]
     assert choose("auto", available, **arguments, shape=(4, 7)) is available.reference
 
 

@@ -74,7 +74,9 @@ def test_two_halves_of_a_vocabulary_compute_the_whole(form, dtype):
 
 
 def test_hidden_logits_and_rows_of_large_numbers(form):
-    logits = torch.tensor([[-math.inf, 1.0, 2.0, -math.inf], [500.0, 0.0, -3e38, 500.0], [-1e4, -1e4, -1e4, -1e4]])
+    logits = torch.tensor(
+        [[-math.inf, 1.0, 2.0, -math.inf], [500.0, 0.0, -3e38, 500.0], [-1e4, -1e4, -1e4, -1e4]]
+    )
     labels, weights = torch.tensor([1, 0, 3]), torch.ones(3)
     losses, gradient = exact(logits, labels, weights, 4)
     log_total, picked, result = form(cross_entropy)(logits.clone(), labels, weights, None, 4)

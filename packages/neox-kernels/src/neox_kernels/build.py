@@ -39,7 +39,16 @@ from neox_kernels.errors import KernelBuildError
 from neox_kernels.locking import hold_lock
 from neox_kernels.toolchain import Toolchain, find_toolchain
 
-__all__ = ["Built", "build", "build_into", "cache_folder", "covers", "find_built", "load_module", "private_folder"]
+__all__ = [
+    "Built",
+    "build",
+    "build_into",
+    "cache_folder",
+    "covers",
+    "find_built",
+    "load_module",
+    "private_folder",
+]
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Decisions of "auto", stored on this host: a trial's times vary, and a resumed training must choose the same.
+"""Decisions of "auto", stored on this host: times vary, and a resumed training must choose the same.
 
 A decision is a file in the folder `decisions` of the cache of compiled operators. Its name is a hash of
 everything that it depends on: the operator, its sources, the GPU, the versions of PyTorch and CUDA, and the

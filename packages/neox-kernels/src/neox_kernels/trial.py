@@ -135,7 +135,7 @@ def graph_ms(run: Callable[[], object], *, repeat: int = 20, warm_up: int = 3) -
     A graph leaves out the time between launches, in which a training computes other layers. As in a training,
     the inputs are not in the cache.
     """
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for _ in range(warm_up):
             run()

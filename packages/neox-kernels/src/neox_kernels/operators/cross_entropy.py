@@ -37,7 +37,7 @@ def _cross_entropy(
 
     Args:
         logits_RV: logits, contiguous; overwritten if weights are given.
-        labels_R: column of each row's label, int64; outside [0, width) if it is in the columns of another rank.
+        labels_R: column of each row's label, int64; outside [0, width) if another rank has it.
         weights_R: weight of each row's loss, float32; None: compute no gradient.
         log_total_R: logarithm of the softmax's denominator of the whole rows; None: compute it from these
             columns.
@@ -61,7 +61,9 @@ def _cross_entropy(
     return log_total_R, picked_R, logits_RV
 
 
-@torch.library.custom_op("neox_kernels::cross_entropy_", mutates_args=("logits",), device_types=("cpu", "cuda"))
+@torch.library.custom_op(
+    "neox_kernels::cross_entropy_", mutates_args=("logits",), device_types=("cpu", "cuda")
+)
 def _in_place(
     logits: Tensor, labels: Tensor, weights: Tensor | None, log_totals: Tensor | None, width: int
 ) -> tuple[Tensor, Tensor]:
@@ -75,9 +77,9 @@ def _in_place(
     labels = labels.contiguous()
     weights, log_totals = (None if given is None else given.contiguous() for given in (weights, log_totals))
     compiled.cross_entropy(
-        *native.site(logits), logits.data_ptr(), labels.data_ptr(), 0 if weights is None else weights.data_ptr(),
-        0 if log_totals is None else log_totals.data_ptr(), found.data_ptr(), picked.data_ptr(), *logits.shape,
-        width,
+        *native.site(logits), logits.data_ptr(), labels.data_ptr(),
+        0 if weights is None else weights.data_ptr(), 0 if log_totals is None else log_totals.data_ptr(),
+        found.data_ptr(), picked.data_ptr(), *logits.shape, width,
     )  # fmt: skip
     return found, picked
 
@@ -96,7 +98,9 @@ def _check(
     if logits.ndim != 2 or not logits.is_contiguous():
         raise ValueError(f"logits must be a contiguous matrix, not {tuple(logits.shape)}, {logits.stride()}")
     if labels.shape != logits.shape[:1] or labels.dtype != torch.int64:
-        raise ValueError(f"labels must be {len(logits)} int64 values, not {tuple(labels.shape)}, {labels.dtype}")
+        raise ValueError(
+            f"labels must be {len(logits)} int64 values, not {tuple(labels.shape)}, {labels.dtype}"
+        )
     expected = torch.float64 if logits.dtype == torch.float64 else torch.float32
     for name, given in (("weights", weights), ("log totals", log_totals)):
         if given is not None and (given.shape != labels.shape or given.dtype != expected):
@@ -123,7 +127,9 @@ def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     rows, columns = math.prod(shape[:-1]), shape[-1]
     logits = torch.randn(rows, columns, dtype=dtype, device=device)
     labels = torch.randint(0, columns, (rows,), device=device)
-    weights = torch.rand(rows, device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    weights = torch.rand(
+        rows, device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32
+    )
     return logits, labels, weights, None, columns
 
 

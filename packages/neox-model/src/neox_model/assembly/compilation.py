@@ -197,9 +197,7 @@ class _Trial:
         hidden_SBD = result if isinstance(result, Tensor) else result[0]
         weights = [weight for layer in self.layers for weight in layer.parameters() if weight.requires_grad]
         # Weights that a layer does not use, as those of a branch, have no gradient.
-        torch.autograd.grad(
-            hidden_SBD, [inputs[0], *weights], torch.ones_like(hidden_SBD), allow_unused=True
-        )
+        torch.autograd.grad(hidden_SBD, [inputs[0], *weights], torch.ones_like(hidden_SBD), allow_unused=True)
 
     def _output(self) -> Tensor:
         """Return the output in evaluation, which is deterministic."""

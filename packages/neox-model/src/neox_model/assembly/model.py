@@ -47,7 +47,7 @@ from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
 from neox_model.layers.retrieval import RetrievalHead, RetrievalLoss
-from neox_model.parallel.groups import Group, Groups
+from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.low_rank import freeze_all_but_adapters
 

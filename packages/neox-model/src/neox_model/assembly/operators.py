@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.derive.objective import is_encoder
+from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.facts.norms import NORM_FACTS
 from neox_kernels import (
     KernelUnavailable,
@@ -136,7 +136,7 @@ def choose_loss_operator(
     """
     config, dtype = resolved.config, DTYPES[resolved.derived.precision]
     requested = config.model.loss_fusion
-    if config.model.onnx_safe or dtype == torch.float16:
+    if config.model.onnx_safe or dtype == torch.float16 or is_retrieval(config):
         return None
     if requested == "auto" and device.type == "cpu":
         # The default, about which there is nothing to report here.
@@ -151,13 +151,13 @@ def _bias_dropout_fusion(config: NeoXConfig, device: torch.device) -> Requested:
     """Return what is requested; the reference draws other random numbers, so layers cannot alternate."""
     model = config.model
     if model.bias_dropout_fusion == "auto" and device.type == "cuda" and model.compile is not False:
-        logger.info("bias_dropout_add: reference implementation: torch.compile fuses it; compile is not false")
+        logger.info("bias_dropout_add: reference implementation, which torch.compile fuses")
         return False
     return model.bias_dropout_fusion
 
 
 def _rotary_of(config: NeoXConfig, groups: Groups) -> MakeExample:
-    """Return a maker of this model's queries, keys and angles; queries and keys are slices of a projection."""
+    """Return a maker of this model's queries and keys, which are slices of a projection, and angles."""
     return partial(
         _rotary_arguments,
         max(1, (config.model.num_kv_heads or config.model.num_attention_heads) // groups.model.size),

@@ -6,16 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from neox_model.checkpoint.blocks import block_numel
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse_model_changes
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.shards import ShardReader
+from neox_model.checkpoint.whole_weights import check_wanted, fill_wanted, wanted_weight
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable, named_logical_parameters
 
@@ -55,10 +54,11 @@ def load_towers(
     """
     if directory is None:
         return
-    wanted = [
-        (_without_tower(name, tower_names), parameter) for name, parameter in named_logical_parameters(model)
+    every = [
+        wanted_weight(_without_tower(name, tower_names), parameter)
+        for name, parameter in named_logical_parameters(model)
     ]
-    wanted = [(name, parameter) for name, parameter in wanted if not name.startswith(_HEAD)]
+    wanted = [weight for weight in every if not weight.name.startswith(_HEAD)]
     with shared_outcome(groups.control, f"loading bert-load: {directory}", keeps_bugs=True):
         folder = find_latest(Path(directory)) if Path(directory).is_dir() else None
         if folder is None:
@@ -74,17 +74,13 @@ def load_towers(
         others = tuple(change for change in changes.model if change.label not in _OF_RETRIEVAL)
         refuse_model_changes(replace(changes, model=others), remedy="set its values, or another bert-load")
         reader = ShardReader(folder, manifest.files)
-        ranges = {name: _range_of(parameter) for name, parameter in wanted}
-        for name, parameter in wanted:
-            if name not in manifest.tensors:
-                raise CheckpointError(f"bert-load: {folder} contains no {name}; save the masked model again")
-            reader.check(name, manifest.tensors[name], ranges[name], parameter.dtype)
-        reader.check_sums((manifest.tensors[name], ranges[name]) for name in ranges)
-    for name, parameter in wanted:
-        with writable(parameter) as whole, torch.no_grad():
-            if whole is not None:
-                target = whole.view(-1)[: block_numel(ranges[name][0])]
-                reader.fill(target, name, manifest.tensors[name], ranges[name])
+        missing = [weight.name for weight in wanted if weight.name not in manifest.tensors]
+        if missing:
+            raise CheckpointError(
+                f"bert-load: {folder} contains no {missing[0]}; save the masked model again"
+            )
+        check_wanted(wanted, manifest, reader)
+    fill_wanted(wanted, manifest, reader, writable=writable)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
     logger.info("the towers start with the weights of %s", folder)
@@ -93,8 +89,3 @@ def load_towers(
 def _without_tower(name: str, tower_names: tuple[str, ...]) -> str:
     first, _, rest = name.partition(".")
     return rest if first in tower_names else name
-
-
-def _range_of(parameter: nn.Parameter) -> Any:
-    slices = parameter.logical.slices  # type: ignore[attr-defined]
-    return slices, 0, block_numel(slices)

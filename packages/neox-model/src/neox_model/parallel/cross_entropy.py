@@ -33,7 +33,7 @@ __all__ = [
     "vocab_parallel_cross_entropy",
 ]
 
-# neox_kernels.cross_entropy: (logits, labels, weights, log totals, width) -> log totals, label's logits, logits.
+# neox_kernels.cross_entropy: (logits, labels, weights, log totals, width) -> (log totals, labels' logits, logits)
 LossOperator = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, int], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -106,7 +106,7 @@ def projected_cross_entropy(
 
 
 def chunk_rows_on(device: torch.device, columns: int) -> int:
-    """Return how many tokens a chunk of `projected_cross_entropy` has, for this rank's columns of the logits."""
+    """Return how many tokens a chunk of the logits has, for this rank's columns."""
     return _rows(CHUNK_NUMBERS, device, columns)
 
 
@@ -162,7 +162,9 @@ def _log_totals(logits_MV: Tensor, labels: _Labels, vocabulary: _Vocabulary) -> 
     if vocabulary.operator is None:
         log_total_M, picked_M = _log_totals_here(logits_MV, labels, vocabulary)
     else:
-        log_total_M, picked_M, _ = vocabulary.operator(logits_MV, labels.marked(), None, None, vocabulary.width)
+        log_total_M, picked_M, _ = vocabulary.operator(
+            logits_MV, labels.marked(), None, None, vocabulary.width
+        )
     if vocabulary.group.size > 1:
         # One all-gather for each rank's part of the denominator and of the label's logit.
         mine = torch.stack((log_total_M, picked_M)).unsqueeze(0)
@@ -171,9 +173,7 @@ def _log_totals(logits_MV: Tensor, labels: _Labels, vocabulary: _Vocabulary) -> 
     return log_total_M, picked_M
 
 
-def _log_totals_here(
-    logits_MV: Tensor, labels: _Labels, vocabulary: _Vocabulary
-) -> tuple[Tensor, Tensor]:
+def _log_totals_here(logits_MV: Tensor, labels: _Labels, vocabulary: _Vocabulary) -> tuple[Tensor, Tensor]:
     """Return `_log_totals` of this rank's columns."""
     log_total_M = torch.empty(len(logits_MV), device=logits_MV.device, dtype=vocabulary.dtype)
     for part in _blocks(logits_MV):

@@ -21,6 +21,6 @@ def use_deterministic_algorithms(config: NeoXConfig) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # It would also fill new memory, to find programs that read it before they write it.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if config.model.compile is not False and torch.cuda.is_available():
         compile_deterministically()
