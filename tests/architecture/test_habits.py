@@ -28,6 +28,7 @@ MAY_CATCH_EVERYTHING = {
 # Where something is renamed other than to write one file atomically.
 RENAMES = {
     "neox_config.atomic": "atomic_write itself",
+    "neox_data.block_index": "folders of indexes of blocks",
     "neox_data.whole_files": "written_aside, neox-data's own, which also locks the file",
     "neox_kernels.build": "a folder with a compiled module",
     "neox_launcher.protocol.run_folder": "a lock file appears when it is locked",

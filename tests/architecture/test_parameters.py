@@ -29,6 +29,7 @@ PARAMETERS = {parameter.name: parameter for parameter in all_parameters()}
 # Read only by a rule that refuses or explains them: they have no other effect.
 READ_BY_RULES_ALONE = {
     "attention_softmax_in_fp32",  # always so
+    "faiss_use_gpu",  # the search is exact
     "dump_state",  # neox-config show prints all settings
     "steps_per_print",  # log_interval follows from it
     "zero_allow_untested_optimizer",

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "retrieval_model.py"
 @pytest.mark.slow
 def test_sentences_find_their_block_far_more_often_than_by_chance(tmp_path):
     result = subprocess.run(
-        [sys.executable, SCRIPT, "--iterations", "60", "--work", tmp_path],
+        [sys.executable, SCRIPT, "--iterations", "20", "--work", tmp_path],
         capture_output=True,
         text=True,
         timeout=1800,
@@ -30,6 +30,6 @@ def test_sentences_find_their_block_far_more_often_than_by_chance(tmp_path):
     )
     assert 1000 < queries <= blocks
     assert shares["chance"] == pytest.approx([100 * k / blocks for k in (1, 5, 20)], rel=0.01)
-    # Of 400 updates: 30 %, and BM25 34 %; the files differ between versions of Python.
+    # Seen: 11 % after 20 updates, and BM25 34 %; the files differ between versions of Python.
     assert shares["retrieval model"][1] > 15 * shares["chance"][1]
     assert 20 < shares["BM25"][1] < 50

@@ -228,7 +228,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
     """Return the first difference in words; None if both are the same."""
-    return next(_differences(found, json.loads(json.dumps(wanted))), None)
+    return next(_differences(found, json.loads(json.dumps(wanted, allow_nan=False))), None)
 
 
 def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:

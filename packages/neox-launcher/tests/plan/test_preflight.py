@@ -447,7 +447,7 @@ def test_an_index_is_written_to_a_new_folder_and_read_from_an_old_one(load, file
     assert (problem.name, problem.what) == ("block_data_path", "has no index of blocks")
     (files / "index").mkdir()
     (problem,) = check_files(config, program="index-blocks")
-    assert (problem.name, problem.what) == ("block_data_path", "exists, and is no index of blocks")
+    assert (problem.name, problem.what) == ("block_data_path", "exists, and is not an index of blocks")
     below = load(ICT.replace("path: index", "path: data.bin/index") + "load: runs\n")
     (problem,) = check_files(below, program="index-blocks")
     assert problem.what.startswith("cannot be written: ")

@@ -239,7 +239,10 @@ def evaluate(
 
 @main.command(
     "index-blocks",
-    examples=("neox-launch index-blocks ict.yml --set block-data-path=index",),
+    examples=(
+        "neox-launch index-blocks small.yml --set block-data-path=index",
+        "neox-launch index-blocks small.yml --set block-data-path=index --set ict-load=checkpoints",
+    ),
     exit_codes=_EXIT_CODES,
 )
 @request_options
@@ -256,8 +259,8 @@ def index_blocks(common: tuple[Request, DryRun], /, **options: Any) -> None:
 @main.command(
     "find-blocks",
     examples=(
-        'neox-launch find-blocks ict.yml --query "how to open a file"',
-        "neox-launch find-blocks ict.yml",
+        'neox-launch find-blocks small.yml --set block-data-path=index --query "how to open a file"',
+        "neox-launch find-blocks small.yml --set block-data-path=index",
     ),
     exit_codes=_EXIT_CODES,
 )

@@ -303,7 +303,7 @@ def _index_to_write(config: NeoXConfig) -> Iterator[Problem]:
     if folder is None:
         yield Problem("block_data_path", "is missing", "add block-data-path: FOLDER, a new folder", value="")
     elif os.path.lexists(folder) and not Path(folder, BLOCK_INDEX).is_file():
-        yield Problem("block_data_path", "exists, and is no index of blocks", "use a new folder")
+        yield Problem("block_data_path", "exists, and is not an index of blocks", "use a new folder")
     elif (reason := _why_not_writable(Path(folder).absolute().parent)) is not None:
         yield Problem("block_data_path", f"cannot be written: {reason}", "choose another folder")
 
