@@ -51,7 +51,9 @@ def weights(bits: int, groups: int) -> dict[str, Any]:
     return part("weight_quantization", shared, ["*"], start_bits=bits, target_bits=bits)
 
 
-SPARSE = part("sparse_pruning", {"method": "snip_momentum", "block_pattern": "2:4"}, ["*"], dense_ratio=0.5)
+# The mask is made of the gradients of the iterations before it.
+SNIP = {"method": "snip_momentum", "block_pattern": "2:4", "schedule_offset": 10}
+SPARSE = part("sparse_pruning", SNIP, ["*"], dense_ratio=0.5)
 HEADS = part("head_pruning", {"num_heads": 4}, [r"attention\.dense"], dense_ratio=0.7)
 # The matrices of a width of 128 have 128 to 512 weights in each of 128 groups, and 32 to 128 in each of 512.
 VARIANTS = {
@@ -72,6 +74,7 @@ def main() -> int:
     parser.add_argument("--quickstart", type=Path, default=Path("quickstart"), help="its folder")
     parser.add_argument("--iterations", type=int, default=250)
     parser.add_argument("--work", type=Path, default=Path("compressed"), help="folder for all files")
+    parser.add_argument("--only", choices=VARIANTS, action="append", help="a row of the table; default: all")
     chosen = parser.parse_args()
     model = last_loss(chosen.quickstart)
     write(f"The model: {model:.4f}\n")
@@ -80,7 +83,8 @@ def main() -> int:
     )
     write("| --- | ---: | ---: | ---: | ---: | ---: |")
     is_within = True
-    for name, variant in VARIANTS.items():
+    for name in chosen.only or VARIANTS:
+        variant = VARIANTS[name]
         folder = chosen.work.resolve() / name.replace(" ", "-").replace(":", "-")
         train(folder, variant.parts, chosen)
         ratio = last_loss(folder) / model
@@ -110,6 +114,9 @@ def train(folder: Path, parts: dict[str, Any], chosen: argparse.Namespace) -> No
         "tensorboard-dir": None,
         "train-iters": chosen.iterations,
         "eval-interval": chosen.iterations,
+        # One process evaluates on as many samples as the two of the quickstart.
+        "num-gpus": 1,
+        "eval-iters": 180,
         "optimizer.params.lr": 0.004,
         "optimizer.params.adam_lr": 0.0006,
         "min-lr": 0.0004,
