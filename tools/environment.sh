@@ -73,7 +73,7 @@ install() {
         DS_BUILD_OPS=0 pip_install --no-build-isolation deepspeed
         # All four in one command, so that pip uses these folders and does not search an index for their names.
         pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch]' \
-            -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot,onnx,peft,eval,serve]' \
+            -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot,onnx,peft,eval,serve,packed]' \
             pytest hypothesis coverage mypy ruff safetensors transformers accelerate openai rank-bm25 tenacity types-PyYAML
         # Used only to compare data files and sample orders, so its dependencies are not installed.
         pip_install --no-deps megatron-core

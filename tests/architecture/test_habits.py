@@ -31,6 +31,7 @@ RENAMES = {
     "neox_data.block_index": "folders of indexes of blocks",
     "neox_data.whole_files": "written_aside, neox-data's own, which also locks the file",
     "neox_kernels.build": "a folder with a compiled module",
+    "neox_kernels.decisions": "decisions of trials, in a package that requires no other of this project",
     "neox_launcher.protocol.run_folder": "a lock file appears when it is locked",
     "neox_launcher.worker.reporting": "reports for which a full disk has no room replace reserved files",
     "neox_model.checkpoint.directory": "folders of checkpoints",

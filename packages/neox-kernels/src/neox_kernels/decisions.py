@@ -26,7 +26,7 @@ def key_of(operator: Operator[..., Any], device: torch.device, arguments: tuple[
     """Return a description of everything that a decision depends on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     parts = (operator.name, build.source_hash(), name, torch.__version__, torch.version.cuda)
-    return json.dumps([*parts, *map(_described, arguments)])
+    return json.dumps([*parts, *map(_described, arguments)], allow_nan=False)
 
 
 def _described(argument: Any) -> str:
@@ -47,13 +47,14 @@ def decide(key: str, find: Callable[[], Availability]) -> Availability:
     except KernelBuildError:
         return find()
     try:
-        stored = json.loads(path.read_text())
+        stored = json.loads(path.read_text(encoding="utf-8"))
         if stored["key"] == key:
             return Availability(stored["ok"], f"{stored['reason']} (stored)")
     except (OSError, ValueError, KeyError, TypeError):
         pass  # None yet, or not a whole file of this version: it is written again.
     found = find()
     aside = path.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps({"key": key, "ok": found.ok, "reason": found.reason}))
+    record = {"key": key, "ok": found.ok, "reason": found.reason}
+    aside.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
     aside.replace(path)
     return found

@@ -32,6 +32,7 @@ __all__ = [
     "foreach_norm",
     "has_packed_products",
     "initialize_sharding",
+    "leave_new_memory_unfilled",
     "limit_graphs",
     "mark_optimizer_methods",
     "on_out_of_memory",
@@ -138,6 +139,11 @@ def limit_graphs(count: int) -> None:
 def compile_deterministically() -> None:
     """Let torch.compile choose kernels by rules instead of by their measured times."""
     torch._inductor.config.deterministic = True
+
+
+def leave_new_memory_unfilled() -> None:
+    """Let deterministic algorithms not fill new memory, which finds programs that read it too early."""
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def recompile_limit_error() -> type[Exception]:

@@ -33,7 +33,7 @@ __all__ = [
     "vocab_parallel_cross_entropy",
 ]
 
-# neox_kernels.cross_entropy: (logits, labels, weights, log totals, width) -> (log totals, labels' logits, logits)
+# neox_kernels.cross_entropy: logits, labels, weights, totals, width -> totals, logits of labels, logits.
 LossOperator = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, int], tuple[Tensor, Tensor, Tensor]]
 
 

@@ -5,7 +5,7 @@ import os
 import torch
 
 from neox_config import NeoXConfig
-from neox_model.torch_compat import compile_deterministically
+from neox_model.torch_compat import compile_deterministically, leave_new_memory_unfilled
 
 __all__ = ["use_deterministic_algorithms"]
 
@@ -20,7 +20,6 @@ def use_deterministic_algorithms(config: NeoXConfig) -> None:
     # cuBLAS is deterministic if its workspace has a fixed size; torch requires the variable.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # It would also fill new memory, to find programs that read it before they write it.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    leave_new_memory_unfilled()
     if config.model.compile is not False and torch.cuda.is_available():
         compile_deterministically()
