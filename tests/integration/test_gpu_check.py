@@ -1,5 +1,6 @@
 """`make gpu-check`: rehearsed on the CPU, and made to fail in every way that its report must show."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from neox_kernels import Availability, rms_norm, trial
+from neox_kernels.status import describe
 from support import gpu_check, gpu_training
 from support.distributed import run_ranks
 from support.gpu_check import SECTIONS, Check, run_sections
@@ -48,7 +51,7 @@ def test_the_rehearsal_passes_and_reports_every_section(tmp_path):
     assert done.returncode == 0, done.stderr + report.read_text()
     text = report.read_text()
     results = {name: re.search(rf"^\| {name} \| ([a-z ]+) \|", text, re.MULTILINE)[1] for name in SECTIONS}
-    assert results.pop("Tests marked gpu") == "not run"
+    assert (results.pop("Tests marked gpu"), results.pop("Waiting")) == ("not run", "not run")
     assert set(results.values()) == {"passed"}
     assert "No GPU was used" in text
     assert f"| torch | {torch.__version__} |" in text
@@ -198,6 +201,40 @@ def test_a_kernel_that_is_wrong_fails_the_check(check, monkeypatch):
     done = gpu_check._Done("neox-kernels status", 0, "rms_norm   WRONG: output differs by 0.1", "")
     monkeypatch.setattr(gpu_check, "_run", lambda check, *argv: done)
     assert gpu_check.kernels(check).status == "failed"
+
+
+@pytest.mark.parametrize(("status", "result"), [("correct; 0.1 ms", "passed"), ("unavailable", "failed")])
+def test_kernels_that_are_all_unavailable_fail_the_check(check, monkeypatch, status, result):
+    monkeypatch.setattr(
+        gpu_check,
+        "_run",
+        lambda check, *argv: gpu_check._Done(" ".join(argv), 0, f"rms_norm   {status}", ""),
+    )
+    on_gpu = dataclasses.replace(check, rehearses=False, gpus=1)
+    assert gpu_check.kernels(on_gpu).status == result
+
+
+def test_the_status_of_kernels_has_the_word_that_the_check_expects(monkeypatch):
+    ready = dataclasses.replace(
+        rms_norm, availability=lambda device, dtype, *, may_build: Availability(True, "for this test")
+    )
+    monkeypatch.setattr(trial, "graph_ms", lambda run: 1.0)
+    assert describe(ready, torch.float32).startswith("correct; ")
+
+
+def test_a_resume_that_differs_fails_the_check(check, monkeypatch):
+    done = gpu_check._Done("neox-launch verify-resume", 1, "verdict: the trainings differ", "")
+    monkeypatch.setattr(gpu_check, "_run", lambda check, *argv: done)
+    result = gpu_check.resumes_exactly(check)
+    assert result.status == "failed"
+    assert "the trainings differ" in result.details
+
+
+def test_a_training_that_waits_fails_the_check(check, monkeypatch):
+    monkeypatch.setattr(gpu_check, "run_ranks", lambda function, **_: [{"one": [], "two": ["step.py:7"]}])
+    result = gpu_check.steps_do_not_wait(dataclasses.replace(check, rehearses=False, gpus=1))
+    assert (result.status, result.summary[:6]) == ("failed", "1 of 2")
+    assert "| two | step.py:7 |" in result.details
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ Exit code 0: something ran and nothing failed; 1: a section failed, or none ran;
 """
 
 import argparse
+import json
 import logging
 import os
 import subprocess
@@ -21,8 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.gpu_report import Result, describe_machine, exit_code, render, table, write_report
 from support.gpu_training import (
@@ -31,6 +33,7 @@ from support.gpu_training import (
     LIMITS,
     PRECISIONS,
     compare_runs,
+    find_waits,
     layouts_for,
     run_path,
     train_architectures,
@@ -196,7 +199,7 @@ def kernels(check: Check) -> Result:
         return Result("failed", f"{len(wrong)} of {len(commands)} commands failed", details)
     details = "\n\n".join(done.figures for done in commands)
     states = [done for done in commands if " status" in done.command]
-    if not check.rehearses and not all("right;" in done.out for done in states):
+    if not check.rehearses and not all("correct;" in done.out for done in states):
         return Result("failed", "no fused operator is available on this GPU", details)
     return Result("passed", what, details)
 
@@ -331,6 +334,57 @@ def _compare_layout(
     return (name, str(layout.ranks), architecture, f"{loss:.1e}", f"{weight:.1e}", verdict)
 
 
+# Resuming
+
+
+def resumes_exactly(check: Check) -> Result:
+    """Compare a resumed training with an uninterrupted one, to the last bit, compiled and not."""
+    corpus, settings = write_corpus(check.folder), check.folder / "resume.yml"
+    precision = "fp32" if check.rehearses else "bfloat16"
+    settings.write_text(json.dumps(_RESUMED | {"data-path": corpus, "precision": precision}))
+    script = ("neox-launch", "verify-resume", "--config", str(settings), "--work-dir", str(check.folder))
+    compiles = ("false",) if check.rehearses else ("false", "true")
+    commands = [_run(check, *script, "--steps", "5", "--set", f"compile={value}") for value in compiles]
+    return _timed(commands, "the last bit agrees", lambda done: done.code != 0, check)
+
+
+# Wide enough for the compiler's and the attention's usual kernels.
+_RESUMED: dict[str, Any] = {
+    "deterministic": True,
+    "split": "100,0,0",
+    "tokenizer-type": "CharLevelTokenizer",
+    "num-layers": 2,
+    "hidden-size": 128,
+    "num-attention-heads": 2,
+    "seq-length": 64,
+    "max-position-embeddings": 64,
+    "pos-emb": "rotary",
+    "hidden-dropout": 0.1,
+    "attention-dropout": 0.1,
+    "train-micro-batch-size-per-gpu": 4,
+    "train-iters": 20,
+    "eval-iters": 0,
+    "num-gpus": 1,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
+    **dict.fromkeys(("rope-fusion", "bias-gelu-fusion", "layernorm-fusion", "bias-dropout-fusion"), "auto"),
+}
+
+
+# Waiting
+
+
+def steps_do_not_wait(check: Check) -> Result:
+    """Train with torch's warning about every synchronization of the host with the device."""
+    if check.rehearses:
+        return Result("not run", "a CPU does not wait for itself")
+    options = {"architectures": list(COMPARED), "precisions": ["bf16"]}
+    [waits] = run_ranks(find_waits, size=1, backend=check.backend, timeout_seconds=check.seconds, **options)
+    rows = [(name, ", ".join(places) or "none") for name, places in waits.items()]
+    bad = [name for name, places in waits.items() if places]
+    summary = f"{len(rows) - len(bad)} of {len(rows)} trainings never wait for the device within 5 iterations"
+    return Result("failed" if bad or not rows else "passed", summary, table(("training", "waits in"), rows))
+
+
 # Speed
 
 
@@ -370,6 +424,8 @@ SECTIONS: Mapping[str, Section] = {
     "Kernels": kernels,
     "CPU and GPU train alike": devices_agree,
     "Layouts": layouts_agree,
+    "Resume": resumes_exactly,
+    "Waiting": steps_do_not_wait,
     "Training speed": training_speed,
     "Kernel speed": kernel_speed,
 }

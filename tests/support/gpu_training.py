@@ -5,6 +5,7 @@ sides train the same model on the same tokens; what differs is the device, or th
 """
 
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ __all__ = [
     "Difference",
     "Limits",
     "compare_runs",
+    "find_waits",
     "layouts_for",
     "run_path",
     "train_architectures",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 ITERATIONS = 20
+_WARM_UP, _WATCHED = 3, 5
 # The five that share least: where positions enter, which norm and activation, whether scores exist, whether
 # attention sees all earlier tokens, whether the head is the embedding.
 COMPARED = (
@@ -190,6 +193,40 @@ def _masters(engine: Engine) -> dict[str, Tensor]:
     return {
         fragment.name: fragment.weight.detach().to("cpu", torch.float32, copy=True) for fragment in fragments
     }
+
+
+def find_waits(architectures: list[str], precisions: list[str]) -> dict[str, list[str]]:
+    """Train each architecture for some iterations, and find where the host waits for the device.
+
+    Returns:
+        For each training, the places, as file:line.
+    """
+    waits = {}
+    for architecture in architectures:
+        for precision in precisions:
+            settings = layouts.settings_of(architecture, Layout(1, {}), recomputes=False)
+            resolved = resolved_from(settings | PRECISIONS[precision])
+            _, step, *_ = layouts.start(resolved)
+            batches = _batches(resolved)
+            # The first iterations compile and fill caches.
+            for _ in range(_WARM_UP):
+                step(batches)
+            waits[f"{architecture} / {precision}"] = _waits(lambda s=step, b=batches: s(b))
+    return waits
+
+
+def _waits(run: Callable[[], object]) -> list[str]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(_WATCHED):
+                run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    told = [warning for warning in caught if "synchronizing" in str(warning.message)]
+    return sorted({f"{Path(warning.filename).name}:{warning.lineno}" for warning in told})
 
 
 def compare_runs(first: Path, second: Path) -> Difference:
