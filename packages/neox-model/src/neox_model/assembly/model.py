@@ -47,7 +47,8 @@ from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
 from neox_model.layers.retrieval import RetrievalHead, RetrievalLoss
-from neox_model.parallel.groups import Groups
+from neox_model.parallel.cross_entropy import LossOperator
+from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.low_rank import freeze_all_but_adapters
 
@@ -159,8 +160,11 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> "Mode
     # Initialize weights where they are allocated: generators of host and device give different numbers.
     on_host = config.model.use_cpu_initialization or config.parallelism.lazy_mpu_init
     plan = build_plan(resolved, groups, vocab_size=vocab_size, device=device)
+    entries = padded_vocab_size(config, vocab_size)
+    operator = choose_loss_operator(resolved, groups, device=device, vocab_size=entries)
+    loss = _loss(config, groups.model, vocab_size, operator=operator)
     with torch.device("cpu") if on_host else device:
-        model = _assemble(plan, resolved, groups, _loss(resolved, groups, vocab_size, device))
+        model = _assemble(plan, resolved, groups, loss)
     freeze_all_but_adapters(model)
     if is_partitioned_by_torch(resolved, groups):
         partition_model(resolved, model, groups)
@@ -201,7 +205,7 @@ def build_stage(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
     with device:
         model = as_sequential(
             plan[start:stop],
-            loss_fn=_loss(resolved, groups, vocab_size, device),
+            loss_fn=_loss(resolved.config, groups.model, vocab_size),
             autocast=build_autocast(resolved, device),
             owners=plan[:start],
         )
@@ -211,13 +215,13 @@ def build_stage(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
     return model
 
 
-def _loss(resolved: Resolved, groups: Groups, vocab_size: int, device: torch.device) -> LMLoss:
-    config = resolved.config
-    entries = padded_vocab_size(config, vocab_size)
+def _loss(
+    config: NeoXConfig, group: Group, vocab_size: int, *, operator: LossOperator | None = None
+) -> LMLoss:
     return LMLoss(
-        entries,
-        groups.model,
-        operator=choose_loss_operator(resolved, groups, device=device, vocab_size=entries),
+        padded_vocab_size(config, vocab_size),
+        group,
+        operator=operator,
         is_mean=config.training.loss_normalization == "micro_batch",
         keeps_gradients=splits_backward(config),
         dtype=torch.float16 if config.precision.fp16_lm_cross_entropy else None,
