@@ -83,7 +83,7 @@ def _launch(settings: dict[str, Any]) -> tuple[float, list[float]]:
     """Return the seconds from the command to the end of the first step, and of each step."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        places = {"log-dir": name, "data-path": str(_corpus(folder))}
+        places = {"log-dir": name, "data-path": str(random_corpus(folder))}
         (folder / "job.yml").write_text(json.dumps(settings | places))
         began = time.monotonic()
         launcher = Path(sys.executable).with_name("neox-launch")
@@ -142,12 +142,17 @@ def hugging_face(job: Job, *, is_compiled: bool) -> Times:
 
 def plain(job: Job, *, is_compiled: bool) -> Times:
     """Train the plain PyTorch model: scaled_dot_product_attention, fused AdamW, cross entropy."""
+    return _timed(job, plain_step(job, is_compiled=is_compiled))
+
+
+def plain_step(job: Job, *, is_compiled: bool) -> Callable[[], Any]:
+    """Return a function that trains the plain model for one step and returns the loss, on the device."""
     from plain_gpt import PlainGPT
 
     model = PlainGPT(
         layers=job.layers, hidden=job.hidden, heads=job.heads, length=job.length, vocabulary=job.vocabulary
     )
-    return _loop(job, model, _loss_of(lambda output: output), is_compiled=is_compiled)
+    return _step_of(job, model, _loss_of(lambda output: output), is_compiled=is_compiled)
 
 
 def _loss_of(logits_of: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -161,6 +166,10 @@ def _loss_of(logits_of: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _loop(job: Job, model: Any, loss: Callable[..., Any], *, is_compiled: bool = False) -> Times:
+    return _timed(job, _step_of(job, model, loss, is_compiled=is_compiled))
+
+
+def _step_of(job: Job, model: Any, loss: Callable[..., Any], *, is_compiled: bool) -> Callable[[], Any]:
     import torch
 
     model = model.to(job.device)
@@ -169,7 +178,7 @@ def _loop(job: Job, model: Any, loss: Callable[..., Any], *, is_compiled: bool =
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     generator = torch.Generator().manual_seed(0)
 
-    def step() -> None:
+    def step() -> Any:
         window = torch.randint(0, 512, (job.batch, job.length + 1), generator=generator).to(job.device)
         with torch.autocast(job.device, torch.bfloat16, enabled=job.precision == "bf16"):
             value = loss(model, window[:, :-1].contiguous(), window[:, 1:].contiguous())
@@ -177,12 +186,16 @@ def _loop(job: Job, model: Any, loss: Callable[..., Any], *, is_compiled: bool =
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        value.item()
+        return value
 
+    return step
+
+
+def _timed(job: Job, step: Callable[[], Any]) -> Times:
     times: Times = {"seconds": [], "processor": []}
     for _ in range(job.steps):
         began, worked = time.perf_counter(), time.process_time()
-        step()
+        step().item()
         times["seconds"].append(time.perf_counter() - began)
         times["processor"].append(time.process_time() - worked)
     if job.profiles:
@@ -190,7 +203,7 @@ def _loop(job: Job, model: Any, loss: Callable[..., Any], *, is_compiled: bool =
     return times
 
 
-def _profile(job: Job, step: Callable[[], None]) -> None:
+def _profile(job: Job, step: Callable[[], Any]) -> None:
     """Profile some steps by operator."""
     import torch
 
@@ -201,7 +214,8 @@ def _profile(job: Job, step: Callable[[], None]) -> None:
     print(found.key_averages().table(sort_by=order, row_limit=20), file=sys.stderr)
 
 
-def _corpus(folder: Path) -> Path:
+def random_corpus(folder: Path) -> Path:
+    """Write a dataset of a million random tokens below 512; return its prefix."""
     import numpy as np
 
     from neox_data.indexed import IndexedDatasetWriter
