@@ -1,5 +1,6 @@
 import dataclasses
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -194,6 +195,20 @@ def test_decisions_that_others_could_change_are_not_read(available, monkeypatch,
         available.fused_in_eager
     )
     assert not list(cache.iterdir())
+
+
+def test_a_full_disk_does_not_end_a_training(available, monkeypatch, cache, caplog):
+    def fail(path, *arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trial, "time_forms", lambda *_: trial.Timing(fused_ms=1.0, reference_ms=2.0))
+    monkeypatch.setattr(Path, "write_text", fail)
+    assert choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6)) == (
+        available.fused_in_eager
+    )
+    assert "the choice of a kernel is not stored" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert not list((cache / "decisions").iterdir())
 
 
 def test_layers_under_the_compiler_call_the_reference(available):

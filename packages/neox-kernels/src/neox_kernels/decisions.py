@@ -7,8 +7,10 @@ sizes, strides and types of the arguments. Delete the folder to repeat the trial
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from neox_kernels.errors import KernelBuildError
 from neox_kernels.operator import Operator
 
 __all__ = ["decide", "key_of"]
+
+logger = logging.getLogger(__name__)
 
 
 def key_of(operator: Operator[..., Any], device: torch.device, arguments: tuple[Any, ...]) -> str:
@@ -38,7 +42,7 @@ def _described(argument: Any) -> str:
 def decide(key: str, find: Callable[[], Availability]) -> Availability:
     """Return the stored decision; if there is none, find it and store it.
 
-    Nothing is stored if this user cannot write to the folder, or other users can.
+    Nothing is stored if this user cannot write to the folder, other users can, or the disk is full.
     """
     path = build.cache_folder() / "decisions" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     try:
@@ -53,8 +57,17 @@ def decide(key: str, find: Callable[[], Availability]) -> Availability:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # None yet, or not a whole file of this version: it is written again.
     found = find()
-    aside = path.with_suffix(f".{os.getpid()}")
-    record = {"key": key, "ok": found.ok, "reason": found.reason}
-    aside.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
-    aside.replace(path)
+    try:
+        _store(path, {"key": key, "ok": found.ok, "reason": found.reason})
+    except OSError as error:
+        logger.warning("the choice of a kernel is not stored, and may be another one next time: %s", error)
     return found
+
+
+def _store(path: Path, record: dict[str, Any]) -> None:
+    aside = path.with_suffix(f".{os.getpid()}")
+    try:
+        aside.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
