@@ -4,7 +4,7 @@
     python benchmarks/memory.py --precisions bf16 --stages 2 3
     python benchmarks/memory.py --hidden 256 --layers 4 --vocabulary 2048   # test this script
 
-Real processes over gloo train two updates of two micro-batches. torch's MemTracker follows every tensor:
+Real processes over gloo train two updates, by default of two micro-batches. torch's MemTracker follows every tensor:
 weights, gradients, optimizer states, activations and what operators need in between. The estimate is that of
 `neox-config estimate`, without the memory that a GPU's libraries take.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-UPDATES, ACCUMULATION = 2, 2
+UPDATES = 2
 PRECISIONS = {"fp32": "fp32", "bf16": "bfloat16"}
 MIB = 2**20
 
@@ -40,7 +40,7 @@ def settings_of(options: argparse.Namespace, stage: int, precision: str) -> dict
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "train_micro_batch_size_per_gpu": options.batch,
-        "gradient_accumulation_steps": ACCUMULATION,
+        "gradient_accumulation_steps": options.accumulation,
         "train_iters": 1000,
         "gradient_clipping": 1.0,
         "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
@@ -88,7 +88,7 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
         optimizer = build_optimizer(resolved.config, model, model_group=groups.model, data_group=groups.data)
         schedule = build_schedule(resolved.config, optimizer, decay_iterations=1000)
         engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
-        step, tracker = EngineStep(engine, accumulation=ACCUMULATION), MemTracker()
+        step, tracker = EngineStep(engine, accumulation=options.accumulation), MemTracker()
         masters = [holder for group in optimizer.param_groups for holder in group["params"]]
         tracker.track_external(model, optimizer, *masters)
         data = batches(tracker)
@@ -134,6 +134,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=20_000)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=2, help="samples of a micro-batch (default: 2)")
+    parser.add_argument("--accumulation", type=int, default=2, help="micro-batches per update (default: 2)")
     return parser.parse_args()
 
 

@@ -27,7 +27,7 @@ from neox_model.parallel import collectives, random
 from support.gpu_gate_figures import LAYER_FIGURES
 from support.gpu_gate_layers import Architecture, build_layer_of, expected_flops, inputs_of
 
-__all__ = ["Lowered", "count_graph_breaks", "lower"]
+__all__ = ["Lowered", "count_graph_breaks", "flash_attention", "lower", "move_layer"]
 
 Run = Callable[..., Any]
 
@@ -93,8 +93,8 @@ def lower(architecture: Architecture, *, spoil: Callable[[ResidualLayer], None] 
     lowered = Lowered()
     device = FakeTensorMode()
     counts = _count(device)
-    with device, mock.patch.object(functional, "scaled_dot_product_attention", _flash_attention):
-        _move(layer)
+    with device, mock.patch.object(functional, "scaled_dot_product_attention", flash_attention):
+        move_layer(layer)
         inputs = inputs_of(resolved, "cuda:0", torch.bfloat16, has_documents=architecture.has_documents)
         # The first call fills tables and masks that later iterations reuse.
         with _compiled_by(lambda graph, inputs: graph.forward):
@@ -129,7 +129,7 @@ def count_graph_breaks(block: Run, inputs: Sequence[Tensor | None], backend: Run
     return sum(counters["graph_break"].values())
 
 
-def _move(layer: nn.Module) -> None:
+def move_layer(layer: nn.Module) -> None:
     """Replace a layer's tensors by ones on the device, floating-point ones in bf16."""
 
     def moved(tensor: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def _lower_graph(lowered: Lowered, graph: GraphModule, inputs: Sequence[Any]) ->
     return run
 
 
-def _flash_attention(
+def flash_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

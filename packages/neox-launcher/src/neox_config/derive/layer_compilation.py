@@ -6,19 +6,26 @@ from neox_config.derive.objective import is_retrieval
 from neox_config.derive.pipeline import splits_backward
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["drops_tokens", "why_layers_stay_uncompiled"]
+__all__ = ["UNCOMPILED_STAGE", "drops_tokens", "why_layers_stay_uncompiled"]
 
-_SHARDED = 3
+# The ZeRO stage without compiled layers.
+UNCOMPILED_STAGE = 3
 
 
-def why_layers_stay_uncompiled(config: NeoXConfig) -> str | None:
-    """Return the setting that prevents compilation and the reason, or None if layers can be compiled."""
+def why_layers_stay_uncompiled(config: NeoXConfig, *, zero_stage: int | None = None) -> str | None:
+    """Return the setting that prevents compilation and the reason, or None if layers can be compiled.
+
+    Args:
+        config: the configuration.
+        zero_stage: used instead of its ZeRO stage.
+    """
+    stage = config.zero.zero_optimization.stage if zero_stage is None else zero_stage
     schedule = config.parallelism.pipeline_schedule
     reasons = {
         f"pipeline_schedule: {schedule}, which computes the gradients of weights apart from those of "
         "activations": splits_backward(config),
         "ZeRO stage 3, whose layers gather and release their weights while they run": (
-            config.zero.zero_optimization.stage == _SHARDED
+            stage == UNCOMPILED_STAGE
         ),
         "objective: ict, because layers of two towers are not tried together": is_retrieval(config),
         "a curriculum of lengths, because layers would be recompiled for every length": bool(

@@ -166,6 +166,8 @@ def _memory_rows(result: Estimate) -> list[Row]:
     kept = "all stored" if recomputed is None else f"recomputed in segments of {recomputed}"
     if layout.recomputes_attention:
         kept = "attention recomputed"
+    if layout.compiles_on(result.device):
+        kept += ", layers compiled"
     rows = [
         ("memory per device", _size(memory.total), where),
         ("  weights", _size(memory.weights), ""),
@@ -174,6 +176,8 @@ def _memory_rows(result: Estimate) -> list[Row]:
         ("  activations", _size(memory.activations), kept),
         ("  buffers", _size(memory.buffers), buffers),
     ]
+    if memory.reused:
+        rows.append(("  reused", f"-{_size(memory.reused)}", "of freed activations, by gradients"))
     if memory.host:
         rows.append(("host memory per device", _size(memory.host), "offloaded"))
     if memory.snapshot:

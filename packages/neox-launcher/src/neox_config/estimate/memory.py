@@ -2,6 +2,9 @@
 
 Known limit: without the fused softmax kernels, the attention scores need slightly more memory.
 
+On GPUs, layers are assumed to be compiled unless the configuration rules it out: what is elementwise is then
+computed again in the backward pass instead of stored.
+
 Sources: arXiv:2205.05198 (activations, for the operators in use), arXiv:1910.02054 (ZeRO).
 """
 
@@ -39,6 +42,7 @@ __all__ = [
 # Device memory of a process that is not used by tensors, by type of device: the context of CUDA, and the
 # workspaces of NCCL and cuBLAS.
 _RUNTIME_BYTES = {"cuda": 2**30, "cpu": 0}
+_FLOAT32 = 4
 # Autocast computes in float16 or bfloat16.
 _CAST_BYTES = 2
 # The compressed average of momenta holds 15 bytes for each element that it averages at once: at most this
@@ -53,6 +57,7 @@ class Memory:
     Args:
         host: host memory for what is offloaded.
         snapshot: host memory for the copy that an asynchronous save writes.
+        reused: bytes of gradients that take the place of activations, which are counted in both.
     """
 
     weights: int
@@ -62,11 +67,21 @@ class Memory:
     buffers: int
     host: int
     snapshot: int
+    reused: int
 
     @property
     def total(self) -> int:
         """Memory on the device."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+        states = self.weights + self.gradients + self.optimizer
+        return states + self.activations + self.buffers - self.reused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Activations:
+    """Bytes of activations when the backward pass begins, and of those that its last layer or segment uses."""
+
+    at_start: int
+    at_end: int
 
 
 def device_memory(shape: Shape, layout: Layout, stage: int = 0, *, device: str = "cuda") -> Memory:
@@ -78,27 +93,44 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0, *, device: str =
         shape: the model.
         layout: how it is run.
         stage: the pipeline stage.
-        device: type of the devices (cuda, cpu), on which the memory of the runtime, the chunks of the loss
-            and the messages of gradients depend.
+        device: type of the devices (cuda, cpu), on which the memory of the runtime, stored activations, the
+            chunks of the loss and the messages of gradients depend.
     """
     if layout.engine == "torch" and layout.data_parallel == 1:
         # There is nothing to partition.
-        layout = replace(layout, zero_stage=0)
+        layout = replace(layout, zero_stage=0, compiles=layout.compiles_on(device))
     activations = _stage_activations(shape, layout, stage, device)
     if layout.is_sharded_by_torch:
         weights, gradients, optimizer = _sharded_states(shape, layout, stage)
         host = 0
     else:
         weights, gradients, optimizer, host = _states(shape, layout, stage)
+    reused = _reused(shape, layout, stage, gradients, activations)
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=activations,
-        buffers=_buffers(shape, layout, stage, activations, device),
+        activations=activations.at_start,
+        buffers=_buffers(shape, layout, stage, activations.at_start - reused, device),
         host=host + _inputs_on_host(shape, layout, stage),
         snapshot=_snapshot(shape, layout, stage),
+        reused=reused,
     )
+
+
+def _reused(shape: Shape, layout: Layout, stage: int, gradients: int, activations: _Activations) -> int:
+    """Return the bytes of gradients that take the place of activations.
+
+    With one micro-batch per update there are no gradients before its backward pass, which frees a layer's
+    activations as it computes the gradients of its weights: the peak is at its beginning or at its end. A sum
+    for the noise scale, and DeepSpeed's buffers, are there all the time.
+    """
+    if layout.accumulation > 1 or (layout.engine == "deepspeed" and layout.zero_stage > 0):
+        return 0
+    trained = trained_parameters(shape, layout, stage)
+    parts = layout.data_parallel if layout.is_sharded_by_torch else 1
+    lasting = (layout.gradient_bytes - layout.accumulated_bytes) * ceil(trained / parts)
+    return max(0, min(gradients - lasting, activations.at_start - activations.at_end))
 
 
 def _sharded_states(shape: Shape, layout: Layout, stage: int) -> tuple[int, int, int]:
@@ -163,8 +195,10 @@ def _snapshot(shape: Shape, layout: Layout, stage: int) -> int:
     return 4 * (ceil((local + values) / layout.data_parallel) + of_replica)
 
 
-def activation_bytes_per_layer(shape: Shape, layout: Layout, kind: str = "global") -> int:
-    """Return the bytes that one layer stores per micro-batch for the backward pass, on one device.
+def activation_bytes_per_layer(
+    shape: Shape, layout: Layout, kind: str = "global", *, device: str = "cuda"
+) -> int:
+    """Return the bytes that one layer stores per micro-batch for the backward pass, on one device of a type.
 
     For a standard transformer with dropout and materialized scores: s b h (10 + 24 / t + 5 a s / (h t)).
 
@@ -175,16 +209,23 @@ def activation_bytes_per_layer(shape: Shape, layout: Layout, kind: str = "global
     dropped = width if shape.hidden_dropout > 0 else 0
     tokens = _tokens(shape, layout)
     sharers = ranks if layout.splits_sequence else 1
+    is_compiled = layout.compiles_on(device)
+    norm = _kept_by_norm(shape, layout, width, device)
     if ATTENTION_FACTS[kind].is_gmlp:
-        # The norm's input and dropout's mask; `up`'s input; 8h before and after the activation, and of 4h v's
-        # norm, mixed v, product.
-        between = _kept_by_norm(shape, size, width) + dropped
+        # The norm's input and dropout's mask; `up`'s input; both halves of its output, of which the activation
+        # of one is an input of the product, and that of the other of a norm; normed, mixed, and the product.
+        between = norm + dropped
         whole = size * width
-        split = (2 * 8 * size * width + 12 * size * width) + _kept_by_norm(shape, size, 4 * width)
+        split = 5 * size * 4 * width
+        if not is_compiled:
+            split += size * 4 * width + _kept_by_norm(shape, layout, 4 * width, device)
     else:
-        between = 2 * _kept_by_norm(shape, size, width) + 2 * dropped
+        between = 2 * norm + 2 * dropped
+        if shape.parallel_residual and norm == size * width:
+            # Both norms store the same input.
+            between -= norm
         whole = 2 * size * width
-        split = _kept_by_attention(shape, size) + _kept_by_mlp(shape, size)
+        split = _kept_by_attention(shape, size) + _kept_by_mlp(shape, size, is_compiled=is_compiled)
         if not layout.recomputes_attention:
             split += _kept_by_scores(shape, size, kind)
     if layout.gathers_again:
@@ -193,14 +234,22 @@ def activation_bytes_per_layer(shape: Shape, layout: Layout, kind: str = "global
     return tokens * (ceil(between / sharers) + whole + ceil(split / ranks))
 
 
-def _kept_by_norm(shape: Shape, size: int, width: int) -> int:
-    """Return the bytes per token of a norm: its input, or two float32 tensors if it is not fused."""
-    return NORM_FACTS[shape.norm].kept_bytes(width, size)
+def _kept_by_norm(shape: Shape, layout: Layout, width: int, device: str) -> int:
+    """Return the bytes per token of a norm: its input, or two float32 tensors if it is several operators."""
+    is_one = layout.compiles_on(device) or device in NORM_FACTS[shape.norm].one_operator_on
+    return (layout.element_bytes if is_one else 8) * width
 
 
-def _kept_by_mlp(shape: Shape, size: int) -> int:
-    """Return the bytes per token of a feed-forward block: outputs of projections and activation."""
+def _kept_by_mlp(shape: Shape, size: int, *, is_compiled: bool) -> int:
+    """Return the bytes per token of a feed-forward block: outputs of projections and activation.
+
+    A compiled layer stores the inputs of matrix products and what they return, and computes the activation
+    from them again. Of an activation without stored tensors, it stores where the input is positive.
+    """
     kept = ACTIVATION_FACTS[shape.activation].kept_tensors
+    if is_compiled:
+        each = 3 * size if shape.is_gated else 2 * size if kept else size + 1
+        return each * shape.mlp_width
     tensors = kept + 3 if shape.is_gated else kept + 1
     return tensors * size * shape.mlp_width
 
@@ -226,23 +275,29 @@ def _kept_by_scores(shape: Shape, size: int, kind: str) -> int:
     return per_score * shape.heads * keys_per_query(shape, kind)
 
 
-def _stage_activations(shape: Shape, layout: Layout, stage: int, device: str) -> int:
+def _stage_activations(shape: Shape, layout: Layout, stage: int, device: str) -> _Activations:
     """Return the activations of all micro-batches in flight, plus the peak of a single one."""
     kinds = stage_types(shape, layout, stage)
-    per_layer = {kind: activation_bytes_per_layer(shape, layout, kind) for kind in set(kinds)}
-    working = 0
+    per_layer = _of_kinds(shape, layout, stage, device)
+    layer, working = max(per_layer.values(), default=0), 0
     kept = sum(per_layer[kind] for kind in kinds)
     if layout.segment_layers is not None:
-        working = max((per_layer[kind] for kind in kinds), default=0) * min(layout.segment_layers, len(kinds))
         # Layers of one tower are recomputed at a time.
-        working = ceil(working / shape.towers)
-        kept = 0 if layout.inputs_on_host else _segment_inputs(shape, layout, len(kinds))
+        working = ceil(layer * min(layout.segment_layers, len(kinds)) / shape.towers)
+        layer, kept = 0, 0 if layout.inputs_on_host else _segment_inputs(shape, layout, len(kinds))
     elif layout.recomputes_attention:
         working = max((_scores_of_layer(shape, layout, kind) for kind in kinds), default=0)
     if stage == 0 and shape.hidden_dropout > 0:
         mask = _tokens(shape, layout) * shape.hidden_size
         kept += ceil(mask / layout.model_parallel) if layout.splits_sequence else mask
-    return kept * _in_flight(layout, stage) + max(working, _head_activations(shape, layout, stage, device))
+    single = max(working, _head_activations(shape, layout, stage, device))
+    return _Activations(at_start=kept * _in_flight(layout, stage) + single, at_end=layer + working)
+
+
+def _of_kinds(shape: Shape, layout: Layout, stage: int, device: str) -> dict[str, int]:
+    """Return the bytes that a layer of each kind in a stage stores for a micro-batch."""
+    kinds = set(stage_types(shape, layout, stage))
+    return {kind: activation_bytes_per_layer(shape, layout, kind, device=device) for kind in kinds}
 
 
 def _scores_of_layer(shape: Shape, layout: Layout, kind: str) -> int:
@@ -274,7 +329,7 @@ def _head_activations(shape: Shape, layout: Layout, stage: int, device: str) -> 
         return 0
     size, width = layout.element_bytes, shape.hidden_size
     tokens = _tokens(shape, layout)
-    kept_by_norm = tokens * _kept_by_norm(shape, size, width)
+    kept_by_norm = tokens * _kept_outside(shape, layout, device)
     if layout.splits_sequence:
         kept_by_norm = ceil(kept_by_norm / layout.model_parallel)
     if shape.embedding_size is not None:
@@ -284,21 +339,33 @@ def _head_activations(shape: Shape, layout: Layout, stage: int, device: str) -> 
     return kept_by_norm + size * tokens * width + loss(shape, layout, tokens, device)
 
 
+def _kept_outside(shape: Shape, layout: Layout, device: str) -> int:
+    """Return the bytes per token of the last norm, which is outside the layers and is not compiled."""
+    return _kept_by_norm(shape, replace(layout, compiles=False), shape.hidden_size, device)
+
+
 def _loss_of_all_logits(shape: Shape, layout: Layout, tokens: int, device: str) -> int:
     """Return the bytes of the logits and their gradient."""
     return 2 * layout.element_bytes * tokens * ceil(shape.vocab_size / layout.model_parallel)
 
 
 def _loss_in_chunks(shape: Shape, layout: Layout, tokens: int, device: str) -> int:
-    """Return the bytes of the logits of a chunk, partly in float32, and of the gradients of both factors.
+    """Return the bytes of the logits of two chunks, or of one partly in float32, and of both gradients.
 
-    The gradient of the output matrix is accumulated in float32; with a smaller data type, the product of a
-    chunk is stored as well.
+    A chunk's logits are freed when those of the next are computed. The gradient of the output matrix is summed
+    in float32. With a smaller data type, that of weights, it is cast after the last chunk; the product of a
+    chunk is stored as well, except on a GPU, which adds it in the same kernel.
     """
     size, entries = layout.element_bytes, ceil(shape.vocab_size / layout.model_parallel)
-    logits = min(tokens, max(1, CHUNK_NUMBERS[device] // entries)) * entries
-    matrix = (4 if size == 4 else 4 + size) * entries * shape.hidden_size
-    return size * logits + 4 * min(logits, BLOCK_NUMBERS[device]) + matrix + size * tokens * shape.hidden_size
+    rows = min(tokens, max(1, CHUNK_NUMBERS[device] // entries))
+    logits, following = rows * entries, min(rows, tokens - rows) * entries
+    elements = entries * shape.hidden_size
+    working = size * (logits + following)
+    if size < _FLOAT32:
+        block = _FLOAT32 * min(logits, BLOCK_NUMBERS[device])
+        product = size * elements if device == "cpu" else 0
+        working = max(working, size * logits + max(block, product), size * elements)
+    return working + _FLOAT32 * elements + size * tokens * shape.hidden_size
 
 
 def _in_flight(layout: Layout, stage: int) -> int:
@@ -329,10 +396,10 @@ def flowing_bytes(shape: Shape, layout: Layout) -> int:
     return ceil(whole / layout.model_parallel) if layout.splits_sequence else whole
 
 
-def _buffers(shape: Shape, layout: Layout, stage: int, activations: int, device: str) -> int:
+def _buffers(shape: Shape, layout: Layout, stage: int, freed: int, device: str) -> int:
     """Return the bytes of gradient buckets, parameters gathered by ZeRO 3, pipelines, and the runtime.
 
-    What exists when the activations are freed is counted as far as it exceeds them.
+    What exists when the activations are freed is counted as far as it exceeds the bytes freed.
     """
     total, local = _RUNTIME_BYTES[device], local_parameters(shape, layout, stage)
     trained = trained_parameters(shape, layout, stage)
@@ -340,7 +407,7 @@ def _buffers(shape: Shape, layout: Layout, stage: int, activations: int, device:
         total += layout.reduced_bytes * min(trained, EARLY_ELEMENTS)
     elif layout.zero_stage == 0 and layout.data_parallel > 1:
         bucket = max(bucketed_parameters(shape, layout, device=device), default=0)
-        total += max(0, layout.reduced_bytes * min(trained, bucket) - activations)
+        total += max(0, layout.reduced_bytes * min(trained, bucket) - freed)
     if layout.has_replica_states and layout.data_parallel > 1:
         at_once = max(_AVERAGED_ELEMENTS, largest_tensor(shape, layout, stage))
         total += _AVERAGED_BYTES * min(trained, at_once)
@@ -350,7 +417,7 @@ def _buffers(shape: Shape, layout: Layout, stage: int, activations: int, device:
         kept = 1 if layout.segment_layers is not None else _in_flight(layout, stage)
         total += _CAST_BYTES * local * kept
     if layout.is_sharded_by_torch:
-        total += _gathered(shape, layout, stage, activations)
+        total += _gathered(shape, layout, stage, freed, device)
     elif layout.zero_stage >= 1 and layout.engine == "deepspeed":
         total += layout.element_bytes * layout.bucket * (2 if layout.has_second_bucket else 1)
         if layout.zero_stage == 3:
@@ -361,7 +428,7 @@ def _buffers(shape: Shape, layout: Layout, stage: int, activations: int, device:
     return total
 
 
-def _gathered(shape: Shape, layout: Layout, stage: int, activations: int) -> int:
+def _gathered(shape: Shape, layout: Layout, stage: int, freed: int, device: str) -> int:
     """Return the bytes that `fully_shard` needs in the backward pass beyond states and activations.
 
     A layer has whole gradients, and a flat copy of them while they are reduced; its activations are freed
@@ -373,8 +440,7 @@ def _gathered(shape: Shape, layout: Layout, stage: int, activations: int) -> int
     if not layout.reduces_every_time:
         return 0
     both = size + layout.reduced_bytes
-    kinds = stage_types(shape, layout, stage)
-    freed = max((activation_bytes_per_layer(shape, layout, kind) for kind in set(kinds)), default=0)
-    in_layers = size * outside + max(0, both * layer - freed)
-    at_end = both * outside + 4 * ceil(outside / layout.data_parallel) - activations
+    of_layer = max(_of_kinds(shape, layout, stage, device).values(), default=0)
+    in_layers = size * outside + max(0, both * layer - of_layer)
+    at_end = both * outside + 4 * ceil(outside / layout.data_parallel) - freed
     return max(in_layers, at_end)

@@ -10,7 +10,11 @@ from neox_config.derive.compression import compresses
 from neox_config.derive.elasticity import elastic_devices
 from neox_config.derive.engine import chosen_engine, overlaps_reduction
 from neox_config.derive.engine_json import accumulation_dtype
-from neox_config.derive.layer_compilation import drops_tokens
+from neox_config.derive.layer_compilation import (
+    UNCOMPILED_STAGE,
+    drops_tokens,
+    why_layers_stay_uncompiled,
+)
 from neox_config.derive.local_steps import first_local_step
 from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.derive.pipeline import chunks_per_stage
@@ -158,6 +162,7 @@ class Layout:
         saves_states: True if checkpoints contain the optimizer's states.
         weighs_globally: True if the loss is averaged over the tokens of all micro-batches and replicas.
         overlaps: whether gradients of whole weights are averaged during the backward pass; None: on GPUs.
+        compiles: whether layers are compiled at ZeRO stages that allow it; None: on GPUs.
     """
 
     model_parallel: int = 1
@@ -194,6 +199,7 @@ class Layout:
     saves_states: bool = True
     weighs_globally: bool = False
     overlaps: bool | None = None
+    compiles: bool | None = None
 
     @property
     def recomputes(self) -> bool:
@@ -215,6 +221,12 @@ class Layout:
     def row_ranks(self) -> int:
         """Number of ranks that divide the rows of all weights."""
         return self.data_parallel if self.is_sharded_by_torch else 1
+
+    def compiles_on(self, device: str) -> bool:
+        """Return True if layers are compiled on a type of device."""
+        if self.zero_stage == UNCOMPILED_STAGE:
+            return False
+        return device == "cuda" if self.compiles is None else self.compiles
 
     def reduces_early(self, device: str) -> bool:
         """Return True if gradients of whole weights are averaged during the backward pass."""
@@ -368,7 +380,21 @@ def layout_of(resolved: Resolved) -> Layout:
         saves_states=not config.checkpoint.no_save_optim,
         weighs_globally=config.training.loss_normalization == "global",
         overlaps=overlaps_reduction(config),
+        compiles=_compiles(config),
     )
+
+
+def _compiles(config: NeoXConfig) -> bool | None:
+    """Return whether layers are compiled at ZeRO stages that allow it; None: on GPUs.
+
+    On GPUs, `auto` compiles the layers of all but short trainings, unless each needs a graph of its own.
+    """
+    if why_layers_stay_uncompiled(config, zero_stage=0) is not None:
+        return False
+    requested = config.model.compile
+    if requested == "auto":
+        return False if config.attention.apply_query_key_layer_scaling else None
+    return requested
 
 
 def _summed_in(resolved: Resolved) -> str | None:

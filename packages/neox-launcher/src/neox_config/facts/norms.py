@@ -20,32 +20,27 @@ class NormFacts:
         vectors: weights with one number per channel.
         has_bias: True if one of them is a bias, which `use_bias_in_norms: false` leaves out.
         scalars: single numbers among the weights.
-        is_one_operator: True if autograd stores only the input, as for one operator of PyTorch; False for a
-            formula of several operators, which stores two float32 tensors. PyTorch's RMS norm is one operator
-            on a GPU only.
+        one_operator_on: types of devices on which autograd stores only the input, as for one operator of
+            PyTorch. A formula of several operators stores two float32 tensors.
     """
 
     epsilon: str
     vectors: int = 0
     scalars: int = 0
     has_bias: bool = False
-    is_one_operator: bool = False
+    one_operator_on: tuple[str, ...] = ()
 
     def num_weights(self, width: int, *, with_bias: bool = True) -> int:
         """Return the number of weights of a norm over `width` channels."""
         vectors = self.vectors - (self.has_bias and not with_bias)
         return vectors * width + self.scalars
 
-    def kept_bytes(self, width: int, element_bytes: int) -> int:
-        """Return the bytes per token that autograd stores."""
-        return (element_bytes if self.is_one_operator else 8) * width
 
-
-_LAYER_NORM = NormFacts(epsilon="layernorm_epsilon", vectors=2, has_bias=True, is_one_operator=True)
+_LAYER_NORM = NormFacts(epsilon="layernorm_epsilon", vectors=2, has_bias=True, one_operator_on=("cpu", "cuda"))
 
 NORM_FACTS: Mapping[str, NormFacts] = {
     "layernorm": _LAYER_NORM,
-    "rmsnorm": NormFacts(epsilon="rms_norm_epsilon", vectors=1),
+    "rmsnorm": NormFacts(epsilon="rms_norm_epsilon", vectors=1, one_operator_on=("cuda",)),
     "scalenorm": NormFacts(epsilon="scalenorm_epsilon", scalars=1),
     "apexlayernorm": _LAYER_NORM,
 }
