@@ -35,7 +35,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     name: _SIZES | settings
     for name, settings in {
         "GPT-NeoX": {"pos_emb": "rotary", "rotary_pct": 0.25, "gpt_j_residual": True},
-        "Llama": {"pos_emb": "rotary", "norm": "rmsnorm", "activation": "swiglu", "num_kv_heads": 4, **_NO_BIAS},
+        "Llama": {
+            "pos_emb": "rotary",
+            "norm": "rmsnorm",
+            "activation": "swiglu",
+            "num_kv_heads": 4,
+            **_NO_BIAS,
+        },
         "GPT-2": {"pos_emb": "learned", "hidden_dropout": 0.1},
         "grouped queries": {"pos_emb": "learned", "num_kv_heads": 4, "activation": "relu"},
         "scale norm": {"pos_emb": "none", "norm": "scalenorm", "activation": "softsign"},

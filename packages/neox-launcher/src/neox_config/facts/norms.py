@@ -36,7 +36,9 @@ class NormFacts:
         return vectors * width + self.scalars
 
 
-_LAYER_NORM = NormFacts(epsilon="layernorm_epsilon", vectors=2, has_bias=True, one_operator_on=("cpu", "cuda"))
+_LAYER_NORM = NormFacts(
+    epsilon="layernorm_epsilon", vectors=2, has_bias=True, one_operator_on=("cpu", "cuda")
+)
 
 NORM_FACTS: Mapping[str, NormFacts] = {
     "layernorm": _LAYER_NORM,

@@ -158,9 +158,9 @@ def test_the_logits_of_a_large_vocabulary_outweigh_a_recomputed_layer():
     inputs = 16 * (2 * 8 + 2 * 8 + 2 * 8)
     whole = device_memory(shape, Layout(segment_layers=1, has_loss_in_chunks=False))
     assert whole.activations == inputs + 16 * 4 * 1000
-    # logits, again in float32, the matrix's gradient in float32 and one chunk's, the hidden states'
+    # logits, again in float32, the gradients of the matrix in float32, and of the hidden states
     chunks = device_memory(shape, Layout(segment_layers=1))
-    assert chunks.activations == inputs + 16 * (2 + 4) * 1000 + 8 * (4 + 2) * 1000 + 16 * 2 * 8
+    assert chunks.activations == inputs + 16 * (2 + 4) * 1000 + 8 * 4 * 1000 + 16 * 2 * 8
 
 
 def test_the_loss_in_chunks_needs_no_more_logits_for_more_tokens():
@@ -193,6 +193,38 @@ def test_the_first_stage_holds_the_activations_of_as_many_micro_batches_as_there
     kept = [device_memory(shape, layout, stage).activations for stage in range(4)]
     assert kept[:3] == [2 * layer * 4, 2 * layer * 3, 2 * layer * 2]
     assert device_memory(shape, replace(layout, accumulation=2), 0).activations == 2 * layer * 2
+
+
+def test_with_one_micro_batch_gradients_take_the_place_of_activations():
+    shape = make_shape(8, 64, 4, 128, 100)
+    once, twice = (device_memory(shape, Layout(accumulation=number)) for number in (1, 2))
+    assert once.reused == once.gradients == twice.gradients > 0
+    assert twice.reused == 0
+    assert twice.total - once.total == once.gradients
+    # The end of the backward pass is the peak: the gradients, and the activations of one layer.
+    few_tokens = replace(shape, seq_length=8)
+    memory = device_memory(few_tokens, Layout())
+    assert memory.gradients > memory.activations
+    assert memory.reused == memory.activations - activation_bytes_per_layer(few_tokens, Layout())
+    assert device_memory(shape, Layout(data_parallel=2, zero_stage=1, engine="deepspeed")).reused == 0
+
+
+def test_a_parallel_residual_stores_the_input_of_both_norms_once():
+    one, two = (
+        activation_bytes_per_layer(replace(GPT2, parallel_residual=is_so), Layout())
+        for is_so in (True, False)
+    )
+    assert two - one == 1024 * 2 * 768
+
+
+def test_layers_are_compiled_on_gpus_except_at_stage_3():
+    assert Layout().compiles_on("cuda")
+    assert not Layout().compiles_on("cpu")
+    assert not Layout(zero_stage=3, compiles=True).compiles_on("cuda")
+    swiglu = replace(GPT2, activation="swiglu", norm="rmsnorm")
+    stored = [activation_bytes_per_layer(swiglu, Layout(compiles=is_so)) for is_so in (True, False)]
+    # the activated gate
+    assert stored[1] - stored[0] == 1024 * 2 * swiglu.mlp_width
 
 
 # arXiv:1910.02054, figure 1: 7.5 billion parameters, 64 devices, Adam: 120, 31.4, 16.6 and 1.9 GB.
