@@ -1,4 +1,4 @@
-"""The estimate for GPUs: what layers store there, counted without a GPU, and peaks that a GPU has measured."""
+"""The estimate for GPUs: what layers store, counted without a GPU, and peaks that a GPU has measured."""
 
 import json
 import shutil
