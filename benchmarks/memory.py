@@ -4,7 +4,8 @@
     python benchmarks/memory.py --precisions bf16 --stages 2 3
     python benchmarks/memory.py --hidden 256 --layers 4 --vocabulary 2048   # test this script
 
-Real processes over gloo train two updates, by default of two micro-batches. torch's MemTracker follows every tensor:
+Real processes over gloo train two updates, by default of two micro-batches.
+torch's MemTracker follows every tensor:
 weights, gradients, optimizer states, activations and what operators need in between. The estimate is that of
 `neox-config estimate`, without the memory that a GPU's libraries take.
 """

@@ -78,7 +78,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Activations:
-    """Bytes of activations when the backward pass begins, and of those that its last layer or segment uses."""
+    """Bytes of activations when the backward pass begins, and those that its end uses."""
 
     at_start: int
     at_end: int
@@ -212,8 +212,8 @@ def activation_bytes_per_layer(
     is_compiled = layout.compiles_on(device)
     norm = _kept_by_norm(shape, layout, width, device)
     if ATTENTION_FACTS[kind].is_gmlp:
-        # The norm's input and dropout's mask; `up`'s input; both halves of its output, of which the activation
-        # of one is an input of the product, and that of the other of a norm; normed, mixed, and the product.
+        # The norm's input and dropout's mask; `up`'s input; both halves of its output. The activation of one
+        # is an input of the product, that of the other of a norm; normed, mixed, and the product.
         between = norm + dropped
         whole = size * width
         split = 5 * size * 4 * width
@@ -352,8 +352,8 @@ def _loss_of_all_logits(shape: Shape, layout: Layout, tokens: int, device: str) 
 def _loss_in_chunks(shape: Shape, layout: Layout, tokens: int, device: str) -> int:
     """Return the bytes of the logits of two chunks, or of one partly in float32, and of both gradients.
 
-    A chunk's logits are freed when those of the next are computed. The gradient of the output matrix is summed
-    in float32. With a smaller data type, that of weights, it is cast after the last chunk; the product of a
+    A chunk's logits are freed when those of the next are computed. The gradient of the matrix is summed in
+    float32. With a smaller data type, that of weights, it is cast after the last chunk; the product of a
     chunk is stored as well, except on a GPU, which adds it in the same kernel.
     """
     size, entries = layout.element_bytes, ceil(shape.vocab_size / layout.model_parallel)
