@@ -19,7 +19,6 @@ from neox_config.estimate.parameters import bucketed_parameters, trained_paramet
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.estimate.step import model_bytes, step_collectives
 from neox_config.facts.attention import Sparsity
-from neox_config.facts.norms import NORM_FACTS
 from neox_config.facts.vocabulary import pad_vocabulary
 
 
@@ -517,11 +516,11 @@ def test_a_retrieval_model_stores_the_activations_of_two_texts(segment):
     """Those of the layers are twice those of another model; recomputed layers are those of one tower."""
     layout = Layout(micro_batch=4, segment_layers=segment)
     shape = make_shape(6, 256, 4, 128, 2048, position="rotary", is_tied=False)
-    layer, inputs = activation_bytes_per_layer(shape, layout), 4 * 4 * 128 * 256
-    norm = 4 * 128 * NORM_FACTS[shape.norm].kept_bytes(256, layout.element_bytes)
+    layer, inputs = activation_bytes_per_layer(shape, layout, device="cpu"), 4 * 4 * 128 * 256
+    norm = 4 * 128 * 256 * layout.element_bytes
     for towers in (1, 2):
         model = replace(shape, towers=towers, embedding_size=64)
-        assert activation_bytes_per_layer(model, layout) == 2 * layer
+        assert activation_bytes_per_layer(model, layout, device="cpu") == 2 * layer
         kept = 2 * 6 * layer if segment is None else 2 * 6 * inputs * layout.element_bytes // 4
         working = 0 if segment is None else 2 * layer // towers
         found = device_memory(model, layout, device="cpu").activations
