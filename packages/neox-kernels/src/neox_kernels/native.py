@@ -18,7 +18,7 @@ from neox_kernels.precision import FUSED_DTYPES
 __all__ = [
     "availability",
     "compiled_for",
-    "norm_parameter_dtype",
+    "norm_parameters",
     "parameter",
     "partials",
     "present_architectures",
@@ -86,10 +86,11 @@ def compiled_for(first: Tensor, *others: Tensor | None) -> ModuleType | None:
         ValueError: the tensors are on different devices.
         KernelUnavailable: the tensors are on a GPU and the compiled module cannot be used.
     """
+    device = first.device
     for other in others:
-        if other is not None and other.device != first.device:
-            raise ValueError(f"the tensors are on {first.device} and {other.device}; move them to one device")
-    return None if first.device.type == "cpu" else _required()
+        if other is not None and other.device != device:
+            raise ValueError(f"the tensors are on {device} and {other.device}; move them to one device")
+    return None if first.is_cpu else _required()
 
 
 def _required() -> ModuleType:
@@ -105,14 +106,16 @@ def site(tensor: Tensor) -> tuple[int, int, int]:
     Raises:
         KernelUnavailable: the fused operators do not support the dtype.
     """
-    if tensor.dtype not in DTYPE_CODES:
+    code = DTYPE_CODES.get(tensor.dtype)
+    if code is None:
         raise KernelUnavailable(
             f"the fused operators support float16, bfloat16 and float32, not {tensor.dtype}"
         )
-    if tensor.device.type == "cpu":
-        return 0, 0, DTYPE_CODES[tensor.dtype]
-    stream = torch.cuda.current_stream(tensor.device)
-    return stream.device_index, stream.cuda_stream, DTYPE_CODES[tensor.dtype]
+    if tensor.is_cpu:
+        return 0, 0, code
+    index = tensor.get_device()
+    # torch.cuda.current_stream makes a Stream object at each call; torch's compiled graphs call this, too.
+    return index, torch._C._cuda_getCurrentRawStream(index), code
 
 
 def parameter(tensor: Tensor | None) -> tuple[int, int]:
@@ -123,11 +126,12 @@ def parameter(tensor: Tensor | None) -> tuple[int, int]:
     """
     if tensor is None:
         return 0, 0
-    if tensor.dtype not in DTYPE_CODES:
+    code = DTYPE_CODES.get(tensor.dtype)
+    if code is None:
         raise KernelUnavailable(
             f"a weight or bias is {tensor.dtype}; the fused operators support float16, bfloat16 and float32"
         )
-    return tensor.data_ptr(), DTYPE_CODES[tensor.dtype]
+    return tensor.data_ptr(), code
 
 
 def partials(like: Tensor, rows: int, columns: int) -> Tensor:
@@ -135,8 +139,14 @@ def partials(like: Tensor, rows: int, columns: int) -> Tensor:
     return torch.empty(rows * columns, dtype=torch.float32, device=like.device)
 
 
-def norm_parameter_dtype(x: Tensor, *parameters: Tensor) -> torch.dtype:
-    """Return the dtype in which a norm reads its parameters: the input's if all have it, else float32."""
-    if all(parameter.dtype == x.dtype for parameter in parameters):
-        return x.dtype
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+def norm_parameters(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    """Return a norm's parameters as it reads them: contiguous, and in float32 unless all have x's dtype."""
+    dtype = x.dtype
+    for parameter in parameters:
+        if parameter.dtype != dtype or not parameter.is_contiguous():
+            break
+    else:
+        return parameters
+    if any(parameter.dtype != dtype for parameter in parameters):
+        dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    return tuple(parameter.to(dtype).contiguous() for parameter in parameters)

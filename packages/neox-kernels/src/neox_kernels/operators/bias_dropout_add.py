@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from neox_kernels import native, shapes
+from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
 from neox_kernels.philox import KEEP_ALL, draw_seed, keep_below, kept
 from neox_kernels.precision import widen
@@ -52,9 +53,7 @@ def _apply_mask(wide: Tensor, seed: Tensor | None, p: float) -> Tensor:
     return torch.where(kept(seed, wide.shape, keep_below(p)), wide * _scale(p), 0.0)
 
 
-@torch.library.custom_op(
-    "neox_kernels::bias_dropout_add_forward", mutates_args=(), device_types=("cpu", "cuda")
-)
+@custom_operator("bias_dropout_add_forward")
 def _forward(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float) -> Tensor:
     compiled = native.compiled_for(x, bias, residual, seed)
     if compiled is None:
@@ -76,9 +75,7 @@ def _(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: 
     return torch.empty_like(residual, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op(
-    "neox_kernels::bias_dropout_add_backward", mutates_args=(), device_types=("cpu", "cuda")
-)
+@custom_operator("bias_dropout_add_backward")
 def _backward(gradient: Tensor, bias: Tensor | None, seed: Tensor | None, p: float) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the bias; empty for a bias that is None."""
     compiled = native.compiled_for(gradient, bias, seed)
@@ -120,6 +117,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, T
     return x_gradient, None if bias is None else bias_gradient, gradient, None, None
 
 
+_backward.refuse_gradient()
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 

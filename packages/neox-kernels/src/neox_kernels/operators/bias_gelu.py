@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from neox_kernels import native, shapes
+from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
 from neox_kernels.precision import widen
 
@@ -58,7 +59,7 @@ def _bias_gelu(x: Tensor, bias: Tensor, form: GeluForm = "tanh") -> Tensor:
     return gelu(widen(x) + widen(bias), form).to(x.dtype)
 
 
-@torch.library.custom_op("neox_kernels::bias_gelu_forward", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("bias_gelu_forward")
 def _forward(x: Tensor, bias: Tensor, form: str) -> Tensor:
     compiled = native.compiled_for(x, bias)
     if compiled is None:
@@ -78,7 +79,7 @@ def _(x: Tensor, bias: Tensor, form: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("neox_kernels::bias_gelu_backward", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("bias_gelu_backward")
 def _backward(gradient: Tensor, x: Tensor, bias: Tensor, form: str) -> tuple[Tensor, Tensor]:
     compiled = native.compiled_for(x, gradient, bias)
     if compiled is None:
@@ -109,6 +110,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
     return *_backward(gradient, *ctx.saved_tensors, ctx.form), None
 
 
+_backward.refuse_gradient()
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 

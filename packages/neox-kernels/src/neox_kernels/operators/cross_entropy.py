@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from neox_kernels import native
+from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
 from neox_kernels.precision import widen
 
@@ -61,9 +62,7 @@ def _cross_entropy(
     return log_total_R, picked_R, logits_RV
 
 
-@torch.library.custom_op(
-    "neox_kernels::cross_entropy_", mutates_args=("logits",), device_types=("cpu", "cuda")
-)
+@custom_operator("cross_entropy_", mutates_args=("logits",))
 def _in_place(
     logits: Tensor, labels: Tensor, weights: Tensor | None, log_totals: Tensor | None, width: int
 ) -> tuple[Tensor, Tensor]:

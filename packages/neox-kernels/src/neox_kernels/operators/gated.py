@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from neox_kernels import native, shapes
+from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
 from neox_kernels.operators.bias_gelu import GeluForm, gelu, gelu_slope
 from neox_kernels.precision import widen
@@ -86,7 +87,7 @@ def _contiguous(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.contiguous()
 
 
-@torch.library.custom_op("neox_kernels::gated_forward", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("gated_forward")
 def _forward(up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, name: str) -> Tensor:
     compiled = native.compiled_for(up, gate, up_bias, gate_bias)
     if compiled is None:
@@ -132,7 +133,7 @@ def _plain_backward(
     )
 
 
-@torch.library.custom_op("neox_kernels::gated_backward", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("gated_backward")
 def _backward(
     gradient: Tensor, up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, name: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -179,6 +180,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor |
     )
 
 
+_backward.refuse_gradient()
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from neox_kernels import native, shapes
 from neox_kernels.availability import Availability
+from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
 from neox_kernels.precision import widen
 
@@ -41,7 +42,7 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) 
     return F.layer_norm(wide, x.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), epsilon).to(x.dtype)
 
 
-@torch.library.custom_op("neox_kernels::layer_norm_forward", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("layer_norm_forward", first_result_only=True)
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result, and mean and inverse standard deviation of each row."""
     compiled = native.compiled_for(x, weight, bias)
@@ -70,7 +71,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, 
     return _empty_results(x)
 
 
-@torch.library.custom_op("neox_kernels::layer_norm_backward", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("layer_norm_backward")
 def _backward(
     gradient: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,18 +111,18 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.save_for_backward(x, weight, output[1], output[2])
 
 
-def _differentiate(ctx: Any, gradient: Tensor, *_unused: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+def _differentiate(ctx: Any, gradient: Tensor, *_unused: None) -> tuple[Tensor, Tensor, Tensor, None]:
     return *_backward(gradient, *ctx.saved_tensors), None
 
 
+_backward.refuse_gradient()
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
     shapes.check_width("weight", weight, x)
     shapes.check_width("bias", bias, x)
-    dtype = native.norm_parameter_dtype(x, weight, bias)
-    result: Tensor = _forward(x, weight.to(dtype).contiguous(), bias.to(dtype).contiguous(), epsilon)[0]
+    result: Tensor = _forward(x, *native.norm_parameters(x, weight, bias), epsilon)
     return result
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from neox_kernels import native, shapes
+from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
 from neox_kernels.precision import widen
 
@@ -34,7 +35,7 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:
     return (normal * weight.to(wide.dtype)).to(x.dtype)
 
 
-@torch.library.custom_op("neox_kernels::rms_norm_forward", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("rms_norm_forward", first_result_only=True)
 def _forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return the result and the inverse root mean square of each row."""
     compiled = native.compiled_for(x, weight)
@@ -61,7 +62,7 @@ def _(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     return _empty_results(x)
 
 
-@torch.library.custom_op("neox_kernels::rms_norm_backward", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("rms_norm_backward")
 def _backward(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     compiled = native.compiled_for(x, gradient, weight, inverse)
     if compiled is None:
@@ -93,17 +94,17 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(x, weight, output[1])
 
 
-def _differentiate(ctx: Any, gradient: Tensor, _unused: Tensor) -> tuple[Tensor, Tensor, None]:
+def _differentiate(ctx: Any, gradient: Tensor, *_unused: None) -> tuple[Tensor, Tensor, None]:
     return *_backward(gradient, *ctx.saved_tensors), None
 
 
+_backward.refuse_gradient()
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _fused_rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:
     shapes.check_width("weight", weight, x)
-    weight = weight.to(native.norm_parameter_dtype(x, weight)).contiguous()
-    result: Tensor = _forward(x, weight, epsilon)[0]
+    result: Tensor = _forward(x, *native.norm_parameters(x, weight), epsilon)
     return result
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from neox_kernels import native
+from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
 from neox_kernels.precision import widen
 
@@ -71,7 +72,7 @@ def _with_contiguous_heads(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-@torch.library.custom_op("neox_kernels::rotary", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("rotary")
 def _forward(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
     compiled = native.compiled_for(query, key, cos, sin)
     if compiled is None:
@@ -106,7 +107,7 @@ def _differentiate(
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 
-@torch.library.custom_op("neox_kernels::rotary_", mutates_args=("query", "key"), device_types=("cpu", "cuda"))
+@custom_operator("rotary_", mutates_args=("query", "key"))
 def _in_place(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> None:
     compiled = native.compiled_for(query, key, cos, sin)
     if compiled is None or query.stride(-1) != 1 or key.stride(-1) != 1:

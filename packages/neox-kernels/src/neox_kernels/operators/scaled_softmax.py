@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from neox_kernels import native
+from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
 from neox_kernels.precision import widen
 
@@ -93,7 +94,7 @@ def _lead_and_queries(scores: Tensor, by_query: bool) -> tuple[int, int]:
     return math.prod(scores.shape[:-2]), scores.shape[-2]
 
 
-@torch.library.custom_op("neox_kernels::softmax_forward", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("softmax_forward")
 def _forward(scores: Tensor, masked_out: Tensor | None, scale: float, causal: bool) -> Tensor:
     compiled = native.compiled_for(scores, masked_out)
     if compiled is None:
@@ -119,7 +120,7 @@ def _(scores: Tensor, masked_out: Tensor | None, scale: float, causal: bool) -> 
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("neox_kernels::softmax_backward", mutates_args=(), device_types=("cpu", "cuda"))
+@custom_operator("softmax_backward")
 def _backward(gradient: Tensor, probabilities: Tensor, scale: float, causal: bool) -> Tensor:
     compiled = native.compiled_for(gradient, probabilities)
     if compiled is None:
@@ -149,6 +150,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None
     return _backward(gradient, probabilities, ctx.scale, ctx.causal), None, None, None
 
 
+_backward.refuse_gradient()
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 

@@ -1,0 +1,142 @@
+"""Custom operators with two ways to be called: through PyTorch's dispatcher, and directly.
+
+The dispatcher costs several times what a launch takes, so an eager call on ordinary tensors does without
+it: it calls the implementation, within an autograd function if a gradient is required. Whoever must see an
+operator as one node gets the `torch.library` operator: torch.compile and export, dispatch modes (FLOP
+counters, fake tensors, selective checkpointing), tensor subclasses, torch.func, and torch.jit.trace.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+__all__ = ["CustomOperator", "custom_operator"]
+
+# As torch.library's: save what backward needs of inputs and outputs; compute the gradients of the inputs.
+Keep = Callable[[Any, tuple[Any, ...], Any], None]
+Differentiate = Callable[..., Any]
+
+_ORDINARY = (Tensor, torch.nn.Parameter)
+
+
+def custom_operator(
+    name: str, *, mutates_args: Iterable[str] = (), first_result_only: bool = False
+) -> Callable[[Callable[..., Any]], "CustomOperator"]:
+    """Make a custom operator `neox_kernels::name` of an implementation for the CPU and for NVIDIA GPUs.
+
+    Args:
+        name: the operator's name.
+        mutates_args: names of the arguments that the implementation changes.
+        first_result_only: a call returns the first result; backward uses the others.
+    """
+
+    def decorate(implementation: Callable[..., Any]) -> CustomOperator:
+        return CustomOperator(name, implementation, tuple(mutates_args), first_result_only)
+
+    return decorate
+
+
+class CustomOperator:
+    """A function of tensors with an implementation for eager calls and an operator of `torch.library`."""
+
+    def __init__(
+        self,
+        name: str,
+        implementation: Callable[..., Any],
+        mutates_args: tuple[str, ...],
+        first_result_only: bool,
+    ) -> None:
+        self._name, self._implementation = name, implementation
+        self._first_result_only = first_result_only
+        self._definition = torch.library.custom_op(
+            f"neox_kernels::{name}", implementation, mutates_args=mutates_args, device_types=("cpu", "cuda")
+        )
+        self._overload = getattr(torch.ops.neox_kernels, name).default
+        arguments = [argument.name for argument in self._overload._schema.arguments]
+        self._mutated = tuple(map(arguments.index, mutates_args))
+        self._apply: Callable[..., Any] = self._dispatched
+
+    def register_fake(self, fake: Callable[..., Any]) -> None:
+        """Register the function that returns results without values, for tracing."""
+        self._definition.register_fake(fake)
+
+    def register_autograd(self, differentiate: Differentiate, *, setup_context: Keep) -> None:
+        """Register the gradient, as with `torch.library.register_autograd`."""
+        keep = _without_zeros(setup_context) if self._first_result_only else setup_context
+        self._definition.register_autograd(differentiate, setup_context=keep)
+        function = _autograd_function(
+            self._name, self._implementation, differentiate, setup_context, self._first_result_only
+        )
+        # Without Function.apply, whose Python code for torch.func takes as long as the rest of the call.
+        self._apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+    def refuse_gradient(self) -> None:
+        """Make a second derivative, backward through this operator's results, an error with a remedy."""
+
+        def fail(*_: Any) -> NoReturn:
+            raise NotImplementedError(
+                f"neox_kernels::{self._name}: the fused operators have no second derivatives; use the "
+                "reference implementation of this operator instead"
+            )
+
+        self._definition.register_autograd(fail)
+
+    def __call__(self, *args: Any) -> Any:
+        """Compute the results."""
+        if _is_seen_by_others():
+            return self._dispatched(*args)
+        requires_grad = False
+        for arg in args:
+            kind = type(arg)
+            if kind in _ORDINARY:
+                requires_grad = requires_grad or arg.requires_grad
+            elif isinstance(arg, Tensor):
+                return self._dispatched(*args)
+        if requires_grad and torch.is_grad_enabled():
+            return self._apply(*args)
+        results = self._implementation(*args)
+        for position in self._mutated:
+            torch.autograd.graph.increment_version(args[position])
+        return results[0] if self._first_result_only else results
+
+    def _dispatched(self, *args: Any) -> Any:
+        results = self._overload(*args)
+        return results[0] if self._first_result_only else results
+
+
+def _is_seen_by_others() -> bool:
+    """Return whether a compiler, a tracer, a dispatch mode or a function transform must see the operator."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    )
+
+
+def _without_zeros(keep: Keep) -> Keep:
+    """Allocate no zeros as gradients of results that only backward uses."""
+
+    def keep_without_zeros(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        keep(ctx, inputs, output)
+
+    return keep_without_zeros
+
+
+def _autograd_function(
+    name: str,
+    implementation: Callable[..., Any],
+    differentiate: Differentiate,
+    keep: Keep,
+    first_result_only: bool,
+) -> type[torch.autograd.Function]:
+    def forward(ctx: Any, *args: Any) -> Any:
+        results = implementation(*args)
+        keep(ctx, args, results)
+        return results[0] if first_result_only else results
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
+    return type(f"neox_kernels::{name}", (torch.autograd.Function,), members)
