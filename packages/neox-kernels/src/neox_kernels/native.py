@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from neox_kernels import build
+from neox_kernels import build, driver
 from neox_kernels.availability import Availability
 from neox_kernels.errors import KernelBuildError, KernelUnavailable
 from neox_kernels.precision import FUSED_DTYPES
@@ -53,11 +53,16 @@ def _loaded(may_build: bool) -> tuple[ModuleType | None, str]:
         return None, str(error)
     if found is None:
         return None, "the fused operators are not compiled for this machine; run: neox-kernels build"
+    if too_old := driver.why_driver_too_old(found):
+        return None, too_old
     try:
-        return build.load_module(found.module), found.description
+        module = build.load_module(found.module)
     except (ImportError, OSError) as error:
         reason = f"{found.module} cannot be loaded ({error}); delete {found.folder} to compile it again"
         return None, reason
+    index = torch.cuda.current_device()
+    failure = driver.why_launch_fails(found, f"cuda:{index}", torch.cuda.get_device_name(index))
+    return (module, found.description) if failure is None else (None, failure)
 
 
 def state(*, may_build: bool) -> Availability:
