@@ -1,5 +1,6 @@
 import re
 import shutil
+import subprocess
 
 import pytest
 import torch
@@ -89,3 +90,13 @@ def test_a_driver_with_forward_compatibility_is_new_enough(built, monkeypatch):
     monkeypatch.setattr(driver, "driver_version", lambda: (570, 86, 15))
     monkeypatch.setattr(driver, "newest_cuda", lambda: 13)
     assert driver.why_driver_too_old(built) is None
+
+
+def test_a_device_that_belongs_to_this_process_alone_is_not_blamed(built, monkeypatch):
+    """As in the compute mode exclusive process, in which no other process can use the device."""
+    busy = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    done = subprocess.CompletedProcess([], 1, "", f"Traceback\n{busy}\n")
+    monkeypatch.setattr(driver.subprocess, "run", lambda *arguments, **options: done)
+    (built.folder / built.module.name).touch()
+    assert driver.why_launch_fails(built, "cuda:0", "H100") is None
+    assert not list(built.folder.glob("launched-*"))

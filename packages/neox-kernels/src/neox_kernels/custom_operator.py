@@ -1,7 +1,7 @@
 """Custom operators with two ways to be called: through PyTorch's dispatcher, and directly.
 
 The dispatcher costs several times what a launch takes, so an eager call on ordinary tensors does without
-it: it calls the implementation, within an autograd function if a gradient is required. Whoever must see an
+it: it calls the implementation, within an autograd function if a gradient is required. What must see an
 operator as one node gets the `torch.library` operator: torch.compile and export, dispatch modes (FLOP
 counters, fake tensors, selective checkpointing), tensor subclasses, torch.func, and torch.jit.trace.
 """

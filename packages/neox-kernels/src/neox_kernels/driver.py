@@ -28,6 +28,7 @@ OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 0)}
 _VERSION_FILE = Path("/proc/driver/nvidia/version")
 _TRIAL_LAUNCH = Path(__file__).parent / "trial_launch.py"
 _TRIAL_SECONDS = 120.0
+_BUSY = "busy or unavailable"
 
 
 @functools.cache
@@ -68,16 +69,17 @@ def why_driver_too_old(built: Built) -> str | None:
 
 
 def why_launch_fails(built: Built, device: str, gpu: str) -> str | None:
-    """Launch one operator of a build in a process of its own; return why it failed, None if it did not.
+    """Launch one operator of a build in a separate process; return why it failed, None if it did not.
 
-    A failed launch can make CUDA unusable for a process. A success is remembered beside the build.
+    A failed launch can make CUDA unusable for a process. A success is remembered in the folder of the build.
 
     Args:
         built: the build.
         device: torch's name of the device, such as "cuda:0".
         gpu: the GPU's name; the trial is made once for each and for each driver.
     """
-    key = json.dumps([str(built.module), built.module.stat().st_mtime_ns, gpu, driver_version()])
+    parts = [str(built.module), built.module.stat().st_mtime_ns, gpu, driver_version()]
+    key = json.dumps(parts, allow_nan=False)
     passed = built.folder / f"launched-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if passed.exists():
         return None
@@ -90,6 +92,9 @@ def why_launch_fails(built: Built, device: str, gpu: str) -> str | None:
         problem = None if done.returncode == 0 else _last_line(done)
     except subprocess.TimeoutExpired:
         problem = f"it did not end within {_TRIAL_SECONDS:.0f} s"
+    if problem is not None and _BUSY in problem:
+        # In the exclusive compute mode, the device belongs to this process.
+        return None
     if problem is None:
         with suppress(OSError):  # A wheel's folder may be read-only: the trial is repeated.
             passed.touch()

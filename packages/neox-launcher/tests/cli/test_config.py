@@ -268,7 +268,7 @@ def test_empty_groups_are_shown_as_defaults(minimal):
         ("zero_optimization", "Partitioning of model states across data-parallel ranks"),
         ("stage", "zero_optimization.stage"),
         ("world-size", "world_size is computed: the number of devices of the job"),
-        ("ict_load", "ict_load has no effect"),
+        ("attention_type", "attention_type has no effect"),
         ("checkpoint-factor", "checkpoint_factor is an older spelling: save_interval"),
         ("n-layer", "n_layer is called num_layers here"),
     ],

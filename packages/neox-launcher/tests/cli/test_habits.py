@@ -143,7 +143,7 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("configs", "configs is a directory; give the configuration files in it: neox-launch -d configs"),
         ("genrate a.yml", "did you mean generate?"),
         ("a.yml -- --dry-run", "No such command or file: --dry-run"),
-        ("lambada", "the commands are doctor, evaluate, generate, init, serve, verify-resume"),
+        ("lambada", "the commands are doctor, evaluate, find-blocks, generate, index-blocks, init, serve,"),
         ("a.yml --eval_tasks lambada", "use neox-launch evaluate --tasks NAME,..., or --set eval-tasks"),
         ("--conf_dir configs big", "use -d DIR"),
         ("--train_iters 5 a.yml", "parameters are set with --set: --set train-iters=VALUE"),
