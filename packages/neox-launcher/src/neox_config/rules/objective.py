@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from neox_config.derive.attention_layers import types_in
+from neox_config.derive.compression import COMPRESSIONS
 from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import Problem
@@ -11,6 +12,8 @@ from neox_config.schema.config import NeoXConfig
 _LTD = "data_efficiency.data_routing.random_ltd"
 # The argument by which layers that drop tokens receive what separates tokens.
 _MASK_NAME = "attention_mask"
+# The title has a quarter, and three tokens are around both.
+_SHORTEST_BLOCK = 8
 
 
 def encoders_do_not_continue_texts(c: NeoXConfig) -> Iterator[Problem]:
@@ -194,6 +197,31 @@ def samples_of_retrieval_are_blocks(c: NeoXConfig) -> Iterator[Problem]:
     for name, (is_set, what, remedy) in asked.items():
         if is_set:
             yield Problem(name, what, remedy)
+
+
+def blocks_have_room(c: NeoXConfig) -> Iterator[Problem]:
+    """Require samples of retrieval with room for a sentence between the tokens around it and the title."""
+    if is_retrieval(c) and c.model.seq_length < _SHORTEST_BLOCK:
+        what = "is too short for a block of sentences, the tokens around it and its title"
+        yield Problem("seq_length", what, f"use at least {_SHORTEST_BLOCK}")
+
+
+def towers_are_not_compressed(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse compression, layer reduction and eigenvalues of retrieval models."""
+    if not is_retrieval(c):
+        return
+    training = c.compression.compression_training
+    enabled = {
+        f"compression_training.{part}.shared_parameters.enabled": getattr(
+            training, part
+        ).shared_parameters.enabled
+        for part in COMPRESSIONS
+    }
+    enabled["compression_training.layer_reduction.enabled"] = training.layer_reduction.enabled
+    enabled["eigenvalue.enabled"] = c.engine.eigenvalue.enabled
+    for name in (name for name, is_enabled in enabled.items() if is_enabled):
+        what = "cannot be combined with objective: ict: it names layers of one model, not those of two towers"
+        yield Problem(name, what, "set it to false")
 
 
 def accuracies_count_from_one(c: NeoXConfig) -> Iterator[Problem]:

@@ -352,3 +352,25 @@ def test_a_communication_logger_that_would_time_nothing_is_refused(load):
     with pytest.raises(ConfigError, match="is empty, so that nothing would be timed"):
         load("comms_logger: {enabled: true, prof_all: false}")
     load("comms_logger: {enabled: true}")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (
+            f"{COMPRESSION}:\n  activation_quantization:\n    shared_parameters: {{enabled: true}}\n",
+            f"{COMPRESSION}.activation_quantization.shared_parameters.enabled",
+        ),
+        (
+            f"{COMPRESSION}:\n  layer_reduction: {{enabled: true, teacher: big, keep_number_layer: 4, "
+            "teacher_layer: [0, 1, 2, 3], module_name_prefix: layers}\n",
+            f"{COMPRESSION}.layer_reduction.enabled",
+        ),
+        ("eigenvalue: {enabled: true, layer_name: layers, layer_num: 4}\n", "eigenvalue.enabled"),
+    ],
+)
+def test_retrieval_models_are_not_compressed(load, text, name):
+    with pytest.raises(ConfigError) as found:
+        load(text + "objective: ict\nict-head-size: 8\n")
+    problems = {problem.name: problem.what for problem in found.value.problems}
+    assert "names layers of one model, not those of two towers" in problems[name]

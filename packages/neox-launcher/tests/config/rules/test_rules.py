@@ -518,6 +518,18 @@ EXAMPLES = {
         "does not apply to blocks of sentences, which are the samples of objective: ict",
         "objective: ict\nict-head-size: 128\npack-impl: packed",
     ),
+    "blocks_have_room": (
+        "objective: ict\nict-head-size: 128\n--set seq-length=4",
+        "seq_length",
+        "is too short for a block of sentences, the tokens around it and its title\nuse at least 8",
+        "objective: ict\nict-head-size: 128\n--set seq-length=8",
+    ),
+    "towers_are_not_compressed": (
+        "objective: ict\nict-head-size: 8\neigenvalue: {enabled: true, layer_name: layers, layer_num: 4}",
+        "eigenvalue.enabled",
+        "cannot be combined with objective: ict: it names layers of one model, not those of two towers",
+        "objective: masked\neigenvalue: {enabled: true, layer_name: layers, layer_num: 4}",
+    ),
     "accuracies_count_from_one": (
         "objective: ict\nict-head-size: 128\nreport-topk-accuracies: [1, 5, 1]",
         "report_topk_accuracies",
