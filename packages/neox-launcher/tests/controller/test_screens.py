@@ -161,6 +161,25 @@ def test_every_printed_command_is_accepted(minimal, tmp_path, monkeypatch, load)
 
 
 @pytest.mark.usefixtures("checkpoint")
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (("objective=masked",), {"evaluate"}),
+        (("objective=ict", "ict-head-size=8"), {"evaluate", "index blocks"}),
+        (("objective=ict", "ict-head-size=8", "block-data-path=found"), {"evaluate", "index blocks"}),
+    ],
+)
+def test_only_models_that_continue_texts_are_shown_how_to_generate(request_, settings, names):
+    request = replace(request_, overrides=(*request_.overrides, *settings))
+    shown = rows(render_end(plan_launch(request, gpus=0), request, DONE, width=120))
+    assert {"generate", "evaluate", "index blocks"} & shown.keys() == names
+    if "index blocks" in names:
+        words = shlex.split(shown["index blocks"])
+        assert words[1] == "index-blocks"
+        assert {"load=ck pt", settings[2] if settings[2:] else "block-data-path=ck pt/index"} <= set(words)
+
+
+@pytest.mark.usefixtures("checkpoint")
 def test_a_finetuning_is_resumed_with_all_states(request_):
     flags = ("finetune=true", "no-load-rng=true")
     request = replace(request_, overrides=(*request_.overrides, *flags))

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from neox_config import NeoXConfig
 from neox_config.counted import counted
+from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.errors import ConfigError
 from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
@@ -247,8 +248,13 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
     is_same = section.load == section.save
     if section.save is not None and (has_saved or (is_same and _first_iteration(plan))):
         settings = {} if is_same else {"load": section.save}
-        yield "generate", _command(request, "generate", settings=settings)
+        if not is_encoder(plan.resolved.config):
+            yield "generate", _command(request, "generate", settings=settings)
         yield "evaluate", _command(request, "evaluate", settings=settings)
+        if is_retrieval(plan.resolved.config):
+            has_index = plan.resolved.config.objective.block_data_path is not None
+            index = {} if has_index else {"block-data-path": str(Path(section.save, "index"))}
+            yield "index blocks", _command(request, "index-blocks", settings=settings | index)
     log_dir = plan.resolved.config.logging.log_dir
     if log_dir is not None and result.iteration and _has_metrics(Path(plan.working_directory, log_dir)):
         yield "report", f"neox-report {shlex.quote(log_dir)}"
