@@ -122,27 +122,38 @@ def test_a_resumed_student_continues_to_the_last_bit(tmp_path) -> None:
 
 
 def refusals(folder: str, corpus: str) -> dict[str, str]:
+    from neox_data.tokenizers import CharLevelTokenizer
     from neox_model.checkpoint.errors import CheckpointError
 
     train_all(folder, corpus, {"teacher": TEACHER})
     found = {}
+    distill = {"distill": {"enabled": True}}
     wrong: dict[str, dict[str, Any]] = {
         "width": {"hidden_size": 48},
         "absent layer": {"teacher_layer": [1, 9]},
         "tied head": {"other_module_name": ["lm_head"]},
         "no biases": {"use_bias_in_mlp": False},
         "nothing": {"teacher": f"{folder}/nothing"},
+        "objective": {"objective": "masked", **distill},
+        "positions": {"other_module_name": [], "seq_length": 32, "max_position_embeddings": 32, **distill},
+        "tokenizer": {},
+        "tokenizer of logits": {"other_module_name": [], **distill},
     }
+    fingerprint = CharLevelTokenizer.fingerprint
     for name, change in wrong.items():
         settings = student(Path(folder, "teacher"))
         reduction = settings["compression_training"]["layer_reduction"]
-        inside = {key: value for key, value in change.items() if key in reduction}
-        settings |= {key: value for key, value in change.items() if key not in reduction}
+        inside = {key: value for key, value in change.items() if key in {*reduction, "distill"}}
+        settings |= {key: value for key, value in change.items() if key not in inside}
         settings["compression_training"] = {"layer_reduction": reduction | inside}
+        if name.startswith("tokenizer"):
+            CharLevelTokenizer.fingerprint = "0" * 64
         try:
             train_all(folder, corpus, {name: settings})
         except CheckpointError as error:
             found[name] = str(error)
+        finally:
+            CharLevelTokenizer.fingerprint = fingerprint
     return found
 
 
@@ -153,3 +164,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path) -> None:
     assert "lm_head in other_module_name is no module with weights of its own" in found["tied head"]
     assert "the student has no such weight" in found["no biases"]
     assert "contains no checkpoint" in found["nothing"]
+    assert "its objective is causal, and the student's masked" in found["objective"]
+    assert "it has 16 positions, and seq-length is 32" in found["positions"]
+    for name in ("tokenizer", "tokenizer of logits"):
+        assert "its tokenizer is another one, whose tokens have other ids" in found[name]

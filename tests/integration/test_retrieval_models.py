@@ -164,6 +164,19 @@ def test_towers_start_with_the_weights_of_a_masked_model(tmp_path, data, more):
             torch.testing.assert_close(towers[prefix + name], bert[name], atol=1e-9, rtol=0)
 
 
+def test_a_training_that_continues_does_not_read_the_masked_model(tmp_path, data):
+    masked = {
+        name: value for name, value in SETTINGS.items() if "ict" not in str(name) and "topk" not in name
+    }
+    run = {"save": str(tmp_path / "run"), "load": str(tmp_path / "run"), "data_path": data}
+    given = SETTINGS | run | {"bert_load": str(tmp_path / "bert")}
+    bert = masked | {"objective": "masked", "data_path": data, "save": str(tmp_path / "bert")}
+    run_ranks(train, size=1, parts=[bert, given | {"train_iters": 2, "lr_decay_iters": ITERATIONS}])
+    (tmp_path / "bert").rename(tmp_path / "moved")
+    run_ranks(train, size=1, parts=[given | {"lr_decay_iters": ITERATIONS}])
+    assert weights_of(tmp_path / "run")
+
+
 def test_a_model_of_another_kind_is_no_start_for_towers(tmp_path, data):
     causal = SMALL_TRAINING | MODEL | {"data_path": data, "save": str(tmp_path / "gpt")}
     causal |= {"train_iters": 1, "save_interval": 1}

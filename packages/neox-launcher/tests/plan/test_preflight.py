@@ -1,6 +1,7 @@
 """Preflight checks of the files that a configuration names."""
 
 import json
+import shutil
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -418,6 +419,21 @@ def saved(folder):
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
     (folder / "latest").write_text("global_step1")
+
+
+def test_the_masked_model_of_towers_is_checked_unless_a_training_continues(load, files):
+    given = ICT + "bert-load: bert\nsave: runs\nsave-interval: 1\nload: runs\n"
+
+    def found():
+        return [each for each in check_files(load(given), program="train") if each.name == "bert_load"]
+
+    (problem,) = found()
+    assert (problem.what, problem.remedy) == ("contains no checkpoint", SAVED)
+    saved(files / "bert")
+    assert found() == []
+    shutil.rmtree(files / "bert")
+    saved(files / "runs")
+    assert found() == []
 
 
 @pytest.mark.parametrize("program", ["index-blocks", "find-blocks"])

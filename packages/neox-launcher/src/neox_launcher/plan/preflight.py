@@ -210,6 +210,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             _checkpoint_to_resume_from,
             _base_of_adapters,
             _teacher,
+            _masked_model,
             _vocabulary,
             _packages,
             _texts_and_tasks,
@@ -611,16 +612,31 @@ def _whole_model(name: str, checkpoint: Path) -> Iterator[Problem]:
 
 def _teacher(config: NeoXConfig) -> Iterator[Problem]:
     """Require a checkpoint of the teacher, unless a student that has started continues without it."""
-    section, load = config.compression.compression_training.layer_reduction, config.checkpoint.load
-    continues = load is not None and (_has_local_checkpoints(config) or _why_no_checkpoint(load) is None)
-    if not section.enabled or section.teacher is None or (continues and not section.distill.enabled):
+    section = config.compression.compression_training.layer_reduction
+    if not section.enabled or section.teacher is None or (_continues(config) and not section.distill.enabled):
         return
-    name = "compression_training.layer_reduction.teacher"
-    reason = _why_no_checkpoint(section.teacher)
+    yield from _start("compression_training.layer_reduction.teacher", section.teacher, called="teacher")
+
+
+def _masked_model(config: NeoXConfig) -> Iterator[Problem]:
+    """Require a checkpoint of the model that towers start from, unless a training continues."""
+    folder = config.objective.bert_load
+    if is_retrieval(config) and folder is not None and not _continues(config):
+        yield from _start("bert_load", folder, called="bert-load")
+
+
+def _continues(config: NeoXConfig) -> bool:
+    load = config.checkpoint.load
+    return load is not None and (_has_local_checkpoints(config) or _why_no_checkpoint(load) is None)
+
+
+def _start(name: str, folder: str, *, called: str) -> Iterator[Problem]:
+    """Require a complete checkpoint of a model in a folder that a parameter names."""
+    reason = _why_no_checkpoint(folder)
     if reason is not None:
-        yield Problem(name, reason, _load_remedy(section.teacher, reason, name="teacher"))
+        yield Problem(name, reason, _load_remedy(folder, reason, name=called))
         return
-    read = _latest_checkpoint(Path(section.teacher))
+    read = _latest_checkpoint(Path(folder))
     if read is not None:  # The workers report a file `latest` that names none.
         yield from _whole_model(name, read)
 

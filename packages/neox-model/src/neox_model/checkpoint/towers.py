@@ -14,7 +14,7 @@ from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.shards import ShardReader
-from neox_model.checkpoint.whole_weights import check_wanted, fill_wanted, wanted_weight
+from neox_model.checkpoint.whole_weights import check_wanted, fill_wanted, is_continued, wanted_weight
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable, named_logical_parameters
 
@@ -32,6 +32,7 @@ def load_towers(
     model: nn.Module,
     *,
     tower_names: tuple[str, ...],
+    load: Path | None,
     groups: Groups,
     config: Mapping[str, Any],
     writable: Writable,
@@ -44,6 +45,7 @@ def load_towers(
         directory: folder of its checkpoints; None: nothing is done.
         model: the retrieval model.
         tower_names: prefixes of the logical names of towers; without one, the names are those of an encoder.
+        load: folder of the checkpoints to continue from; if it contains one, nothing is done.
         groups: this rank's process groups.
         config: values that this run would record in a checkpoint, compared with the masked model's.
         writable: context manager that returns the tensor to fill for a parameter; None: other ranks fill it.
@@ -52,7 +54,7 @@ def load_towers(
         CheckpointError: there is none, it is damaged, or it is not a masked model of this size; the same on
             all ranks.
     """
-    if directory is None:
+    if directory is None or is_continued(load, groups):
         return
     every = [
         wanted_weight(_without_tower(name, tower_names), parameter)

@@ -2,16 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from neox_model.checkpoint.blocks import Range, block_numel
 from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.shards import ShardReader
+from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable
 
-__all__ = ["WantedWeight", "check_wanted", "fill_wanted", "shape_problems", "wanted_weight"]
+__all__ = ["WantedWeight", "check_wanted", "fill_wanted", "is_continued", "shape_problems", "wanted_weight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,21 @@ class WantedWeight:
     parameter: nn.Parameter
     shape: tuple[int, ...]
     wanted: Range
+
+
+def is_continued(load: Path | None, groups: Groups) -> bool:
+    """Return True if a training continues from a checkpoint, whose weights replace all others. Collective.
+
+    Args:
+        load: folder of the checkpoints to continue from; None: none.
+        groups: this rank's process groups.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    with shared_outcome(groups.control, f"finding a checkpoint in {load}", keeps_bugs=True):
+        found = load is not None and groups.world.rank == 0 and find_latest(load) is not None
+    return any(gather(groups.control, found))
 
 
 def wanted_weight(name: str, parameter: nn.Parameter) -> WantedWeight:

@@ -180,16 +180,23 @@ def _build_training(
     datasets = build_datasets(resolved, position=position, difficulties=additions.difficulties)
     progress.describe(phase="building the model")
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
+    recorded = recorded_values(resolved, tokenizer)
     start_from_teacher(
-        config, model, load=load, groups=groups, writable=partial(gathered_parameter, groups=groups)
+        config,
+        model,
+        load=load,
+        groups=groups,
+        recorded=recorded,
+        writable=partial(gathered_parameter, groups=groups),
     )
     additions.fill(model, groups)
     load_towers(
         config.objective.bert_load if is_retrieval(config) else None,
         model,
         tower_names=(QUERY, BLOCK),
+        load=load,
         groups=groups,
-        config=recorded_values(resolved, tokenizer),
+        config=recorded,
         writable=partial(gathered_parameter, groups=groups),
     )
     base = load_base(
@@ -197,14 +204,14 @@ def _build_training(
         model,
         adapters=load,
         groups=groups,
-        config=recorded_values(resolved, tokenizer),
+        config=recorded,
         writable=partial(gathered_parameter, groups=groups),
         cache=config.checkpoint.store_cache,
     )
     optimizer = build_optimizer(config, model, model_group=groups.model, data_group=groups.data)
     schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
-    add_distillation(resolved, model, groups=groups, vocab_size=tokenizer.vocab_size)
+    add_distillation(resolved, model, groups=groups, recorded=recorded, vocab_size=tokenizer.vocab_size)
     progress.describe(phase="compiling the layers")
     compile_layers(model, resolved, groups)
     seed_streams(config.training.seed, groups)

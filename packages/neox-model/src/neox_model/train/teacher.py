@@ -1,18 +1,21 @@
 """A student from layers of a teacher: the weights it starts from, and the model that it is compared with."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.derive.resume import Change
 from neox_config.schema.sections.compression import LayerReduction
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.distillation import Distillation
 from neox_model.assembly.model import build_stage
+from neox_model.checkpoint.comparison import changes_since
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
@@ -21,10 +24,11 @@ from neox_model.checkpoint.whole_weights import (
     WantedWeight,
     check_wanted,
     fill_wanted,
+    is_continued,
     shape_problems,
     wanted_weight,
 )
-from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable, named_logical_parameters
 
@@ -51,7 +55,13 @@ def teacher_names(names: Iterable[str], section: LayerReduction) -> dict[str, st
 
 
 def start_from_teacher(
-    config: NeoXConfig, model: nn.Module, *, load: Path | None, groups: Groups, writable: Writable
+    config: NeoXConfig,
+    model: nn.Module,
+    *,
+    load: Path | None,
+    groups: Groups,
+    recorded: Mapping[str, Any],
+    writable: Writable,
 ) -> None:
     """Copy layers and modules of the teacher, unless a checkpoint of the student will be loaded. Collective.
 
@@ -60,13 +70,14 @@ def start_from_teacher(
         model: this rank's part of the student, initialized.
         load: folder of the checkpoints to continue from.
         groups: this rank's process groups.
+        recorded: values that this run would record in a checkpoint, compared with the teacher's.
         writable: context manager that returns the tensor to fill for a parameter; None: other ranks fill it.
 
     Raises:
         CheckpointError: the teacher is missing or damaged, or does not have what the student copies.
     """
     section = config.compression.compression_training.layer_reduction
-    if not section.enabled or _is_loaded(load, groups):
+    if not section.enabled or is_continued(load, groups):
         return
     folder, checkpoint = _open_teacher(section, groups)
     named = dict(named_logical_parameters(model))
@@ -74,18 +85,12 @@ def start_from_teacher(
     every = {name: each for found in gather(groups.control, sources) for name, each in found.items()}
     wanted = [wanted_weight(sources[name], parameter) for name, parameter in named.items() if name in sources]
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
-        _check(section, checkpoint, wanted, every)
+        _check(section, checkpoint, wanted, every, _differences(checkpoint, recorded))
         reader = ShardReader(folder, checkpoint.manifest.files)
         check_wanted(wanted, checkpoint.manifest, reader)
     fill_wanted(wanted, checkpoint.manifest, reader, writable=writable)
     total = len(set().union(*gather(groups.control, set(named))))
     logger.info("%d of %d weights of the student are those of %s", len(every), total, folder)
-
-
-def _is_loaded(load: Path | None, groups: Groups) -> bool:
-    with shared_outcome(groups.control, f"finding a checkpoint in {load}", keeps_bugs=True):
-        found = load is not None and groups.world.rank == 0 and find_latest(load) is not None
-    return any(gather(groups.control, found))
 
 
 def _open_teacher(section: LayerReduction, groups: Groups) -> tuple[Path, Checkpoint]:
@@ -103,7 +108,11 @@ def _open_teacher(section: LayerReduction, groups: Groups) -> tuple[Path, Checkp
 
 
 def _check(
-    section: LayerReduction, checkpoint: Checkpoint, wanted: Sequence[WantedWeight], every: dict[str, str]
+    section: LayerReduction,
+    checkpoint: Checkpoint,
+    wanted: Sequence[WantedWeight],
+    every: dict[str, str],
+    differences: Mapping[str, Change],
 ) -> None:
     """Require that the teacher has all weights to copy, and the student all of the layers that are copied."""
     stored, sources = checkpoint.manifest.weight_names, set(every.values())
@@ -120,6 +129,8 @@ def _check(
         if not any(f"{name}.".startswith(f"{other}.") for name in every)
     ]
     problems += shape_problems(wanted, checkpoint.manifest)
+    if sources & set(VOCABULARY):
+        problems += _other_tokenizer(differences)
     if problems:
         raise CheckpointError(
             f"the teacher {checkpoint.folder} does not fit the student: {problems[0]}; set the architecture "
@@ -127,17 +138,31 @@ def _check(
         )
 
 
-def add_distillation(resolved: Resolved, model: nn.Module, *, groups: Groups, vocab_size: int) -> None:
+def _differences(checkpoint: Checkpoint, recorded: Mapping[str, Any]) -> dict[str, Change]:
+    """Return how the teacher differs from the student, by parameter; empty if it cannot be compared."""
+    return {change.label: change for change in changes_since(checkpoint.manifest, recorded).model}
+
+
+def _other_tokenizer(differences: Mapping[str, Change]) -> list[str]:
+    problem = "its tokenizer is another one, whose tokens have other ids"
+    return [problem] if "vocab_file" in differences else []
+
+
+def add_distillation(
+    resolved: Resolved, model: nn.Module, *, groups: Groups, recorded: Mapping[str, Any], vocab_size: int
+) -> None:
     """Let a student in training compute the loss with its teacher, if it is configured. Collective.
 
     Args:
         resolved: the configuration.
         model: this rank's part of the student.
         groups: this rank's process groups.
+        recorded: values that this run would record in a checkpoint, compared with the teacher's.
         vocab_size: the tokenizer's vocabulary size.
 
     Raises:
-        CheckpointError: the teacher is missing, damaged, or has another vocabulary or width.
+        CheckpointError: the teacher is missing or damaged, or its logits or hidden states cannot be compared
+            with the student's.
     """
     section = resolved.config.compression.compression_training.layer_reduction
     options = section.distill
@@ -150,11 +175,18 @@ def add_distillation(resolved: Resolved, model: nn.Module, *, groups: Groups, vo
         parameter.requires_grad_(False)
         parameter.data = parameter.data.to(DTYPES[resolved.derived.precision])
     wanted = [wanted_weight(*named) for named in named_logical_parameters(teacher)]
-    width, theirs = resolved.config.model.hidden_size, checkpoint.resolved.config.model.hidden_size
+    own, theirs = resolved.config.model, checkpoint.resolved.config.model
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
-        problems = shape_problems(wanted, checkpoint.manifest)
-        if width != theirs and options.hidden_states_weight:
-            problems.append(f"its hidden-size is {theirs}, and the student's {width}")
+        problems = _other_tokenizer(_differences(checkpoint, recorded))
+        problems += shape_problems(wanted, checkpoint.manifest)
+        if own.objective != theirs.objective:
+            problems.append(f"its objective is {theirs.objective}, and the student's {own.objective}")
+        if own.seq_length > theirs.max_position_embeddings:
+            problems.append(
+                f"it has {theirs.max_position_embeddings} positions, and seq-length is {own.seq_length}"
+            )
+        if own.hidden_size != theirs.hidden_size and options.hidden_states_weight:
+            problems.append(f"its hidden-size is {theirs.hidden_size}, and the student's {own.hidden_size}")
         if problems:
             raise CheckpointError(f"the teacher {folder} does not fit: {problems[0]}; use another teacher")
         reader = ShardReader(folder, checkpoint.manifest.files)
