@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from neox_config.errors import NeoXError
 from neox_data.block_index import open_block_index
 from neox_data.inverse_cloze import framed
 from neox_data.tokenizers import build_tokenizer
@@ -104,7 +105,7 @@ def interrupted(settings: dict[str, Any]) -> str:
     block_index.written_aside = counted
     try:
         retrieve("index", settings)
-    except OSError as error:
+    except NeoXError as error:
         return str(error)
     finally:
         block_index.written_aside = written_aside
@@ -114,7 +115,9 @@ def interrupted(settings: dict[str, Any]) -> str:
 def test_an_interrupted_index_is_continued_by_another_number_of_processes(tmp_path, trained):
     settings = trained | SEARCH | {"block_data_path": str(tmp_path / "index")}
     (error,) = run_ranks(interrupted, size=1, settings=settings)
+    assert error.startswith(f"the index {tmp_path / 'index'} cannot be written: ")
     assert "No space left on device" in error
+    assert error.endswith("make room on the disk, and run the same command again")
     parts = tmp_path / "index.partial" / "parts"
     before = {path.name: path.stat().st_mtime_ns for path in parts.glob("*.npy")}
     assert len(before) == 3

@@ -123,6 +123,10 @@ def test_missing_and_damaged_indexes_are_named(tmp_path, complete):
     np.save(complete / "embeddings.npy", EMBEDDINGS[:4])
     with pytest.raises(DataError, match=r"it has places \(4, 5\) and embeddings \(4, 3\)"):
         open_block_index(complete)
+    for wrong in ({}, {"made_with": []}, {"made_with": {}, "part_blocks": 0}):
+        (complete / "index.json").write_text(json.dumps({"format": "neox-block-index-1", **wrong}))
+        with pytest.raises(DataError, match=r"index\.json is damaged \(.*\); delete its folder"):
+            open_block_index(complete)
     (complete / "index.json").write_text(json.dumps({"format": "another"}))
     with pytest.raises(DataError, match=r"index\.json is damaged \(format 'another'\)"):
         open_block_index(complete)

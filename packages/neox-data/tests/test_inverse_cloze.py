@@ -45,6 +45,9 @@ def sentences(text: str, longest: int = 100) -> list[str]:
         ("Version 1.5 of f.x. It works", ["Version 1.5 of f.x.", " It works"]),
         ("a = 1\n\n  b = 2\n", ["a = 1\n\n", "  b = 2\n"]),
         ("no end", ["no end"]),
+        # Space at the beginning is no sentence of its own, and space alone is none.
+        ("\n\n  \nOne two. Three", ["\n\n  \nOne two.", " Three"]),
+        (" \n\n ", []),
     ],
 )
 def test_sentences_end_at_final_characters_and_lines(text: str, expected: list[str]) -> None:

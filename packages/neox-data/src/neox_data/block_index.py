@@ -219,6 +219,8 @@ def _described(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_bytes())
         if found["format"] != FORMAT:
             raise ValueError(f"format {found['format']!r}")
+        if not isinstance(found["made_with"], dict) or found.get("part_blocks", 1) < 1:
+            raise ValueError("made_with or part_blocks has another form")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} is damaged ({error}); delete its folder, and make the index again"

@@ -78,15 +78,16 @@ class SentenceEnds:
         is_followed = np.append(self._begins_with_space[safe[1:]], True)
         is_end = known & ((self._is_final[safe] & is_followed) | self._has_line_break[safe])
         is_end[-1] = True
-        # Space behind an end belongs to the sentence before it, unless a word shares the token.
+        # Space behind an end belongs to the sentence before it, unless a word shares the token; space at the
+        # beginning of the document belongs to the first sentence.
         ends = np.flatnonzero(is_end) + 1
         is_blank = known & self._is_space[safe]
         kept, begin = list[int](), 0
         for end in ends.tolist():
-            if is_blank[begin:end].all() and kept:
-                kept[-1] = end
-            else:
+            if not is_blank[begin:end].all():
                 kept.append(end)
+            elif kept:
+                kept[-1] = end
             begin = end
         return _divided(kept, longest)
 

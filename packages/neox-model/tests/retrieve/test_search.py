@@ -42,6 +42,13 @@ def test_blocks_that_are_as_good_as_the_own_one_are_counted_without_it(rows):
     assert found.tolist() == wanted
 
 
+def test_a_score_that_is_no_number_finds_nothing(rows):
+    queries, blocks = numbers(QUERIES, WIDTH), numbers(BLOCKS, WIDTH)
+    scores = torch.full((QUERIES,), torch.nan)
+    found = search.better_blocks(queries, scores, torch.zeros(QUERIES).long(), blocks.numpy())
+    assert found.tolist() == [BLOCKS - 1] * QUERIES
+
+
 def test_recall_of_the_search_is_one():
     """The best ten of 20,000 blocks are those of a float64 sort, for each of 64 queries."""
     generator = np.random.default_rng(0)

@@ -77,7 +77,7 @@ class RetrievalLoss:
 
     def _count(self, scores_BC: Tensor, own_B: Tensor) -> None:
         own_B1 = scores_BC.gather(1, own_B.unsqueeze(1))
-        # Blocks of an equal score count as better, so that a constant embedding finds nothing.
-        better_B = (scores_BC >= own_B1).sum(dim=1) - 1
+        # Blocks of an equal score count as better, so that a constant embedding finds nothing; nor does NaN.
+        better_B = (~(scores_BC < own_B1)).sum(dim=1) - 1
         counts = [(better_B < k).sum() for k in self.best]
         self.hits.append(torch.stack([*counts, torch.full_like(counts[0], len(own_B))]))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from neox_config import Resolved
+from neox_config.errors import NeoXError
 from neox_data.block_index import IndexInProgress, begin_index, open_block_index
 from neox_data.inverse_cloze import Blocks
 from neox_model.assembly.towers import BLOCK
@@ -69,7 +70,7 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         for part in missing[groups.data.rank :: groups.data.size]:
             embeddings_BE = batches.embed(towers, part)
             if groups.model.rank == 0:
-                index.write(part, embeddings_BE)
+                _write(index, part, embeddings_BE, folder)
     # Rank 0 joins the parts when all ranks have written theirs.
     with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
         pass
@@ -77,6 +78,16 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         if groups.world.rank == 0:
             index.complete(places_4N)
     return _result(f"wrote {folder}", folder, groups)
+
+
+def _write(index: IndexInProgress, part: range, embeddings_BE: np.ndarray, folder: Path) -> None:
+    try:
+        index.write(part, embeddings_BE)
+    except OSError as error:
+        raise NeoXError(
+            f"the index {folder} cannot be written: {error}; the parts that are written stay: make room on "
+            "the disk, and run the same command again"
+        ) from error
 
 
 class _Batches:

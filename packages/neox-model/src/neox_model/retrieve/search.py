@@ -37,7 +37,7 @@ def best_blocks(query_QE: Tensor, embeddings_NE: np.ndarray, count: int) -> tupl
 def better_blocks(
     query_QE: Tensor, own_score_Q: Tensor, own_row_Q: Tensor, embeddings_NE: np.ndarray
 ) -> Tensor:
-    """Return for each query the number of other blocks whose score is at least that of its own block.
+    """Return for each query the number of other blocks whose score is not less than that of its own block.
 
     Args:
         query_QE: embeddings of the queries, float32.
@@ -47,7 +47,8 @@ def better_blocks(
     """
     better_Q = torch.zeros_like(own_row_Q)
     for first, scores_QN in _scores(query_QE, embeddings_NE):
-        is_better_QN = scores_QN >= own_score_Q.unsqueeze(1)
+        # Where a score is NaN, too.
+        is_better_QN = ~(scores_QN < own_score_Q.unsqueeze(1))
         is_here_Q = (own_row_Q >= first) & (own_row_Q < first + scores_QN.shape[1])
         place_Q = (own_row_Q - first).clamp(0, scores_QN.shape[1] - 1)
         own_Q = is_better_QN.gather(1, place_Q.unsqueeze(1)).squeeze(1) & is_here_Q

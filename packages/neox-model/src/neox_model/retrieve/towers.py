@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.errors import ConfigError
+from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
 from neox_data.indexed.layout import idx_path
 from neox_data.inverse_cloze import Blocks
@@ -57,9 +57,18 @@ class Towers:
         Args:
             tower: QUERY or BLOCK.
             rows_B2S: int64, tokens, and 1 for these, 0 for padding.
+
+        Raises:
+            NeoXError: an embedding is not finite.
         """
         inputs = as_tower_inputs(torch.from_numpy(rows_B2S))
-        return self.model.embed(tower, tuple(each.to(computing_device()) for each in inputs))
+        found = self.model.embed(tower, tuple(each.to(computing_device()) for each in inputs))
+        if not found.isfinite().all():
+            raise NeoXError(
+                f"the {tower} tower returns embeddings that are not finite (NaN or infinite); use another "
+                "checkpoint, or precision: bfloat16 or fp32"
+            )
+        return found
 
 
 @explained_shortage("use a device with more memory")
