@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,7 +118,7 @@ def load_model(folder: Path, family: Family) -> Any:
     Raises:
         ProofError: some are.
     """
-    with _reporting(ProofError, f"cannot load {folder}"):
+    with _reporting(ProofError, f"cannot load {folder}"), _without_bars():
         model, info = _class(family).from_pretrained(
             folder,
             local_files_only=True,
@@ -248,6 +249,18 @@ def _reporting(kind: type[ConversionError], what: str) -> Iterator[None]:
         yield
     except (*_REFUSALS, hub.StrictDataclassError, safetensors.SafetensorError) as error:
         raise kind(f"transformers {what}: {error}; correct the file, or copy the folder again") from error
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide progress bars: compressed-tensors (0.20) shows its own, whatever transformers is told."""
+    kind = require("tqdm", because="the proof of a conversion", install=_INSTALL).tqdm
+    shown = kind.__init__
+    kind.__init__ = partialmethod(shown, disable=True)
+    try:
+        yield
+    finally:
+        kind.__init__ = shown
 
 
 @contextmanager
