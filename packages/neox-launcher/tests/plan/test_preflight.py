@@ -448,6 +448,8 @@ def test_programs_of_retrieval_require_towers(load, files, program):
     saved(files / "runs")
     assert check_files(load(ICT + "ict-load: runs\n"), program=program) == []
     assert check_files(load(ICT + "load: runs\n"), program=program) == []
+    (problem,) = check_files(load(ICT + "load: runs\ntitles-data-path: names\n"), program=program)
+    assert (problem.name, problem.what) == ("titles_data_path", "names.idx does not exist")
     # No document for the training: nothing is trained.
     assert check_files(load(ICT + "load: runs\nsplit: '0,0,1'\n"), program=program) == []
     causal = load(SETTINGS + "load: runs\n")

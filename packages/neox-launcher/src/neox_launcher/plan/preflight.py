@@ -257,6 +257,9 @@ def _datasets(config: NeoXConfig) -> Iterator[Problem]:
             "add data-path: PREFIX, where PREFIX.bin and PREFIX.idx are the files written by preprocess_data",
             value="",
         )
+    titles = config.objective.titles_data_path
+    if is_retrieval(config) and titles is not None:
+        named["titles_data_path"] = (titles,)
     for name, prefixes in named.items():
         for prefix in dict.fromkeys(prefixes or ()):
             found = check_indexed_files(prefix)
