@@ -253,7 +253,7 @@ def _reporting(kind: type[ConversionError], what: str) -> Iterator[None]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide progress bars: compressed-tensors (0.20) shows its own, whatever transformers is told."""
+    """Hide progress bars: compressed-tensors (0.20) shows its own even if transformers shows none."""
     kind = require("tqdm", because="the proof of a conversion", install=_INSTALL).tqdm
     shown = kind.__init__
     kind.__init__ = partialmethod(shown, disable=True)
