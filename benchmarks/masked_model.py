@@ -11,12 +11,11 @@ Files of an earlier run in WORK are used again, and a finished training is only 
 
 import argparse
 import math
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from stdlib_files import make_corpus, make_dataset, make_tokenizer
 
 import neox_model
 from neox_config import NeoXConfig
@@ -92,26 +91,9 @@ def main() -> None:
 
 def prepare(work: Path, entries: int) -> tuple[str, Path]:
     """Return the prefix of the dataset and the tokenizer's file, which are made if they do not exist."""
-    work.mkdir(parents=True, exist_ok=True)
-    corpus, vocabulary, prefix = work / "stdlib.jsonl", work / "tokenizer.json", work / "stdlib"
-    data = [sys.executable, "-m", "neox_data"]
-    if not corpus.exists():
-        run([*data, "stdlib-corpus", str(corpus)])
-    if not vocabulary.exists():
-        words = ["train-tokenizer", "--input", str(corpus), "--vocab-size", str(entries)]
-        run([*data, *words, "--special-token", "<|mask|>", "--output", str(vocabulary)])
-    if not Path(f"{prefix}_text_document.bin").exists():
-        options = ["--tokenizer-type", "HFTokenizer", "--vocab-file", str(vocabulary), "--append-eod"]
-        command = [sys.executable, "-m", "neox_data.preprocess", "--input", str(corpus)]
-        run([*command, *options, "--output-prefix", str(prefix)])
-    return f"{prefix}_text_document", vocabulary
-
-
-def run(command: list[str]) -> None:
-    """Run a command, whose output is shown if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
+    corpus = make_corpus(work)
+    vocabulary = make_tokenizer(corpus, entries, "--special-token", "<|mask|>")
+    return make_dataset(corpus, vocabulary), vocabulary
 
 
 def unigram_loss(config: NeoXConfig, prefix: str, tokenizer: Tokenizer) -> tuple[float, int]:

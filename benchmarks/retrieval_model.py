@@ -12,13 +12,12 @@ Files of an earlier run in WORK are used again, and a finished training is only 
 
 import argparse
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 from rank_bm25 import BM25Okapi
+from stdlib_files import make_corpus, make_dataset, make_tokenizer
 
 import neox_model
 from neox_config import NeoXConfig
@@ -105,32 +104,15 @@ def main() -> None:
 
 def prepare(work: Path, entries: int) -> Path:
     """Make the datasets of all files and of the held-out ones, and return the tokenizer's file."""
-    work.mkdir(parents=True, exist_ok=True)
-    corpus, heldout, vocabulary = work / "stdlib.jsonl", work / "heldout.jsonl", work / "tokenizer.json"
-    data = [sys.executable, "-m", "neox_data"]
-    if not corpus.exists():
-        run([*data, "stdlib-corpus", str(corpus)])
+    corpus, heldout = make_corpus(work), work / "heldout.jsonl"
     if not heldout.exists():
         lines = corpus.read_text(encoding="utf-8").splitlines(keepends=True)
         part = split_documents(SPLIT, len(lines))["test"]
         heldout.write_text("".join(lines[part.start : part.stop]), encoding="utf-8")
-    if not vocabulary.exists():
-        words = ["train-tokenizer", "--input", str(corpus), "--vocab-size", str(entries)]
-        run([*data, *words, "--output", str(vocabulary)])
+    vocabulary = make_tokenizer(corpus, entries)
     for texts in (corpus, heldout):
-        prefix = texts.with_suffix("")
-        if not Path(f"{prefix}_text_document.bin").exists():
-            options = ["--tokenizer-type", "HFTokenizer", "--vocab-file", str(vocabulary), "--append-eod"]
-            command = [sys.executable, "-m", "neox_data.preprocess", "--input", str(texts)]
-            run([*command, *options, "--output-prefix", str(prefix)])
+        make_dataset(texts, vocabulary)
     return vocabulary
-
-
-def run(command: list[str]) -> None:
-    """Run a command, whose output is shown if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
 
 
 def bm25_recall(config: NeoXConfig) -> dict[int, float]:

@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from neox_config.derive.adapters import base_of_adapters
-from neox_config.facts.checkpoints import LATEST, checkpoint_name
+from neox_config.facts.checkpoints import checkpoint_name
 from neox_model.checkpoint.contents import Manifest
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
+from support.trainings import train_all
 
 ADAPTERS = {"lora_rank": 2, "lora_alpha": 8.0, "lora_dropout": 0.1}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -35,25 +36,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
 }
 FAST = ("tensor",)
-
-
-def train_all(folder: str, corpus: str, trainings: dict[str, dict[str, Any]]) -> None:
-    """Run the trainings in turn; `restart_at` is the iteration that `latest` names before."""
-    from torch import distributed
-
-    from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
-
-    for name, settings in trainings.items():
-        if "restart_at" in settings:
-            settings = dict(settings)
-            (Path(settings["load"]) / LATEST).write_text(checkpoint_name(settings.pop("restart_at")))
-            distributed.barrier()
-        given = SMALL_TRAINING | {"data_path": corpus, "save": f"{folder}/{name}", "save_interval": 2}
-        resolved = resolved_from(given | settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
-        run.train_in(groups, resolved)
-        distributed.barrier()
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -161,7 +161,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path) -> None:
     [found] = run_ranks(refusals, size=1, folder=str(tmp_path), corpus=str(write_corpus(tmp_path)))
     assert "has the shape" in found["width"]
     assert "layers.9." in found["absent layer"]
-    assert "lm_head in other_module_name is no module with weights of its own" in found["tied head"]
+    assert "lm_head in other_module_name is not a module with separate weights" in found["tied head"]
     assert "the student has no such weight" in found["no biases"]
     assert "contains no checkpoint" in found["nothing"]
     assert "its objective is causal, and the student's masked" in found["objective"]

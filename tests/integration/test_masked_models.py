@@ -5,7 +5,6 @@ import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from neox_model.layers.attention.dense import Core
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
+from support.trainings import evaluate_parts_here
 
 ITERATIONS, HEADS, WIDTH, EVALUATED = 4, 4, 16, 2
 SETTINGS: dict[str, Any] = SMALL_TRAINING | {
@@ -233,21 +233,10 @@ def test_a_masked_model_has_logits_and_generates_nothing(tmp_path, data):
     assert not (tmp_path / "exported").exists()
 
 
-def evaluate(settings: dict[str, Any]) -> str:
-    """What neox-launch evaluate prints, in process groups that exist already."""
-    from neox_model.evaluate import perplexity
-
-    with (
-        patch.object(perplexity, "join_processes", lambda _: SINGLE_PROCESS),
-        patch.object(perplexity, "leave_processes", lambda: None),
-    ):
-        return perplexity.evaluate_parts(resolved_from(settings))
-
-
 def test_an_evaluation_is_that_of_the_hidden_tokens(tmp_path, data):
     settings = SETTINGS | {"data_path": data, "save": str(tmp_path / "run"), "load": str(tmp_path / "run")}
     run_ranks(train, size=1, parts=[settings])
-    (line,) = run_ranks(evaluate, size=1, settings=settings)
+    (line,) = run_ranks(evaluate_parts_here, size=1, settings=settings)
     first = EVALUATED * settings["train_batch_size"]
     losses = [plain_loss(weights_of(tmp_path / "run"), data, place) for place in (0, first)]
     assert any(line.startswith(f"validation loss {loss:.4f}, ") for loss in losses), (line, losses)

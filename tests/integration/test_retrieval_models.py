@@ -2,7 +2,6 @@
 
 import os
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,10 +10,10 @@ from torch import Tensor
 
 import neox_model
 from neox_config.errors import NeoXError
-from neox_model.parallel.groups import SINGLE_PROCESS
 from support.distributed import run_ranks
 from support.retrieval import ITERATIONS, MODEL, SETTINGS, plain_embeddings, weights_of, write_letters
 from support.settings import SMALL_TRAINING, resolved_from
+from support.trainings import evaluate_parts_here
 
 # Layout, number of processes, and what rounding may change in a loss.
 LAYOUTS: dict[str, tuple[dict[str, Any], int, float]] = {
@@ -188,21 +187,10 @@ def test_a_model_of_another_kind_is_no_start_for_towers(tmp_path, data):
         run_ranks(train, size=1, parts=[SETTINGS | given | {"bert_load": str(tmp_path / "nothing")}])
 
 
-def evaluate(settings: dict[str, Any]) -> str:
-    """What neox-launch evaluate prints, in process groups that exist already."""
-    from neox_model.evaluate import perplexity
-
-    with (
-        patch.object(perplexity, "join_processes", lambda _: SINGLE_PROCESS),
-        patch.object(perplexity, "leave_processes", lambda: None),
-    ):
-        return perplexity.evaluate_parts(resolved_from(settings))
-
-
 def test_an_evaluation_reports_accuracies_and_the_model_has_no_logits(tmp_path, data):
     settings = SETTINGS | {"data_path": data, "save": str(tmp_path / "run"), "load": str(tmp_path / "run")}
     run_ranks(train, size=1, parts=[settings])
-    (found,) = run_ranks(evaluate, size=1, settings=settings)
+    (found,) = run_ranks(evaluate_parts_here, size=1, settings=settings)
     wanted = [plain_evaluation(weights_of(tmp_path / "run"), settings, first) for first in (0, 16)]
     lines = [f"validation loss {loss:.4f}, perplexity" for loss, _ in wanted]
     assert any(found.startswith(line) for line in lines), (found, lines)

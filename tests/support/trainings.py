@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from neox_config.facts.checkpoints import LATEST, checkpoint_name
 from support.settings import SMALL_TRAINING, resolved_from
 
-__all__ = ["tensors_of", "train_all"]
+__all__ = ["evaluate_parts_here", "tensors_of", "train_all"]
 
 
 def train_all(folder: str, corpus: str, trainings: dict[str, dict[str, Any]]) -> None:
@@ -47,3 +48,15 @@ def tensors_of(folder: Path, iteration: int) -> dict[str, Tensor]:
             reader.fill(whole.view(-1), name, record, wanted)
             found[name] = whole
     return found
+
+
+def evaluate_parts_here(settings: dict[str, Any]) -> str:
+    """Return what neox-launch evaluate prints, in process groups that exist already."""
+    from neox_model.evaluate import perplexity
+    from neox_model.parallel.groups import SINGLE_PROCESS
+
+    with (
+        patch.object(perplexity, "join_processes", lambda _: SINGLE_PROCESS),
+        patch.object(perplexity, "leave_processes", lambda: None),
+    ):
+        return perplexity.evaluate_parts(resolved_from(settings))

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from neox_kernels import Availability, KernelUnavailable, bias_gelu, choice, choose, trial
+from neox_kernels import Availability, KernelUnavailable, bias_gelu, choice, choose, decisions, trial
+from neox_kernels.status import OPERATORS
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +174,19 @@ def test_a_decision_is_stored_for_its_arguments_and_survives_the_process(availab
         "bias_gelu: fused 1.000 ms, reference 2.000 ms, (4, 6), torch.float32 (stored)"
     ]
     assert choose("auto", available, **arguments, shape=(4, 7)) is available.reference
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_the_key_of_a_decision_is_that_of_real_tensors(operator):
+    """It is made with tensors without memory."""
+    shape = (4, 2, 3, 8)
+    keys = [
+        decisions.key_of(
+            operator, torch.device("cpu"), operator.example(shape, torch.float32, torch.device(d))
+        )
+        for d in ("cpu", "meta")
+    ]
+    assert keys[0] == keys[1]
 
 
 def test_a_damaged_decision_is_made_again(available, monkeypatch, cache):

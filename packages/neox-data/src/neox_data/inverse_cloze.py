@@ -20,9 +20,10 @@ from functools import cached_property
 
 import numpy as np
 
-from neox_data.errors import DataError, TokenizerError
+from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.random_draws import RandomDraws
+from neox_data.token_texts import token_texts
 from neox_data.tokenizers.base import Tokenizer
 
 __all__ = ["Block", "Blocks", "InverseClozeDataset", "SentenceEnds", "framed"]
@@ -30,8 +31,6 @@ __all__ = ["Block", "Blocks", "InverseClozeDataset", "SentenceEnds", "framed"]
 _FINAL = (b".", b"!", b"?")
 # Characters that may follow the final one, and that belong to the sentence.
 _CLOSING = b"\"')]}*_"
-# SentencePiece writes spaces so.
-_SPACE = "\u2581".encode()
 
 
 class SentenceEnds:
@@ -48,14 +47,11 @@ class SentenceEnds:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        entries = tokenizer.token_bytes()
-        if entries is None:
-            raise TokenizerError(
-                f"objective: ict: the tokens of this {type(tokenizer).__name__} are not the bytes of the "
-                "texts, so that sentences are unknown; use another tokenizer"
-            )
-        texts = [entry.replace(_SPACE, b" ") for entry in entries]
-        texts += [b""] * (tokenizer.vocab_size - len(texts))
+        texts = token_texts(
+            tokenizer,
+            required_by="objective: ict",
+            otherwise="sentences are unknown; use another tokenizer",
+        )
         self.end_of_document = tokenizer.end_of_document
         self._is_final = np.array(
             [text.rstrip(b" ").rstrip(_CLOSING).endswith(_FINAL) for text in texts], bool

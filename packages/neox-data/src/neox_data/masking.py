@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from neox_data.blend import SampleDataset
-from neox_data.errors import TokenizerError
 from neox_data.random_draws import RandomDraws
 from neox_data.samples.whole_documents import IGNORED
+from neox_data.token_texts import token_texts
 from neox_data.tokenizers.base import Tokenizer
 
 __all__ = ["MaskedDataset", "Masking", "WordEdges", "mask_tokens"]
@@ -22,8 +22,6 @@ __all__ = ["MaskedDataset", "Masking", "WordEdges", "mask_tokens"]
 # Shares of the chosen tokens that are masked, and that are masked or replaced by a random token.
 _MASKED, _CHANGED = 0.8, 0.9
 _SHORTEST = 2
-# SentencePiece writes spaces so.
-_SPACE = "\u2581".encode()
 
 
 class WordEdges:
@@ -41,14 +39,9 @@ class WordEdges:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        entries = tokenizer.token_bytes()
-        if entries is None:
-            raise TokenizerError(
-                f"mask-whole-words: the tokens of this {type(tokenizer).__name__} are not the bytes of the "
-                "texts, so that words are unknown; set it to false"
-            )
-        texts = [entry.replace(_SPACE, b" ") for entry in entries]
-        texts += [b""] * (tokenizer.vocab_size - len(texts))
+        texts = token_texts(
+            tokenizer, required_by="mask-whole-words", otherwise="words are unknown; set it to false"
+        )
         self.begins = np.array([_is_of_word(text[:1]) for text in texts], bool)
         self.ends = np.array([_is_of_word(text[-1:]) for text in texts], bool)
 

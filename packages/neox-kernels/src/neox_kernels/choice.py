@@ -27,6 +27,8 @@ Requested = bool | Literal["auto"]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Shape = tuple[int, ...]
+# Tensors with sizes and without memory.
+_META = torch.device("meta")
 
 
 def choose(
@@ -103,7 +105,7 @@ def _verdict(
         raise ValueError(f'{operator.name}: "auto" requires the shape of the first argument; pass shape')
     try:
         return decisions.decide(
-            decisions.key_of(operator, device, (example or operator.example)(shape, dtype, device)),
+            decisions.key_of(operator, device, (example or operator.example)(shape, dtype, _META)),
             functools.partial(_trial, operator, device, dtype, shape, example),
         )
     except RuntimeError as error:  # OutOfMemoryError is one; a trial must not end a training.

@@ -249,7 +249,7 @@ def test_a_required_fused_loss_that_is_unavailable_is_refused_with_the_reason():
         build_model(resolved_from({"loss_fusion": True}), SINGLE_PROCESS, vocab_size=11)
 
 
-def test_the_trial_of_the_rotation_has_the_heads_and_pairs_of_the_model(calls, monkeypatch):
+def test_the_trial_of_the_rotation_has_the_heads_and_pairs_of_the_model(calls, monkeypatch, tmp_path):
     tried = []
 
     def timed(operator, args):
@@ -260,6 +260,8 @@ def test_the_trial_of_the_rotation_has_the_heads_and_pairs_of_the_model(calls, m
     settings = {"pos_emb": "rotary", "rotary_pct": 0.5, "num_kv_heads": 2, "rope_fusion": "auto"}
     model_of(settings)
     assert tried == [[(12, 2, 6, 4), (12, 2, 2, 4), (12, 1), (12, 1)]]
+    (stored,) = (tmp_path / "cache" / "decisions").iterdir()
+    assert "(12, 2, 2, 4)" in stored.read_text()
 
 
 def test_compiled_layers_take_the_plain_form_of_an_operator_under_auto(calls, monkeypatch):

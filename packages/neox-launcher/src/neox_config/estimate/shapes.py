@@ -387,7 +387,7 @@ def layout_of(resolved: Resolved) -> Layout:
 def _compiles(config: NeoXConfig) -> bool | None:
     """Return whether layers are compiled at ZeRO stages that allow it; None: on GPUs.
 
-    On GPUs, `auto` compiles the layers of all but short trainings, unless each needs a graph of its own.
+    On GPUs, `auto` compiles the layers of all but short trainings, unless each needs a separate graph.
     """
     if why_layers_stay_uncompiled(config, zero_stage=0) is not None:
         return False

@@ -233,8 +233,7 @@ def evaluate(
         "eval_num_fewshot": num_fewshot,
         "eval_limit": limit,
     }
-    settings = tuple(f"{name}={value}" for name, value in given.items() if value is not None)
-    _launch(replace(request, overrides=(*request.overrides, *settings)), dry_run)
+    _launch(_with_settings(request, given), dry_run)
 
 
 @main.command(
@@ -291,8 +290,7 @@ def find_blocks(
         "block_query": None if query is None else literal_text(query),
         "block_count": count,
     }
-    settings = tuple(f"{name}={value}" for name, value in given.items() if value is not None)
-    _launch(replace(request, overrides=(*request.overrides, *settings)), dry_run)
+    _launch(_with_settings(request, given), dry_run)
 
 
 @main.command(
@@ -385,6 +383,12 @@ def verify(
         evaluate=evaluate,
     )
     _launch(request, dry_run, wanted)
+
+
+def _with_settings(request: Request, given: Mapping[str, Any]) -> Request:
+    """Return the request with the parameters that a command's options set; None: the option was not given."""
+    settings = tuple(f"{name}={value}" for name, value in given.items() if value is not None)
+    return replace(request, overrides=(*request.overrides, *settings))
 
 
 def _merged(

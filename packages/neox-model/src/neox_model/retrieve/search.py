@@ -37,7 +37,7 @@ def best_blocks(query_QE: Tensor, embeddings_NE: np.ndarray, count: int) -> tupl
 def better_blocks(
     query_QE: Tensor, own_score_Q: Tensor, own_row_Q: Tensor, embeddings_NE: np.ndarray
 ) -> Tensor:
-    """Return for each query the number of other blocks whose score is not less than that of its own block.
+    """Return for each query the number of other blocks that score at least as high as its block.
 
     Args:
         query_QE: embeddings of the queries, float32.

@@ -124,7 +124,7 @@ def _check(
         if name.startswith(tuple(copied))
     ]
     problems += [
-        f"{other} in other_module_name is no module with weights of its own"
+        f"{other} in other_module_name is not a module with separate weights"
         for other in section.other_module_name or ()
         if not any(f"{name}.".startswith(f"{other}.") for name in every)
     ]

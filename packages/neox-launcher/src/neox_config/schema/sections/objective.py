@@ -92,7 +92,7 @@ class ObjectiveSection(Section, resume="training"):
         origin="ours",
         resume="model",
         used_when=_ICT,
-        doc="Embed queries and blocks by the same tower. false: each has a tower of its own.",
+        doc="Embed queries and blocks with the same tower. false: with two separate towers.",
     )
     bert_load: str | None = param(
         None,

@@ -148,7 +148,7 @@ def as_masked_batch(rows: Tensor, *, ends: DocumentEnds, hides_padding: bool) ->
 def as_retrieval_batch(rows: Tensor) -> Batch:
     """Convert samples of the inverse cloze task to a batch: all queries, and then the block of each of them.
 
-    The first place of each query counts in the loss. Padding is a document of its own.
+    The first place of each query counts in the loss. Padding is a separate document.
 
     Args:
         rows: int64 [batch, 2, 2, seq_length], on the CPU: query and block, each with its tokens, and 1 for
