@@ -179,12 +179,13 @@ def test_a_decision_is_stored_for_its_arguments_and_survives_the_process(availab
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 def test_the_key_of_a_decision_is_that_of_real_tensors(operator):
     """It is made with tensors without memory."""
-    shape = (4, 2, 3, 8)
     keys = [
         decisions.key_of(
-            operator, torch.device("cpu"), operator.example(shape, torch.float32, torch.device(d))
+            operator,
+            torch.device("cpu"),
+            operator.example((4, 2, 3, 8), torch.float32, torch.device(made_on)),
         )
-        for d in ("cpu", "meta")
+        for made_on in ("cpu", "meta")
     ]
     assert keys[0] == keys[1]
 
