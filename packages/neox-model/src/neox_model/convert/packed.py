@@ -167,16 +167,18 @@ def _numbers(source: Compression, matrix: Compressed) -> tuple[_Scheme, Tensor, 
 def _write(exported: Path, aside: Path, packed: Mapping[str, _Packed]) -> None:
     """Write the exported model with packed matrices in place of theirs."""
     files = WeightFiles(exported)
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        for name in files.tensors:
-            if name in packed:
-                yield from packed[name].tensors(name)
-            else:
-                yield name, files.whole(name)
-
-    planned = [Written(name, tuple(value.shape), value.dtype) for name, value in tensors()]
-    write_weights(aside, planned, ((name, [value]) for name, value in tensors()))
+    stored = {name: dict(matrix.tensors(name)) for name, matrix in packed.items()}
+    planned = [
+        Written(part, tuple(value.shape), value.dtype)
+        for name, whole in files.tensors.items()
+        for part, value in stored.get(name, {name: whole}).items()
+    ]
+    contents = (
+        (part, [value])
+        for name in files.tensors
+        for part, value in (stored[name] if name in stored else {name: files.whole(name)}).items()
+    )
+    write_weights(aside, planned, contents)
     for file in sorted(exported.iterdir()):
         if not file.name.startswith(("model.safetensors", "model-", "verification")):
             (aside / file.name).write_bytes(file.read_bytes())
