@@ -2,6 +2,7 @@
 
     python benchmarks/engines.py                       # ZeRO 0, 1 and 3 in fp32 and bf16, 2 processes
     python benchmarks/engines.py --stages 1 --precisions bf16 --steps 30
+    python benchmarks/engines.py --pipeline 2 --stages 0 1 --accumulation 8  # pipelines of both engines
     python benchmarks/engines.py --hidden 64 --layers 2 --vocabulary 512 --steps 4   # test this script
 
 Each case is trained by both engines, and by the plain model of `plain_gpt.py` under DDP (ZeRO 0) or FSDP2
@@ -31,8 +32,10 @@ from typing import Any
 WARM_UP = 3
 
 HEADS = 8
-# Columns; the first is compared with the others.
+# The first is compared with the others; the plain model is no pipeline.
 CONTENDERS = ("torch", "deepspeed", "plain")
+IN_PIPELINES = CONTENDERS[:2]
+TITLES = {"torch": "torch", "deepspeed": "DeepSpeed", "plain": "DDP, FSDP2"}
 PRECISIONS = {"fp32": "fp32", "bf16": "bfloat16"}
 
 
@@ -40,6 +43,7 @@ def settings_of(options: argparse.Namespace, engine: str, stage: int, precision:
     return {
         "engine": engine,
         "zero_optimization": {"stage": stage},
+        "pipe_parallel_size": options.pipeline,
         "precision": PRECISIONS[precision],
         "num_layers": options.layers,
         "hidden_size": options.hidden,
@@ -57,6 +61,10 @@ def settings_of(options: argparse.Namespace, engine: str, stage: int, precision:
         "gradient_clipping": 1.0,
         "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
     }
+
+
+def contenders(options: argparse.Namespace) -> tuple[str, ...]:
+    return IN_PIPELINES if options.pipeline else CONTENDERS
 
 
 def plain_step(options: argparse.Namespace, stage: int, precision: str) -> Callable[[Iterator[Any]], Any]:
@@ -125,7 +133,7 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", options.processes)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=options.processes)
-    groups = create_groups(1, 0)
+    groups = create_groups(1, options.pipeline)
 
     def engine_step(engine: str, stage: int, precision: str) -> Callable[[Iterator[Any]], Any]:
         path = Path(folder, f"{rank}.yml")
@@ -146,13 +154,13 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
         return engine_step(contender, stage, precision)
 
     def windows() -> Iterator[Any]:
-        generator = torch.Generator().manual_seed(rank)
+        generator = torch.Generator().manual_seed(groups.data.rank)
         while True:
             yield torch.randint(options.vocabulary, (options.batch, options.length + 1), generator=generator)
 
     for stage, precision in itertools.product(options.stages, options.precisions):
-        steps = {name: step_of(name, stage, precision) for name in CONTENDERS}
-        times = times_in_turns(steps, {name: windows() for name in CONTENDERS}, options.steps)
+        steps = {name: step_of(name, stage, precision) for name in contenders(options)}
+        times = times_in_turns(steps, {name: windows() for name in steps}, options.steps)
         if rank == 0:
             results.put({"name": f"ZeRO {stage}, {precision}", **times})
     distributed.barrier()
@@ -180,13 +188,13 @@ def times_in_turns(
 
 def ratios(times: dict[str, float]) -> list[float]:
     """Return how many times faster the first contender is than each other."""
-    first, *others = (times[name] for name in CONTENDERS)
+    first, *others = times.values()
     return [other / first for other in others]
 
 
 def report(case: dict[str, Any], tokens: int) -> None:
     seconds = case["seconds"]
-    speeds = "".join(f"{tokens / seconds[name]:12,.0f}" for name in CONTENDERS)
+    speeds = "".join(f"{tokens / seconds[name]:12,.0f}" for name in seconds)
     columns = "".join(f"{ratio:12.2f}" for ratio in (*ratios(seconds), *ratios(case["processor"])))
     print(f"{case['name']:14}{speeds}{columns}", flush=True)
 
@@ -205,6 +213,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--stages", type=int, nargs="+", choices=range(4), default=[0, 1, 3])
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--pipeline", type=int, default=0, help="pipeline stages (default: no pipeline)")
     parser.add_argument("--steps", type=int, default=12, help=f"of which {WARM_UP} warm up (default: 12)")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256)
@@ -229,9 +238,12 @@ def main() -> None:
         ]
         for process in ranks:
             process.start()
-        tokens = options.processes * options.batch * options.accumulation * options.length
-        names = ("torch", "DeepSpeed", "DDP/FSDP2", "/DeepSpeed", "/DDP, FSDP2", "processor", "processor")
-        print(f"{'tokens/s':14}" + "".join(f"{name:>12}" for name in names))
+        replicas = options.processes // max(1, options.pipeline)
+        tokens = replicas * options.batch * options.accumulation * options.length
+        titles = [TITLES[name] for name in contenders(options)]
+        compared = [f"/{title}" for title in titles[1:]]
+        header = (*titles, *compared, *("processor" for _ in compared))
+        print(f"{'tokens/s':14}" + "".join(f"{name:>12}" for name in header))
         cases: list[dict[str, Any]] = []
         missing = len(options.stages) * len(options.precisions)
         # A rank that fails leaves the others waiting.
