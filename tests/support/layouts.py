@@ -204,12 +204,16 @@ def _pipeline(stages: int, **more: Any) -> dict[str, Any]:
     return {"engine": "torch", "pipe_parallel_size": stages, **more}
 
 
+def _deepspeeds_pipeline(stages: int, **more: Any) -> dict[str, Any]:
+    return {"engine": "deepspeed", "pipe_parallel_size": stages, **more}
+
+
 _HOST = {"device": "cpu"}
 LAYOUTS: dict[str, Layout] = {
     "tensor 2": Layout(2, {"model_parallel_size": 2}),
     "tensor 4": Layout(4, {"model_parallel_size": 4}, is_wide=True),
-    "pipeline 2": Layout(2, {"pipe_parallel_size": 2, "pipe_partition_method": "parameters"}),
-    "pipeline 4": Layout(4, {"pipe_parallel_size": 4, "pipe_partition_method": "uniform"}),
+    "pipeline 2": Layout(2, _deepspeeds_pipeline(2, pipe_partition_method="parameters")),
+    "pipeline 4": Layout(4, _deepspeeds_pipeline(4, pipe_partition_method="uniform")),
     "pipeline 2 x data 2, ZeRO 1": Layout(4, {"pipe_parallel_size": 2, **_zero(1)}),
     "torch, pipeline 2": Layout(2, _pipeline(2)),
     "torch, pipeline 4": Layout(4, _pipeline(4)),
@@ -236,7 +240,7 @@ LAYOUTS: dict[str, Layout] = {
         is_wide=True,
     ),
     "data 2": Layout(2, {"zero_optimization": {"stage": 0, "overlap_comm": True}}),
-    "tensor 2 x pipeline 2": Layout(4, {"model_parallel_size": 2, "pipe_parallel_size": 2}),
+    "tensor 2 x pipeline 2": Layout(4, _deepspeeds_pipeline(2, model_parallel_size=2)),
     "tensor 2 x data 2": Layout(4, {"model_parallel_size": 2}),
     "ZeRO 1": Layout(2, _zero(1)),
     "ZeRO 2": Layout(2, _zero(2)),
@@ -251,7 +255,7 @@ LAYOUTS: dict[str, Layout] = {
     "sequence 2": Layout(2, {"model_parallel_size": 2, "sequence_parallel": True}, is_wide=True),
     "sequence 4": Layout(4, {"model_parallel_size": 4, "sequence_parallel": True}, is_wide=True),
     "sequence 2 x pipeline 2": Layout(
-        4, {"model_parallel_size": 2, "sequence_parallel": True, "pipe_parallel_size": 2}, is_wide=True
+        4, _deepspeeds_pipeline(2, model_parallel_size=2, sequence_parallel=True), is_wide=True
     ),
     "sequence 2 x ZeRO 3": Layout(
         4, {"model_parallel_size": 2, "sequence_parallel": True, **_zero(3)}, is_wide=True

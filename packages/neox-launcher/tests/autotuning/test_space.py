@@ -49,7 +49,7 @@ def test_no_batch_is_larger_than_the_limit(load, limit, expected):
 
 
 def test_a_pipeline_excludes_gradient_partitioning(load):
-    found = space(load(ON, "pipe-parallel-size=1"))
+    found = space(load(ON, "pipe-parallel-size=1", "engine=deepspeed"))
     assert [one.experiment.zero_stage for one in found] == [0, 0, 0, 1, 1, 1]
 
 
@@ -58,8 +58,10 @@ def test_one_copy_uses_only_stage_0(load):
 
 
 def test_without_fast_recomputation_and_overlap_are_varied(load):
-    settings = ("autotuning.fast=false", "autotuning.num_tuning_micro_batch_sizes=1", "pipe-parallel-size=1")
-    names = [one.experiment.name for one in space(load(ON, *settings))]
+    settings = ("autotuning.fast=false", "autotuning.num_tuning_micro_batch_sizes=1")
+    names = [
+        one.experiment.name for one in space(load(ON, *settings, "pipe-parallel-size=1", "engine=deepspeed"))
+    ]
     assert names == [
         "zero0-micro2-accumulate1-no-recompute",
         "zero0-micro2-accumulate1-recompute",

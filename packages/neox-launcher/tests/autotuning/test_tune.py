@@ -26,6 +26,7 @@ tokenizer-type: CharLevelTokenizer
 data-path: data
 num-gpus: 2
 pipe-parallel-size: 1
+engine: deepspeed
 save: checkpoints
 save-interval: 5
 """

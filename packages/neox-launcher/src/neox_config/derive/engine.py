@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from neox_config.facts.engines import ENGINES, Capability, EngineName, averages_early
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -17,6 +16,7 @@ __all__ = [
     "overlaps_reduction",
     "partitions_rows",
     "reduces_early",
+    "uses_pipeline",
     "why_unused_by_engine",
 ]
 
@@ -117,35 +117,24 @@ def chosen_engine(config: NeoXConfig) -> EngineChoice:
     asked = config.engine.engine
     if asked != "auto":
         return EngineChoice(asked, f"engine is {asked}")
-    if config.parallelism.pipe_parallel_size >= 1:
-        return _chosen_for_pipelines(config)
+    parallelism = config.parallelism
+    if parallelism.pipe_parallel_size >= 2 and parallelism.pipeline_schedule != "1f1b":
+        schedule = parallelism.pipeline_schedule
+        return EngineChoice("torch", f"pipeline-schedule is {schedule}, which DeepSpeed does not have")
     first = next(only_deepspeeds(config), None)
     if first is not None:
         return EngineChoice("deepspeed", f"{first.name.replace('_', '-')} {first.what}")
     return EngineChoice("torch", "no setting requires DeepSpeed")
 
 
-def _chosen_for_pipelines(config: NeoXConfig) -> EngineChoice:
-    schedule = config.parallelism.pipeline_schedule
-    if schedule != "1f1b":
-        return EngineChoice("torch", f"pipeline-schedule is {schedule}, which DeepSpeed does not have")
-    if next(only_deepspeeds(config), None) is None:
-        missing = next(_missing_in_deepspeeds_pipeline(config), None)
-        if missing is not None:
-            return EngineChoice("torch", missing)
-    return EngineChoice("deepspeed", "the model is a pipeline with the schedule 1f1b")
+def uses_pipeline(config: NeoXConfig) -> bool:
+    """Return True if the model is divided into pipeline stages, or DeepSpeed runs its only stage as one.
 
-
-def _missing_in_deepspeeds_pipeline(config: NeoXConfig) -> Iterator[str]:
-    """Yield what DeepSpeed's pipeline does not have with this ZeRO stage, as reasons for the other engine."""
-    offers, stage = ENGINES["deepspeed"], _stage(config)
-    if not offers["training"].includes(stage, uses_pipeline=True):
-        yield f"zero-optimization.stage is {stage}, which DeepSpeed's pipeline does not have"
-    facts = OPTIMIZER_FACTS.get(config.optimizer.optimizer.kind)
-    joins_rows = facts is not None and facts.joins_rows is not None
-    if joins_rows and not offers["whole_rows"].includes(stage, uses_pipeline=True):
-        kind = config.optimizer.optimizer.type
-        yield f"optimizer.type is {kind}, which DeepSpeed does not have with ZeRO"
+    The torch engine trains a single stage as a model without pipeline: the result is the same, and gradients
+    can be averaged during the backward pass.
+    """
+    stages = config.parallelism.pipe_parallel_size
+    return stages >= 2 or (stages == 1 and chosen_engine(config).name == "deepspeed")
 
 
 def why_unused_by_engine(name: str, config: NeoXConfig) -> str:
@@ -163,8 +152,7 @@ def partitions_rows(config: NeoXConfig) -> bool:
 
 def overlaps_reduction(config: NeoXConfig) -> bool | None:
     """Return `overlap_comm`; False in pipelines, which average gradients after all passes."""
-    uses_pipeline = config.parallelism.pipe_parallel_size >= 1
-    return False if uses_pipeline else config.zero.zero_optimization.overlap_comm
+    return False if uses_pipeline(config) else config.zero.zero_optimization.overlap_comm
 
 
 def reduces_early(config: NeoXConfig, *, on_gpu: bool) -> bool:
@@ -177,4 +165,4 @@ def reduces_early(config: NeoXConfig, *, on_gpu: bool) -> bool:
 def engine_offers(config: NeoXConfig, capability: Capability) -> bool:
     """Return True if the engine offers this with the configuration's ZeRO stage and layout."""
     offer = ENGINES[chosen_engine(config).name][capability]
-    return offer.includes(_stage(config), uses_pipeline=config.parallelism.pipe_parallel_size >= 1)
+    return offer.includes(_stage(config), uses_pipeline=uses_pipeline(config))

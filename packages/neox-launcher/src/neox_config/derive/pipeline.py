@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.engine import chosen_engine
+from neox_config.derive.engine import chosen_engine, uses_pipeline
 from neox_config.facts.pipeline_schedules import SCHEDULES, why_not_micro_batches
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -12,13 +12,12 @@ __all__ = ["chunks_per_stage", "runs_torch_pipeline", "splits_backward", "unsuit
 
 def runs_torch_pipeline(config: NeoXConfig) -> bool:
     """Return True if the pipeline runs on the torch engine."""
-    return config.parallelism.pipe_parallel_size >= 1 and chosen_engine(config).name == "torch"
+    return uses_pipeline(config) and chosen_engine(config).name == "torch"
 
 
 def splits_backward(config: NeoXConfig) -> bool:
     """Return True if a pipeline computes the gradients of weights apart from those of activations."""
-    parallelism = config.parallelism
-    return parallelism.pipe_parallel_size >= 1 and SCHEDULES[parallelism.pipeline_schedule].splits_backward
+    return uses_pipeline(config) and SCHEDULES[config.parallelism.pipeline_schedule].splits_backward
 
 
 def chunks_per_stage(config: NeoXConfig) -> int:

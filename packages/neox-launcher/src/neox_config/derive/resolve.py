@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from neox_config.derive.attention_layers import expand_attention
 from neox_config.derive.curricula import curricula_of_lengths
 from neox_config.derive.elasticity import elastic_batch, elastic_devices
+from neox_config.derive.engine import uses_pipeline
 from neox_config.derive.layer_sharing import weight_owners
 from neox_config.derive.pipeline import unsuitable_micro_batches
 from neox_config.errors import ConfigError
@@ -49,7 +50,7 @@ class Derived(BaseModel):
         data_parallel_size: data-parallel size, the number of copies of the model.
         model_parallel_size: tensor-parallel size.
         pipe_parallel_size: number of pipeline stages, at least 1.
-        uses_pipeline: True if the pipeline engine runs the model, even with a single stage.
+        uses_pipeline: True if the model runs as pipeline stages (`derive.engine.uses_pipeline`).
         train_batch_size: samples per update over all devices.
         micro_batch_size: samples per device and forward pass.
         accumulation: micro-batches per update.
@@ -130,7 +131,7 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
         data_parallel_size=split.data,
         model_parallel_size=split.model,
         pipe_parallel_size=split.pipe,
-        uses_pipeline=config.parallelism.pipe_parallel_size >= 1,
+        uses_pipeline=uses_pipeline(config),
         train_batch_size=batch.train,
         micro_batch_size=batch.micro,
         accumulation=batch.accumulation,

@@ -30,7 +30,7 @@ _DERIVED_BY = {
     "data_parallel_size": "world_size / (model_parallel_size x pipe_parallel_size)",
     "model_parallel_size": "model_parallel_size, at least 1",
     "pipe_parallel_size": "pipe_parallel_size, at least 1",
-    "uses_pipeline": "pipe_parallel_size is at least 1",
+    "uses_pipeline": "pipe_parallel_size is at least 2, or 1 with the engine deepspeed",
     "train_batch_size": "micro-batch x accumulation x data_parallel_size",
     "micro_batch_size": "train_micro_batch_size_per_gpu, or batch / (accumulation x data_parallel_size)",
     "accumulation": "gradient_accumulation_steps, or batch / (micro-batch x data_parallel_size), or 1",

@@ -13,7 +13,7 @@ from neox_config.derive.compression import (
     matching,
     matrix_shape,
 )
-from neox_config.derive.engine import chosen_engine
+from neox_config.derive.engine import chosen_engine, uses_pipeline
 from neox_config.derive.pipeline import splits_backward
 from neox_config.facts.compression import (
     FEED_FORWARD_INPUTS,
@@ -300,7 +300,7 @@ def eigenvalues_are_those_of_layers(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem("eigenvalue.layer_num", what, f"use {c.model.num_layers} for all layers")
     divided = {
         "model_parallel_size": c.parallelism.model_parallel_size > 1,
-        "pipe_parallel_size": c.parallelism.pipe_parallel_size >= 1,
+        "pipe_parallel_size": uses_pipeline(c),
         "zero_optimization.stage": c.zero.zero_optimization.stage > 0,
     }
     for name in (name for name, is_divided in divided.items() if is_divided):
@@ -368,7 +368,7 @@ def students_are_whole_models(c: NeoXConfig) -> Iterator[Problem]:
     zero = c.zero.zero_optimization.stage
     divided = {
         "pipe_parallel_size": (
-            c.parallelism.pipe_parallel_size >= 1,
+            uses_pipeline(c),
             "stages have no teacher, whose results are compared where the student's are",
         ),
         "sequence_parallel": (

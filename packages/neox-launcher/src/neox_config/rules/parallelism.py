@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from neox_config.derive.engine import chosen_engine, engine_offers
+from neox_config.derive.engine import chosen_engine, engine_offers, uses_pipeline
 from neox_config.derive.pipeline import chunks_per_stage, splits_backward
 from neox_config.facts.pipeline_schedules import SCHEDULES, has_zero_stage
 from neox_config.problems import Problem
@@ -50,7 +50,7 @@ def chunks_have_layers(c: NeoXConfig) -> Iterator[Problem]:
 def only_the_torch_engine_has_other_schedules(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse schedules that DeepSpeed's pipeline does not have."""
     schedule = c.parallelism.pipeline_schedule
-    if schedule != "1f1b" and c.parallelism.pipe_parallel_size >= 1 and chosen_engine(c).name != "torch":
+    if schedule != "1f1b" and uses_pipeline(c) and chosen_engine(c).name != "torch":
         what = f"is {schedule}, which runs on the torch engine alone: DeepSpeed's pipeline is 1f1b"
         yield Problem("pipeline_schedule", what, "set engine: auto, or pipeline-schedule: 1f1b")
 
@@ -70,7 +70,7 @@ def one_buffer_of_checkpoints_has_a_size(c: NeoXConfig) -> Iterator[Problem]:
     """Require the size of the buffer of recomputed layers' inputs if it does not follow from the stages."""
     activation, has_chunks = c.activation_checkpointing, chunks_per_stage(c) > 1
     has_no_size = activation.contiguous_checkpointing and activation.number_checkpoints is None
-    if c.parallelism.pipe_parallel_size >= 1 and has_chunks and has_no_size:
+    if uses_pipeline(c) and has_chunks and has_no_size:
         yield Problem(
             "contiguous_checkpointing",
             "cannot size its buffer for several chunks per stage (virtual-pipeline-stages)",
@@ -108,7 +108,7 @@ def split_backward_passes_keep_weights(c: NeoXConfig) -> Iterator[Problem]:
     The gradients of weights are computed when the weights that the operators refer to are freed again.
     """
     schedule, stage = c.parallelism.pipeline_schedule, c.zero.zero_optimization.stage
-    if c.parallelism.pipe_parallel_size >= 1 and not has_zero_stage(schedule, stage):
+    if uses_pipeline(c) and not has_zero_stage(schedule, stage):
         yield Problem(
             "zero_optimization.stage",
             f"must be at most 2 with pipeline-schedule {schedule}, which computes the gradients of weights "

@@ -113,9 +113,12 @@ def test_devices_are_split_into_copies_stages_and_shards(load):
     assert derived.train_batch_size == 4
 
 
-@pytest.mark.parametrize(("stages", "uses_pipeline"), [(0, False), (1, True)])
-def test_one_stage_may_be_a_pipeline(load, stages, uses_pipeline):
-    derived = resolve(load(f"pipe-parallel-size: {stages}"), devices=1).derived
+@pytest.mark.parametrize(
+    ("stages", "engine", "uses_pipeline"),
+    [(0, "deepspeed", False), (1, "deepspeed", True), (1, "torch", False), (1, "auto", False)],
+)
+def test_one_stage_is_a_pipeline_for_deepspeed_alone(load, stages, engine, uses_pipeline):
+    derived = resolve(load(f"pipe-parallel-size: {stages}\nengine: {engine}"), devices=1).derived
     assert derived.uses_pipeline is uses_pipeline
     assert derived.pipe_parallel_size == 1
 

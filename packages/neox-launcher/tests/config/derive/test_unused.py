@@ -41,7 +41,7 @@ CASES = [
     ("optimizer: {params: {var_freeze_step: 7}}", ["optimizer.params.var_freeze_step"]),
     ("optimizer: {params: {momentum: 0.9}}\n--set optimizer.type=SGD", []),
     ("pipe-partition-method: uniform", ["pipe_partition_method"]),
-    ("pipe-partition-method: uniform\npipe-parallel-size: 1", []),
+    ("pipe-partition-method: uniform\npipe-parallel-size: 2", []),
     ("store-cache: folder", ["store_cache"]),
     ("store-cache: folder\nload: s3://bucket/model", []),
     ("store-cache: folder\nlora-rank: 4\nlora-base: s3://bucket/model", []),

@@ -97,7 +97,7 @@ def test_rounds_of_unequal_size_are_refused_with_the_numbers(resolved):
         resolved(engine=engine, gradient_accumulation_steps=3)
 
 
-def test_a_schedule_decides_the_chunks_and_the_engine(resolved):
+def test_a_schedule_decides_the_chunks(resolved):
     found = {name: resolved(pipeline_schedule=name).config for name in SCHEDULES}
     assert {name: chunks_per_stage(config) for name, config in found.items()} == {
         "1f1b": 1,
@@ -105,18 +105,15 @@ def test_a_schedule_decides_the_chunks_and_the_engine(resolved):
         "zero_bubble": 1,
         "zbv": 2,
     }
-    assert {name: chosen_engine(config).name for name, config in found.items()} == {
-        "1f1b": "deepspeed",
-        "interleaved": "torch",
-        "zero_bubble": "torch",
-        "zbv": "torch",
-    }
 
 
-def test_zero_stages_that_deepspeeds_pipeline_lacks_choose_the_torch_engine(resolved):
-    chosen = [chosen_engine(resolved(zero_optimization={"stage": stage}).config) for stage in range(4)]
-    assert [choice.name for choice in chosen] == ["deepspeed", "deepspeed", "torch", "torch"]
-    assert chosen[2].reason == "zero-optimization.stage is 2, which DeepSpeed's pipeline does not have"
+def test_pipelines_run_on_the_torch_engine_unless_a_setting_requires_deepspeed(resolved):
+    for name in SCHEDULES:
+        assert chosen_engine(resolved(pipeline_schedule=name).config).name == "torch"
+    offloads = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
+    chosen = chosen_engine(resolved(zero_optimization=offloads).config)
+    assert chosen.name == "deepspeed"
+    assert chosen.reason.startswith("zero-optimization.offload-optimizer.device is carried out by DeepSpeed")
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ EXAMPLES = {
     "students_are_whole_models": (
         [
             "pipe_parallel_size=1",
+            "engine=deepspeed",
             f"{COMPRESSION}.layer_reduction.distill.enabled=true",
             "eigenvalue.enabled=false",
         ],

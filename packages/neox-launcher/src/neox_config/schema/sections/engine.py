@@ -118,9 +118,8 @@ class EngineSection(Section, resume="free"):
         "auto",
         origin="ours",
         doc="Engine that trains. torch: PyTorch's own parts (fully_shard for ZeRO); deepspeed: DeepSpeed's "
-        "engine; auto: deepspeed if a setting requires it, such as offloading, and for pipelines with "
-        "pipeline_schedule 1f1b up to ZeRO stage 1, else torch. A log line states the choice and the reason. "
-        "Both train the same model and read each other's checkpoints.",
+        "engine; auto: deepspeed if a setting requires it, such as offloading, else torch. A log line states "
+        "the choice and the reason. Both train the same model and read each other's checkpoints.",
     )
     deepspeed: bool = param(
         True, origin="DSC", doc="false is the same as engine: torch; true does not choose the engine."

@@ -16,7 +16,8 @@ class ParallelismSection(Section, resume="free"):
         origin="Meg",
         ge=0,
         le=10_000,
-        doc="Number of pipeline stages. 0 disables the pipeline engine; 1 uses it with a single stage.",
+        doc="Number of pipeline stages. 0 and 1: no pipeline; only the engine deepspeed runs 1 as a pipeline "
+        "of a single stage.",
     )
     model_parallel_size: int = param(
         1,
@@ -38,7 +39,7 @@ class ParallelismSection(Section, resume="free"):
         origin="NeoX",
         pattern=r"^(?i:parameters|uniform|type:.+)$",
         free_choice="parameters, uniform or type:REGEX",
-        used_when="pipe_parallel_size >= 1",
+        used_when="pipe_parallel_size >= 2",
         doc="How layers are assigned to stages: parameters: equal numbers of parameters; uniform: equal "
         "numbers of layers; type:REGEX: equal numbers of the layers whose class name matches REGEX.",
     )
