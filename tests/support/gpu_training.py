@@ -61,7 +61,7 @@ _ON_CPU_FIRST = {"use_cpu_initialization": True}
 # Layouts of one rank: the same communication calls as larger ones, in groups of one. The torch engine
 # partitions nothing there.
 ONE_RANK: dict[str, Layout] = {
-    "pipeline 1": Layout(1, {"pipe_parallel_size": 1}),
+    "pipeline 1": Layout(1, {"engine": "deepspeed", "pipe_parallel_size": 1}),
     "ZeRO 1, one rank": Layout(1, {"engine": "deepspeed", "zero_optimization": {"stage": 1}}),
     "ZeRO 2, one rank": Layout(1, {"engine": "deepspeed", "zero_optimization": {"stage": 2}}),
     "ZeRO 3, one rank": Layout(1, {"engine": "deepspeed", "zero_optimization": {"stage": 3}}),

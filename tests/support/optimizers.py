@@ -101,7 +101,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 LAYOUTS: dict[str, Layout] = {
     "one process": Layout(1, {}),
     "tensor 2": Layout(2, {"model_parallel_size": 2}),
-    "pipeline 2": Layout(2, {"pipe_parallel_size": 2}),
+    "pipeline 2": Layout(2, {"engine": "deepspeed", "pipe_parallel_size": 2}),
+    "torch, pipeline 2": Layout(2, {"engine": "torch", "pipe_parallel_size": 2}),
     "data 2": Layout(2, {}),
     **{
         f"{prefix}ZeRO {stage}": Layout(2, {"engine": engine, "zero_optimization": {"stage": stage}})

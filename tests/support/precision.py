@@ -51,14 +51,11 @@ CLIPPING = {"off": 0.0, "inactive": 1000.0, "active": 0.1}
 
 ALL_LAYOUTS: dict[str, Layout] = {
     "one process": Layout(1, {}),
-    "pipeline 1": Layout(1, {"pipe_parallel_size": 1}),
-    "pipeline 1 x data 2, ZeRO 1": Layout(2, {"pipe_parallel_size": 1, "zero_optimization": {"stage": 1}}),
-    **{
-        f"torch, pipeline 1 x data 2, ZeRO {stage}": Layout(
-            2, {"pipe_parallel_size": 1, "engine": "torch", "zero_optimization": {"stage": stage}}
-        )
-        for stage in (2, 3)
-    },
+    # DeepSpeed's engine alone runs a single stage as a pipeline.
+    "pipeline 1": Layout(1, {"engine": "deepspeed", "pipe_parallel_size": 1}),
+    "pipeline 1 x data 2, ZeRO 1": Layout(
+        2, {"engine": "deepspeed", "pipe_parallel_size": 1, "zero_optimization": {"stage": 1}}
+    ),
     **LAYOUTS,
 }
 

@@ -23,14 +23,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         "torch, pipeline 2 x sequence 2, ZBV",
     ),
     "torch, pipeline x ZeRO 1": ("torch, pipeline 2 x data 2, ZeRO 1",),
-    "torch, pipeline x ZeRO 2": (
-        "torch, pipeline 2 x data 2, ZeRO 2, zero bubble",
-        "torch, pipeline 1 x data 2, ZeRO 2",
-    ),
-    "torch, pipeline x ZeRO 3": (
-        "torch, pipeline 2 x data 2, ZeRO 3, interleaved",
-        "torch, pipeline 1 x data 2, ZeRO 3",
-    ),
+    "torch, pipeline x ZeRO 2": ("torch, pipeline 2 x data 2, ZeRO 2, zero bubble",),
+    "torch, pipeline x ZeRO 3": ("torch, pipeline 2 x data 2, ZeRO 3, interleaved",),
     "pipeline x ZeRO 1": ("pipeline 1 x data 2, ZeRO 1", "pipeline 2 x data 2, ZeRO 1"),
     "ZeRO 1": ("ZeRO 1", "ZeRO 1, states on the host"),
     "ZeRO 2": ("ZeRO 2", "ZeRO 2, states on the host"),
