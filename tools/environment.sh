@@ -7,7 +7,7 @@
 #   tools/environment.sh gate          .venvs/gate         what `make gpu-gate` compiles with: layers, Triton, no DeepSpeed
 #
 # The file `installed` in an environment contains its original folder and a digest of everything that determines it.
-# It is removed before a change and written after it: an environment without it is incomplete and is created again.
+# During a change the file is named `begun`: an installation that was interrupted is continued.
 # PYTHON=... selects the interpreter; by default an existing environment keeps its own, and a new one uses the first found.
 # Exit code 3: no suitable interpreter.
 set -euo pipefail
@@ -47,18 +47,40 @@ find_python() {
     exit 3
 }
 
-# Succeed if the environment was completed in this folder, with the requested Python.
+# Take a lock with these arguments of flock, and report if another installation has it.
+lock() {
+    flock --nonblock "$@" || {
+        echo "waiting for another installation in this folder; its log is in .venvs"
+        flock "$@"
+    }
+}
+
+# Succeed if the environment was created in this folder, with the requested Python.
 is_ours() {
-    [ "$(head -n 1 "$folder/installed" 2>/dev/null)" = "$PWD" ] && "$folder/bin/python" -c '' &&
+    [ "$(cat "$folder/installed" "$folder/begun" 2>/dev/null | head -n 1)" = "$PWD" ] && "$folder/bin/python" -c '' &&
         { [ -z "$python" ] || [ "$("$python" --version)" = "$("$folder/bin/python" --version)" ]; }
 }
 
 is_current() {
-    is_ours && [ "$(tail -n 1 "$folder/installed")" = "$digest" ]
+    is_ours && [ "$(tail -n 1 "$folder/installed" 2>/dev/null)" = "$digest" ]
 }
 
+# Run pip; its output goes to the log.
 pip_install() {
-    "$folder/bin/python" -m pip install --quiet --no-input --no-compile -c constraints.txt "$@"
+    "$folder/bin/python" -m pip install --no-input --no-compile --progress-bar off -c constraints.txt "$@"
+}
+
+# Print what is installed next, and the seconds since the start; the terminal is file descriptor 3.
+stage() {
+    printf '  %4d s  %s\n' "$SECONDS" "$1" >&3
+}
+
+# Remove the records of packages whose installation was interrupted, so that pip installs them again.
+forget_incomplete() {
+    local record
+    for record in "$folder"/lib/python*/site-packages/*.dist-info; do
+        [ -e "$record/RECORD" ] || rm -rf "$record"
+    done
 }
 
 install() {
@@ -66,11 +88,16 @@ install() {
         rm -rf "$folder"
         "${python:-$(find_python)}" -m venv "$folder"
     fi
+    echo "$PWD" >"$folder/begun"
     rm -f "$folder/installed"
+    forget_incomplete
     if [ "$name" = full ]; then
+        stage "torch and what compiles our extensions"
         # torch first: DeepSpeed's setup imports it. DeepSpeed's operators are not compiled: training uses torch's.
         pip_install torch setuptools pybind11 ninja py-cpuinfo
+        stage "DeepSpeed"
         DS_BUILD_OPS=0 pip_install --no-build-isolation deepspeed
+        stage "our four packages with their extensions, transformers and the tools for tests"
         # All four in one command, so that pip uses these folders and does not search an index for their names.
         pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch]' \
             -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot,onnx,peft,eval,serve,packed]' \
@@ -88,10 +115,12 @@ install() {
     else
         pip_install -e "packages/neox-$name" pytest hypothesis
     fi
+    stage "bytecode"
     # pip would use one core and include files that are never imported. Template files fail to compile.
     "$folder/bin/python" -m compileall -q -j 0 -x '/(transformers/models|tests)/' "$folder"/lib/python*/site-packages >/dev/null || true
     printf '%s\n' "$PWD" "$digest" >"$folder/installed.new"
     mv "$folder/installed.new" "$folder/installed"
+    rm "$folder/begun"
 }
 
 # Everything that determines an environment; the C++ sources of neox-data are compiled at installation.
@@ -107,8 +136,8 @@ digest=$(find packages \( -name pyproject.toml -o -name setup.py -o -path '*/src
 mkdir -p .venvs
 # Environments of different packages are created in parallel; .venv contains all packages and waits for the others.
 exec 8>.venvs/lock 9>".venvs/lock-$name"
-if [ "$name" = full ]; then flock 8; else flock --shared 8; fi
-flock 9
+if [ "$name" = full ]; then lock 8; else lock --shared 8; fi
+lock 9
 ! is_current || exit 0
 
 echo "installing into $folder (log: $log)"
@@ -117,7 +146,7 @@ set +e
 (
     set -e
     install
-) >"$log" 2>&1 </dev/null
+) 3>&1 >"$log" 2>&1 </dev/null
 code=$?
 set -e
 if [ $code -ne 0 ]; then
