@@ -45,7 +45,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
             heading=_TRAINING,
             multiple=True,
             metavar="NAME=VALUE",
-            help="Override a parameter of the configuration. May be repeated.",
+            help="Override a parameter of the configuration. May be repeated; the last value wins.",
         ),
         option(
             "--config",

@@ -73,7 +73,7 @@ def test_paths_that_the_system_refuses_are_reported(minimal, tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "hostfile: {}\n    does not exist\n    correct the path, or leave hostfile out"),
+        (None, "hostfile: {}\n    does not exist\n    correct the path, or use this machine"),
         ("one slots=x", "line 1  one slots=x"),
     ],
 )

@@ -45,7 +45,7 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
             "overrides",
             multiple=True,
             metavar="NAME=VALUE",
-            help="Override a parameter of the configuration. May be repeated.",
+            help="Override a parameter of the configuration. May be repeated; the last value wins.",
         ),
         click.option(
             "--config",

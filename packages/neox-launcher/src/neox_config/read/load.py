@@ -122,9 +122,10 @@ def draft_config(
     problems = reading.problems + missing + unfolded.problems
     # Rules would report what is wrong with a model that this project does not build.
     assembly = _Assembly(problems, is_complete=reading.is_complete and not missing)
-    for leaf in _merge(unfolded.leaves, problems):
+    repeated: list[Problem] = []
+    for leaf in _merge(unfolded.leaves, problems, repeated):
         assembly.put(leaf)
-    config, notices = assembly.build(), (*unfolded.notices, *assembly.notices)
+    config, notices = assembly.build(), (*unfolded.notices, *repeated, *assembly.notices)
     if problems:
         config = _without_refused(config, problems)
     else:
@@ -164,8 +165,12 @@ def _not_overridden(leaves: Sequence[Leaf]) -> list[Leaf]:
     return [leaf for leaf in leaves if leaf.place.precedence == strongest[leaf.name]]
 
 
-def _merge(leaves: Sequence[Leaf], problems: list[Problem]) -> list[Leaf]:
-    """Return one leaf per name, with the highest precedence; conflicting values are reported as problems."""
+def _merge(leaves: Sequence[Leaf], problems: list[Problem], notices: list[Problem]) -> list[Leaf]:
+    """Return one leaf per name, with the highest precedence.
+
+    Different values of files are reported as problems. On the command line the last one is used, with a
+    notice, so that a command can be repeated with another value at its end.
+    """
     by_name: dict[str, list[Leaf]] = {}
     for leaf in leaves:
         by_name.setdefault(leaf.name, []).append(leaf)
@@ -173,13 +178,15 @@ def _merge(leaves: Sequence[Leaf], problems: list[Problem]) -> list[Leaf]:
     for name, found in by_name.items():
         strongest = max(leaf.place.precedence for leaf in found)
         candidates = [leaf for leaf in found if leaf.place.precedence == strongest]
-        first = candidates[0]
-        merged.append(first)
-        problems += [
-            _disagreement(name, first, other)
-            for other in candidates[1:]
-            if not _equal(other.value, first.value)
-        ]
+        if strongest:
+            *earlier, used = candidates
+            notices += [_replaced(used, other) for other in earlier if not _equal(other.value, used.value)]
+        else:
+            used, *others = candidates
+            problems += [
+                _disagreement(name, used, other) for other in others if not _equal(other.value, used.value)
+            ]
+        merged.append(used)
     return merged
 
 
@@ -187,12 +194,17 @@ def _equal(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
+def _replaced(used: Leaf, earlier: Leaf) -> Problem:
+    what = f"is used: it is given after {earlier.place.spelling}={in_words(earlier.value)}"
+    return Problem(used.name, what, "", value=in_words(used.value), place=used.place)
+
+
 def _disagreement(name: str, first: Leaf, other: Leaf) -> Problem:
     where = f"{first.place}, as {first.place.spelling}: {in_words(first.value)}"
     return Problem(
         name,
         f"has a different value in {where}",
-        "keep only one of them" + ("" if other.place.precedence else ", or override both with --set"),
+        "keep only one of them, or override both with --set",
         value=in_words(other.value),
         place=other.place,
     )

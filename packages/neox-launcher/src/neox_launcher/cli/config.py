@@ -1,6 +1,7 @@
 """The command `neox-config`: checks, shows and explains configurations, and writes their reference."""
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -259,8 +260,8 @@ def migrate(files: tuple[str, ...], directory: str | None, in_place: bool) -> No
     """
     if len(files) > 1 and not in_place:
         raise click.UsageError(
-            f"{len(files)} files cannot be printed as one; add --in-place to replace each of them, or give "
-            "one file"
+            f"{len(files)} files cannot be printed as one; add --in-place to replace each of them, give one "
+            f"file, or print the merged values: neox-config show --changed {shlex.join(files)}"
         )
     migrated, refused = [], []
     for file in files:

@@ -54,7 +54,7 @@ set_option = option(
     multiple=True,
     metavar="NAME=VALUE",
     shell_complete=_complete_settings,
-    help="Override a parameter of the configuration. May be repeated.",
+    help="Override a parameter of the configuration. May be repeated; the last value wins.",
 )
 directory_option = option(
     "-d",

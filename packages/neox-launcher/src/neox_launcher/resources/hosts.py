@@ -87,8 +87,8 @@ def missing_hostfile(config: NeoXConfig) -> Problem | None:
     if reason is None:
         return None
     remedy = (
-        "correct the path, or leave hostfile out to use this machine (with launcher: slurm, the hosts of the "
-        "allocation)"
+        "correct the path, or use this machine (with launcher: slurm, the hosts of the allocation): --set "
+        "hostfile=null"
     )
     problem = Problem("hostfile", reason, remedy, value=path)
     return problem.located(place_of(config.sources, "hostfile"), None)

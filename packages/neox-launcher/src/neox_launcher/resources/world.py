@@ -87,7 +87,7 @@ def _without_gpus(config: NeoXConfig) -> Iterator[Problem]:
         yield Problem(
             "distributed_backend",
             "requires GPUs, but none are visible on this host",
-            "leave it out to use gloo, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
+            "use CPUs with --set distributed-backend=gloo, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
         )
     if config.value_of(_QUANTIZED):
         yield Problem(

@@ -161,9 +161,13 @@ def test_a_broken_override_is_refused(load, override):
         load("", override)
 
 
-def test_two_overrides_that_disagree_are_refused(load):
-    with pytest.raises(ConfigError, match="has a different value in command line"):
-        load("", "seed=1", "seed=2")
+def test_the_last_of_two_overrides_is_used_with_a_note(load):
+    loaded = load("", "zero-stage=1", "seed=1", "zero_optimization.stage=2", "seed=2", "seed=2")
+    assert loaded.training.seed == 2
+    assert loaded.zero.zero_optimization.stage == 2
+    notes = [(note.name, note.value, note.what) for note in loaded.notices]
+    assert ("seed", "2", "is used: it is given after --set seed=1") in notes
+    assert ("zero_optimization.stage", "2", "is used: it is given after --set zero-stage=1") in notes
 
 
 def test_null_for_a_block_without_values_is_its_default(load):

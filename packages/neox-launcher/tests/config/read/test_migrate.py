@@ -127,6 +127,7 @@ def test_several_files_are_replaced_each_by_itself(tmp_path):
     refused = run("migrate", "-d", tmp_path, "a", "b.yml")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "2 files cannot be printed as one; add --in-place" in refused.stderr
+    assert "neox-config show --changed " in refused.stderr
     result = run("migrate", "-d", tmp_path, "a", "b.yml", "c.yml", "--in-place")
     assert (result.exit_code, result.stdout) == (0, "")
     assert [(tmp_path / name).read_text() for name in ("a.yml", "b.yml")] == [MIGRATED_BLOCKS] * 2
