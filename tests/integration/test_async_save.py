@@ -57,7 +57,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "precision": "bfloat16",
         **ACCUMULATES,
     },
-    "pipeline in bfloat16": {"pipe_parallel_size": 2, "precision": "bfloat16", **ACCUMULATES},
+    "pipeline in bfloat16": {
+        "engine": "deepspeed",
+        "pipe_parallel_size": 2,
+        "precision": "bfloat16",
+        **ACCUMULATES,
+    },
 }
 FAST = ("zero1",)
 ITERATIONS, MIDDLE = 6, 2

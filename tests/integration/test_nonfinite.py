@@ -37,7 +37,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor 2": {"model_parallel_size": 2},
-    "pipeline 2": {"pipe_parallel_size": 2},
+    "pipeline 2": {"engine": "deepspeed", "pipe_parallel_size": 2},
     "zero-bubble pipeline 2": {"pipe_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
     "data 2": {},
     **{

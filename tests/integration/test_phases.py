@@ -16,7 +16,7 @@ LAYOUTS = {
     "plain": {},
     "zero": {"zero_optimization": {"stage": 1}},
     "zero of DeepSpeed": {"engine": "deepspeed", "zero_optimization": {"stage": 1}},
-    "pipeline": {"pipe_parallel_size": 2, "precision": "bfloat16"},
+    "pipeline": {"engine": "deepspeed", "pipe_parallel_size": 2, "precision": "bfloat16"},
     "torch pipeline": {"pipe_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
 }
 PARTS = ("data", "forward", "backward_inner", "backward_allreduce", "step", "other")

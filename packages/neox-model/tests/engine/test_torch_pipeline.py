@@ -259,7 +259,7 @@ def lengths_in_turn() -> list[list[float]]:
     from support.worlds import forget_deepspeeds_world
 
     losses = []
-    for schedule in ({}, *SCHEDULES.values()):
+    for schedule in ({"engine": "deepspeed"}, *SCHEDULES.values()):
         forget_deepspeeds_world()
         resolved = resolved_from(settings_of(**schedule, pos_emb="rotary"), devices=2)
         engine, step, _, _ = layouts.start(resolved)

@@ -25,7 +25,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "data fp16": {"precision": "fp16"},
     "tensor": {"model_parallel_size": 2},
     "tensor fp16": {"model_parallel_size": 2, "precision": "fp16"},
-    "pipeline": {"pipe_parallel_size": 2},
+    "pipeline": {"engine": "deepspeed", "pipe_parallel_size": 2},
     "ZeRO 1": {"engine": "deepspeed", "zero_optimization": {"stage": 1}},
 }
 

@@ -43,7 +43,7 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
     "data": {},
     "data, on the host": {"gradient_noise_scale_cpu_offload": True},
     "tensor": {"model_parallel_size": 2},
-    "pipeline": {"pipe_parallel_size": 2},
+    "pipeline": {"engine": "deepspeed", "pipe_parallel_size": 2},
     "torch pipeline": {"pipe_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
     "bf16": {"precision": "bfloat16"},
     "fp16": {"fp16": {"enabled": True, "loss_scale": 64}},

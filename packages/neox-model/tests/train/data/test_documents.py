@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "sparsity_config": {"block": 3},
 }
 LAYOUTS = {
-    "pipeline": {"pipe_parallel_size": 2},
+    "pipeline": {"engine": "deepspeed", "pipe_parallel_size": 2},
     "data": {},
     **{
         f"pipeline, {schedule}": {
