@@ -17,6 +17,7 @@ SETTINGS = SMALL_TRAINING | {
     "train_iters": 1000,
     "data_path": "corpus",
     "num_gpus": 2,
+    "engine": "deepspeed",
     "pipe_parallel_size": 1,
     "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
     "save": "checkpoints",

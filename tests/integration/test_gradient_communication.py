@@ -210,14 +210,14 @@ _WEIGHTS = 500
 
 
 def reduce_in_pipelines(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Train each case for one update in a pipeline engine; the messages with gradients."""
+    """Train each case for one update in DeepSpeed's pipeline; the messages with gradients."""
     from support.layouts import SMALL as SIZES
     from support.layouts import batches_of, start
     from support.settings import resolved_from
 
     found = {}
     for name, case in cases.items():
-        settings = SIZES | {"pipe_parallel_size": 1, "train_batch_size": 8} | case
+        settings = SIZES | {"engine": "deepspeed", "pipe_parallel_size": 1, "train_batch_size": 8} | case
         settings |= {"gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": 2}
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
         _, step, groups, _ = start(resolved)
