@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,34 @@ def test_recall_is_that_of_a_plain_reading(tmp_path, trained):
     assert found["text"].startswith(
         f"{len(dataset)} sentences of the validation documents, each among {len(everything)} blocks: top 1 "
     )
+
+
+def test_an_index_of_other_texts_of_the_same_lengths_is_refused(tmp_path, trained):
+    texts = write_letters(tmp_path / "text")
+    settings = trained | SEARCH | {"block_data_path": str(tmp_path / "index"), "data_path": texts}
+    run_ranks(retrieve, size=2, program="index", settings=settings)
+    bin_path = Path(f"{texts}.bin")
+    tokens = np.fromfile(bin_path, np.uint16)
+    # Two letters of the first document are exchanged, and its sentences stay as long as they are.
+    first, second = (
+        int(np.flatnonzero(tokens == letter)[0]) for letter in np.unique(tokens[tokens > 0])[-2:]
+    )
+    tokens[[first, second]] = tokens[[second, first]]
+    tokens.tofile(bin_path)
+    for program, more in (("find", {"block_query": "q"}), ("index", {})):
+        with pytest.raises(
+            Exception, match=r"other texts: datasets is \['documents (\w+), tokens .*, not \['doc"
+        ):
+            run_ranks(retrieve, size=2, program=program, settings=settings | more)
+
+
+def test_what_a_killed_indexing_left_behind_is_removed(tmp_path, trained):
+    settings = trained | SEARCH | {"block_data_path": str(tmp_path / "index")}
+    run_ranks(retrieve, size=1, program="index", settings=settings)
+    shutil.copytree(tmp_path / "index", tmp_path / "index.partial")
+    (again,) = run_ranks(retrieve, size=1, program="index", settings=settings)
+    assert again.startswith(f"{tmp_path / 'index'} is complete already: ")
+    assert not (tmp_path / "index.partial").exists()
 
 
 def test_an_index_of_another_checkpoint_is_refused(tmp_path, trained):

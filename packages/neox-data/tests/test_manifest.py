@@ -14,6 +14,7 @@ from neox_data.manifest import (
     hashed_ahead,
     merge_manifests,
     read_manifest,
+    tokens_sha256,
     verify_manifest,
     write_manifest,
 )
@@ -152,3 +153,23 @@ def test_an_error_does_not_wait_for_the_hashes(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(RuntimeError, match="stop"), hashed_ahead([(tmp_path / "large", 0, None)] * 2):
         raise RuntimeError("stop")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hash")]
+
+
+def test_the_hash_of_the_tokens_is_that_of_the_file_as_it_is(dataset: Path, monkeypatch) -> None:
+    path, listed = Path(f"{dataset}.bin"), Path(f"{dataset}.manifest.json")
+    recorded = read_manifest(dataset)["files"][".bin"]["sha256"]
+    with monkeypatch.context() as patch:
+        # It is not read.
+        patch.setattr("neox_data.manifest.sha256_of_file", lambda path: "read")
+        assert tokens_sha256(dataset) == recorded
+    os.utime(path, ns=(0, listed.stat().st_mtime_ns + 1))
+    assert tokens_sha256(dataset) == recorded == whole_files.sha256_of_file(path)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    os.utime(path, ns=(0, listed.stat().st_mtime_ns + 1))
+    assert tokens_sha256(dataset) == whole_files.sha256_of_file(path) != recorded
+    # Another size is seen, whenever it was written.
+    path.write_bytes(b"abc")
+    os.utime(path, ns=(0, 0))
+    assert tokens_sha256(dataset) == ABC
+    listed.unlink()
+    assert tokens_sha256(dataset) == ABC

@@ -8,10 +8,11 @@ An index is a folder:
 
 It is made in the folder NAME.partial. Embeddings are computed in parts, by any number of processes, and each
 part is a file that is written aside; what is there need not be computed again. The complete index is renamed
-at the end.
+at the end, and the rest of NAME.partial is removed; after a kill in between, `remove_rest` does so.
 """
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -24,9 +25,21 @@ import numpy as np
 from neox_data.errors import DataError
 from neox_data.whole_files import written_aside
 
-__all__ = ["DESCRIPTION", "BlockIndex", "IndexInProgress", "Place", "begin_index", "open_block_index"]
+__all__ = [
+    "DESCRIPTION",
+    "BlockIndex",
+    "IndexInProgress",
+    "Place",
+    "begin_index",
+    "open_block_index",
+    "remove_rest",
+]
 
-FORMAT = "neox-block-index-1"
+logger = logging.getLogger(__name__)
+
+FORMAT = "neox-block-index-2"
+# Its indexes do not record which texts they were made of, only the lengths of these.
+_WITHOUT_TEXTS = "neox-block-index-1"
 
 # Number of the dataset, sequence, first token.
 Place = tuple[int, int, int]
@@ -116,8 +129,10 @@ def begin_index(folder: Path, made_with: Mapping[str, Any], *, part_blocks: int)
         OSError: the folder cannot be written.
     """
     partial = _partial(folder)
-    (partial / _PARTS).mkdir(parents=True, exist_ok=True)
     if not (partial / DESCRIPTION).is_file():
+        # Parts without a description are the rest of another index.
+        _remove(partial)
+        (partial / _PARTS).mkdir(parents=True)
         _describe(partial / DESCRIPTION, made_with=made_with, part_blocks=part_blocks)
     found = _difference(_described(partial / DESCRIPTION)["made_with"], made_with)
     if found is not None:
@@ -125,6 +140,38 @@ def begin_index(folder: Path, made_with: Mapping[str, Any], *, part_blocks: int)
             f"{partial} is an incomplete index of another model or of other texts: {found}; delete it, or "
             "use another block-data-path"
         )
+
+
+def remove_rest(folder: Path, made_with: Mapping[str, Any]) -> None:
+    """Remove what a process that was killed has left behind next to its complete index.
+
+    An incomplete index of something else stays, and is named in a warning.
+
+    Args:
+        folder: folder of the complete index.
+        made_with: what its embeddings were computed with.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    partial = _partial(folder)
+    if not partial.is_dir():
+        return
+    if (partial / DESCRIPTION).is_file():
+        try:
+            found = _difference(_described(partial / DESCRIPTION)["made_with"], made_with)
+        except DataError as error:
+            found = str(error)
+        if found is not None:
+            logger.warning(
+                "%s is an incomplete index of another model or of other texts (%s); delete it if nobody is "
+                "making it",
+                partial,
+                found,
+            )
+            return
+    _remove(partial)
+    logger.info("removed %s, which the indexing had left behind", partial)
 
 
 class IndexInProgress:
@@ -184,7 +231,7 @@ class IndexInProgress:
         description = _described(partial / DESCRIPTION)
         _describe(whole / DESCRIPTION, made_with=description["made_with"])
         os.rename(whole, self._folder)
-        shutil.rmtree(partial)
+        _remove(partial)
 
     def _read(self, part: range, width: int | None = None) -> np.ndarray:
         path = self._file(part)
@@ -209,6 +256,14 @@ def _partial(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.partial")
 
 
+def _remove(partial: Path) -> None:
+    """Remove the folder of an index in progress, if it is there: its parts before their description."""
+    if (partial / _PARTS).is_dir():
+        shutil.rmtree(partial / _PARTS)
+    if partial.is_dir():
+        shutil.rmtree(partial)
+
+
 def _describe(path: Path, **values: Any) -> None:
     with written_aside(path) as file:
         file.write(json.dumps({"format": FORMAT, **values}, indent=1, allow_nan=False).encode())
@@ -217,6 +272,11 @@ def _describe(path: Path, **values: Any) -> None:
 def _described(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
+        if found["format"] == _WITHOUT_TEXTS:
+            raise DataError(
+                f"{path.parent} was made by an earlier version and does not record which texts it is of; "
+                "delete it, and make it again with neox-launch index-blocks"
+            )
         if found["format"] != FORMAT:
             raise ValueError(f"format {found['format']!r}")
         if not isinstance(found["made_with"], dict) or found.get("part_blocks", 1) < 1:

@@ -27,6 +27,7 @@ __all__ = [
     "merge_manifests",
     "read_manifest",
     "recorded_sha256",
+    "tokens_sha256",
     "verify_manifest",
     "write_manifest",
 ]
@@ -171,6 +172,25 @@ def recorded_sha256(prefix: Path | str, suffix: str) -> str | None:
     manifest = read_manifest(prefix) or {"files": {}}
     sha256: str | None = manifest["files"].get(suffix, {}).get("sha256")
     return sha256
+
+
+def tokens_sha256(prefix: Path | str) -> str:
+    """Return the SHA-256 of a dataset's `.bin`: the one in its manifest, or else that of the file.
+
+    The file is read if its size is not the recorded one, or if it was written after the manifest.
+
+    Raises:
+        IndexedDatasetError: the manifest is damaged.
+        OSError: the file cannot be read.
+    """
+    path, listed = bin_path(prefix), manifest_path(prefix)
+    written = (read_manifest(prefix) or {"files": {}})["files"].get(path.suffix, {})
+    here = path.stat()
+    if written.get("bytes") == here.st_size and here.st_mtime_ns <= listed.stat().st_mtime_ns:
+        recorded = written.get("sha256")
+        if isinstance(recorded, str):
+            return recorded
+    return sha256_of_file(path)
 
 
 def merge_manifests(prefixes: Sequence[Path | str]) -> dict[str, Any] | None:

@@ -85,9 +85,10 @@ def find_in(groups: Groups, resolved: Resolved) -> "str | Recall":
     check_tokenizers(resolved, tokenizer)
     towers = load_model_of_towers(resolved, groups, tokenizer)
     blocks = all_blocks(resolved)
+    origin = made_with(config, towers, blocks, tokenizer, groups)
     with shared_outcome(groups.control, "opening the index", keeps_bugs=True):
         index = open_block_index(index_folder(config))
-        index.check(made_with(config, towers, blocks, tokenizer))
+        index.check(origin)
     query = config.objective.block_query
     with explained_shortage("use a device with more memory"):
         if query is None:

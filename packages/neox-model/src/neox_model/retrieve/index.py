@@ -9,7 +9,7 @@ import numpy as np
 
 from neox_config import Resolved
 from neox_config.errors import NeoXError
-from neox_data.block_index import IndexInProgress, begin_index, open_block_index
+from neox_data.block_index import IndexInProgress, begin_index, open_block_index, remove_rest
 from neox_data.inverse_cloze import Blocks
 from neox_model.assembly.towers import BLOCK
 from neox_model.checkpoint.outcome import gather, shared_outcome
@@ -49,12 +49,14 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
     check_tokenizers(resolved, tokenizer)
     towers = load_model_of_towers(resolved, groups, tokenizer)
     blocks = all_blocks(resolved)
-    origin = made_with(config, towers, blocks, tokenizer)
+    origin = made_with(config, towers, blocks, tokenizer, groups)
     places_4N = _places(blocks)
     is_complete = any(gather(groups.control, folder.exists()))
     with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
         if is_complete:
             open_block_index(folder).check(origin)
+            if groups.world.rank == 0:
+                remove_rest(folder, origin)
         elif groups.world.rank == 0:
             size = -(-places_4N.shape[1] // (groups.data.size * _PARTS_OF_A_REPLICA))
             begin_index(folder, origin, part_blocks=min(size, _MOST_OF_A_PART))

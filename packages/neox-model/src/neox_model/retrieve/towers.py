@@ -15,6 +15,7 @@ from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
 from neox_data.indexed.layout import idx_path
 from neox_data.inverse_cloze import Blocks
+from neox_data.manifest import tokens_sha256
 from neox_data.tokenizers import Tokenizer
 from neox_data.whole_files import sha256_of_file
 from neox_model.assembly.choices import DTYPES, computing_device
@@ -24,6 +25,7 @@ from neox_model.assembly.zero_sharding import without_zero
 from neox_model.checkpoint.base import manifest_sha256
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import load_weights
+from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
@@ -110,22 +112,31 @@ def index_folder(config: NeoXConfig) -> Path:
 
 
 def made_with(
-    config: NeoXConfig, towers: Towers, blocks: Mapping[str, Blocks], tokenizer: Tokenizer
+    config: NeoXConfig, towers: Towers, blocks: Mapping[str, Blocks], tokenizer: Tokenizer, groups: Groups
 ) -> dict[str, Any]:
-    """Return what the embeddings of an index depend on, by name.
+    """Return what the embeddings of an index depend on, by name. Collective over all ranks.
 
     Args:
         config: the configuration.
         towers: what embeds the blocks.
         blocks: the blocks by the prefix of their dataset.
         tokenizer: the tokenizer of the model.
+        groups: this rank's process groups.
+
+    Raises:
+        NeoXError: a dataset cannot be read.
     """
-    titles = config.objective.titles_data_path
+    titles, digests = config.objective.titles_data_path, {}
+    with shared_outcome(groups.control, "reading the texts of the index", keeps_bugs=True):
+        if groups.world.rank == 0:
+            prefixes = [*blocks, *([] if titles is None else [titles])]
+            digests = {prefix: _digest(prefix) for prefix in prefixes}
+    found = gather(groups.control, digests)[0]
     return {
         "checkpoint": towers.checkpoint,
         "tokenizer": tokenizer.fingerprint[:_SHORT],
-        "datasets": [_digest(prefix) for prefix in blocks],
-        "titles": None if titles is None else _digest(titles),
+        "datasets": [found[prefix] for prefix in blocks],
+        "titles": None if titles is None else found[titles],
         "blocks": sum(map(len, blocks.values())),
         "seq-length": config.model.seq_length,
         "use-one-sent-docs": config.objective.use_one_sent_docs,
@@ -133,5 +144,5 @@ def made_with(
 
 
 def _digest(prefix: str) -> str:
-    """Return a hash of the index of a dataset, which has the lengths of its documents."""
-    return sha256_of_file(idx_path(prefix))[:_SHORT]
+    """Return hashes of the documents of a dataset, that is their lengths, and of their tokens."""
+    return f"documents {sha256_of_file(idx_path(prefix))[:_SHORT]}, tokens {tokens_sha256(prefix)[:_SHORT]}"
