@@ -125,16 +125,43 @@ def refusals(folder: str, corpus: str) -> dict[str, str]:
     from neox_data.tokenizers import CharLevelTokenizer
     from neox_model.checkpoint.errors import CheckpointError
 
-    train_all(folder, corpus, {"teacher": TEACHER})
+    train_all(folder, corpus, {"teacher": TEACHER, "student": student(Path(folder, "teacher"))})
     found = {}
     distill = {"distill": {"enabled": True}}
+    nothing = {"module_name_prefix": None, "teacher_layer": None, "keep_number_layer": None}
+    nothing |= {"other_module_name": None, **distill}
     wrong: dict[str, dict[str, Any]] = {
         "width": {"hidden_size": 48},
         "absent layer": {"teacher_layer": [1, 9]},
         "tied head": {"other_module_name": ["lm_head"]},
         "no biases": {"use_bias_in_mlp": False},
         "nothing": {"teacher": f"{folder}/nothing"},
-        "objective": {"objective": "masked", **distill},
+        "activation": {"activation": "relu"},
+        "form of gelu": {"openai_gelu": True},
+        "heads": {"num_attention_heads": 3},
+        "residual": {"gpt_j_residual": True},
+        "epsilon": {"layernorm_epsilon": 1e-6},
+        "positions of layers": {"pos_emb": "rotary", "other_module_name": []},
+        "positions of the embedding": {
+            "pos_emb": "rotary",
+            "module_name_prefix": None,
+            "teacher_layer": None,
+        },
+        "attention": {"attention_config": [[["global", "local"], 1]]},
+        "objective": {"objective": "masked"},
+        "final norm": {
+            "other_module_name": ["final_norm"],
+            "module_name_prefix": None,
+            "teacher_layer": None,
+            "layernorm_epsilon": 1e-6,
+            "activation": "relu",
+        },
+        "objective of the logits": {"objective": "masked", **nothing},
+        "fewer layers": {
+            "teacher_layer": [1, 9],
+            "distill": {"enabled": True, "hidden_states_weight": 0.5},
+            "load": f"{folder}/student",
+        },
         "positions": {"other_module_name": [], "seq_length": 32, "max_position_embeddings": 32, **distill},
         "tokenizer": {},
         "tokenizer of logits": {"other_module_name": [], **distill},
@@ -164,7 +191,76 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path) -> None:
     assert "lm_head in other_module_name is not a module with separate weights" in found["tied head"]
     assert "the student has no such weight" in found["no biases"]
     assert "contains no checkpoint" in found["nothing"]
-    assert "its objective is causal, and the student's masked" in found["objective"]
+    for name, what in {
+        "activation": "activation: gelu in the checkpoint, relu in this run",
+        "form of gelu": "openai-gelu, bias-gelu-fusion: erf form in the checkpoint, tanh form in this run",
+        "heads": "num-attention-heads: 6 in the checkpoint, 3 in this run",
+        "residual": "gpt-j-residual: false in the checkpoint, true in this run",
+        "epsilon": "layernorm-epsilon: 1e-05 in the checkpoint, 1e-06 in this run",
+        "positions of layers": "pos-emb: learned in the checkpoint, rotary in this run",
+        "positions of the embedding": "position_embeddings.weight is in the checkpoint but the student has",
+        "attention": "its layer 3 has global attention, and layer 1 of the student, which copies it, local a",
+        "objective": "objective: causal in the checkpoint, masked in this run",
+        "final norm": "layernorm-epsilon: 1e-05 in the checkpoint, 1e-06 in this run",
+    }.items():
+        assert what in found[name], name
+        assert "and let the student learn from it with distill" in found[name]
+    assert "its objective is causal, and the student's masked" in found["objective of the logits"]
+    assert "it has 4 layers, and teacher_layer contains 9" in found["fewer layers"]
     assert "it has 16 positions, and seq-length is 32" in found["positions"]
     for name in ("tokenizer", "tokenizer of logits"):
         assert "its tokenizer is another one, whose tokens have other ids" in found[name]
+
+
+# Of the student below: its embedding alone has the width of the teacher's, which is read with other settings.
+OTHER = {
+    "activation": "swiglu",
+    "pos_emb": "alibi",
+    "apply_query_key_layer_scaling": True,
+    "mlp_width": 40,
+    "num_unique_layers": 2,
+    "make_vocab_size_divisible_by": 640,
+}
+
+
+def different_teacher(folder: str, corpus: str) -> list[float]:
+    """Train with the logits of a teacher alone that is quite another model; return losses, and those due."""
+    from neox_model.api.model import load_model
+    from neox_model.assembly.activation_checkpointing import run_layers
+    from neox_model.assembly.distillation import Distillation
+
+    train_all(folder, corpus, {"teacher": TEACHER | OTHER})
+    expected = load_model(f"{folder}/teacher", precision="fp32")
+    found: list[float] = []
+    compute = Distillation.loss
+
+    def remember(self, student, inputs, targets, **options: Any) -> torch.Tensor:
+        result = compute(self, student, inputs, targets, **options)
+        tokens, mask = inputs if isinstance(inputs, torch.Tensor) else inputs[0], targets[1]
+        with torch.no_grad():
+            own = run_layers(student, inputs, recomputation=None)
+            theirs = torch.stack([expected.logits(row.tolist()) for row in tokens])
+        size = min(own.shape[-1], theirs.shape[-1])
+        own, theirs = (each[..., :size].double().log_softmax(-1) for each in (own, theirs))
+        due = ((theirs.exp() * (theirs - own)).sum(-1) * mask).sum() / mask.sum()
+        found.extend((float(result.detach()), float(due)))
+        return result
+
+    settings = student(Path(folder, "teacher"), logits_share=1.0)
+    reduction = settings["compression_training"]["layer_reduction"]
+    for name in ("keep_number_layer", "module_name_prefix", "teacher_layer", "other_module_name"):
+        del reduction[name]
+    Distillation.loss = remember
+    try:
+        train_all(folder, corpus, {"student": settings | {"hidden_size": 12, "hidden_dropout": 0.0}})
+    finally:
+        Distillation.loss = compute
+    return found
+
+
+def test_a_student_learns_from_a_teacher_that_is_quite_another_model(tmp_path) -> None:
+    [found] = run_ranks(different_teacher, size=1, folder=str(tmp_path), corpus=str(write_corpus(tmp_path)))
+    values, due = found[::2], found[1::2]
+    assert len(values) >= 4
+    assert min(values) > 1e-3
+    assert values == pytest.approx(due, rel=1e-4)

@@ -19,7 +19,7 @@ def test_weights_are_normalised() -> None:
 @pytest.mark.parametrize(
     ("weights", "sentence"),
     [
-        ([1.0], "1 weights for 2 datasets; give one weight for each path"),
+        ([1.0], "1 weight for 2 datasets; give one weight for each path"),
         ([-1.0, 2.0], "must be at least 0"),
         ([0.0, 0.0], "must be at least 0, one of them above 0"),
         ([float("nan"), 1.0], "must be at least 0"),

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.native import load_native
 from neox_data.weights import blend_shares, normalise_weights, samples_per_dataset
@@ -139,7 +140,8 @@ class BlendedDataset:
         for number, (dataset, count) in enumerate(zip(self.datasets, taken, strict=True)):
             if count > len(dataset):
                 raise DataError(
-                    f"dataset {number} of the blend has {len(dataset):,} samples, but {num_samples:,} "
+                    f"dataset {number} of the blend has {counted(len(dataset), 'sample')}, but "
+                    f"{num_samples:,} "
                     f"items of the blend require {count:,} of them; build it for more samples"
                 )
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.whole_files import written_aside
 
@@ -243,8 +244,8 @@ class IndexInProgress:
             ) from error
         if found.shape != (len(part), width or found.shape[-1]):
             raise DataError(
-                f"{path} has embeddings {found.shape} for {len(part)} blocks; delete it, and make the index "
-                "again"
+                f"{path} has embeddings {found.shape} for {counted(len(part), 'block')}; delete it, and "
+                "make the index again"
             )
         return found
 

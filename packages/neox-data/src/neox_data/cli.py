@@ -123,7 +123,8 @@ def verify(prefix: str) -> None:
     dataset = verify_indexed(prefix)
     hashes = "hashes match" if verify_manifest(prefix) else "hashes not checked (no manifest)"
     click.echo(
-        f"{prefix}: {len(dataset):,} sequences, {dataset.num_tokens:,} tokens, all checks passed, {hashes}"
+        f"{prefix}: {counted(len(dataset), 'sequence')}, {counted(dataset.num_tokens, 'token')}, all "
+        f"checks passed, {hashes}"
     )
 
 
@@ -381,8 +382,8 @@ def _first_documents(dataset: IndexedDataset, tokenizer: Tokenizer, count: int) 
 
 def _echo_written(dataset: IndexedDataset) -> None:
     click.echo(
-        f"wrote {dataset.prefix}.bin and {dataset.prefix}.idx: {len(dataset):,} sequences, "
-        f"{dataset.num_tokens:,} tokens"
+        f"wrote {dataset.prefix}.bin and {dataset.prefix}.idx: {counted(len(dataset), 'sequence')}, "
+        f"{counted(dataset.num_tokens, 'token')}"
     )
 
 

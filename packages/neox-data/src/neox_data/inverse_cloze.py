@@ -20,6 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
+from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.random_draws import RandomDraws
@@ -150,9 +151,9 @@ class Blocks:
     def __post_init__(self) -> None:
         if self.titles is not None and len(self.titles) != len(self.indexed):
             raise DataError(
-                f"titles-data-path: {self.titles.prefix} has {len(self.titles):,} titles, but "
-                f"{self.indexed.prefix} has {len(self.indexed):,} documents; tokenize one title for each "
-                "document, in the same order"
+                f"titles-data-path: {self.titles.prefix} has {counted(len(self.titles), 'title')}, but "
+                f"{self.indexed.prefix} has {counted(len(self.indexed), 'document')}; tokenize one title "
+                "for each document, in the same order"
             )
         for sequence in self.documents:
             self._found.extend(self._divide(sequence))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed.base import IndexedDataset
@@ -31,16 +32,17 @@ def check_labels(tokens: IndexedDataset, labels: IndexedDataset) -> None:
         )
     if len(tokens) != len(labels):
         raise DataError(
-            f"the labels {labels.prefix} have {len(labels):,} documents, but {tokens.prefix} has "
+            f"the labels {labels.prefix} have {counted(len(labels), 'document')}, but {tokens.prefix} has "
             f"{len(tokens):,}; name the labels of this dataset, or {_AGAIN}"
         )
     different = np.flatnonzero(tokens.sizes != labels.sizes)
     if len(different):
         document = different.item(0)
         raise DataError(
-            f"document {document:,} has {labels.sizes.item(document):,} labels in {labels.prefix}, but "
-            f"{tokens.sizes.item(document):,} tokens in {tokens.prefix} ({len(different):,} documents "
-            f"differ); name the labels of this dataset, or {_AGAIN}"
+            f"document {document:,} has {counted(labels.sizes.item(document), 'label')} in "
+            f"{labels.prefix}, but {counted(tokens.sizes.item(document), 'token')} in {tokens.prefix} "
+            f"({counted(len(different), 'document differs', 'documents differ')}); name the labels of "
+            f"this dataset, or {_AGAIN}"
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.samples.permutation import KeyedPermutation
@@ -64,8 +65,8 @@ class LazyGPTDataset:
         self.samples_per_epoch = (num_tokens - 1) // seq_length
         if self.samples_per_epoch < 1:
             raise DataError(
-                f"the part {name!r} of {indexed.prefix} has {num_tokens:,} tokens, but one sample requires "
-                f"{seq_length + 1:,}; use more data or a smaller seq_length"
+                f"the part {name!r} of {indexed.prefix} has {counted(num_tokens, 'token')}, but one "
+                f"sample requires {seq_length + 1:,}; use more data or a smaller seq_length"
             )
         self._spare = num_tokens - 1 - self.samples_per_epoch * seq_length
         self.epochs = max(1, -(-num_samples // self.samples_per_epoch))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from neox_data.counted import counted
 from neox_data.errors import DataError
 
 __all__ = ["BatchSampler"]
@@ -46,7 +47,8 @@ class BatchSampler:
         self.num_batches = num_samples // self._items_per_batch
         if not self.num_batches:
             raise DataError(
-                f"the data has {num_samples:,} samples, but one batch of {data_parallel_size} data-parallel "
+                f"the data has {counted(num_samples, 'sample')}, but one batch of {data_parallel_size} "
+                "data-parallel "
                 f"ranks with {micro_batch} each requires {self._items_per_batch:,}; use more data or a "
                 "smaller batch"
             )

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from neox_data.blend import SampleDataset
+from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed.base import IndexedDataset
@@ -143,7 +144,8 @@ def _whole_iteration(data: TrainingData, iteration: int, rank: int | None) -> It
     first, size = data.batch_sizes.first_item(iteration), data.batch_sizes.at(iteration)
     if rank is not None:
         raise DataError(
-            f"iteration {iteration:,} read {size:,} samples, which is not this configuration's batch size, "
+            f"iteration {iteration:,} read {counted(size, 'sample')}, which is not this configuration's "
+            "batch size, "
             "and the checkpoint does not record which rank read which; remove --rank, or set the batch "
             "size and the devices of that iteration"
         )

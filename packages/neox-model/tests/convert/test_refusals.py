@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, pre_tokenizers
 
+from neox_config.derive.resume import flat_values
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.checkpoint.contents import Manifest
 from neox_model.convert import from_hf as importing
 from neox_model.convert import output as writing
-from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.architecture import obstacles_in
+from neox_model.convert.checkpoints import Checkpoint, model_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import FAMILIES, family_of_config
 from neox_model.convert.from_hf import from_hf
@@ -28,6 +30,7 @@ from neox_model.convert.verify import verify
 from neox_model.convert.weights import WeightFiles, Written, write_weights
 from support.checkpoint_edits import edit_tensors
 from support.hf_models import ENTRIES, SMALL, write_model
+from support.settings import resolved_from
 
 NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -558,3 +561,13 @@ def test_hashes_leave_out_what_is_being_written(tmp_path, theirs, monkeypatch):
     result = from_hf(Path(), Path("inner"))
     names = ("config", "generation_config", "tokenizer", "tokenizer_config")
     assert set(result["source"]["sha256"]) == {f"{name}.json" for name in names} | {"model.safetensors"}
+
+
+@pytest.mark.parametrize(("positions", "counts"), [("alibi", True), ("rpe", True), ("rotary", False)])
+def test_layer_scaling_counts_where_scores_have_a_bias(positions, counts):
+    """It multiplies this bias by the number of the layer, which no class of transformers does."""
+    given = resolved_from({"pos_emb": positions, "apply_query_key_layer_scaling": True})
+    read = model_of(flat_values(given.config))
+    assert read.config.attention.apply_query_key_layer_scaling is counts
+    obstacle = f"apply-query-key-layer-scaling with pos-emb: {positions}"
+    assert [each.option for each in obstacles_in(read) if "scaling" in each.option] == [obstacle] * counts

@@ -154,7 +154,7 @@ def test_the_whole_base_and_its_tokenizer_are_compared(tmp_path):
     changed = tensors[name].clone()
     changed[0, 0] = torch.nextafter(changed[0, 0], torch.tensor(1.0))
     save_file(tensors | {name: changed}, path, metadata={"format": "pt"})
-    with pytest.raises(ProofError, match=r"1 values of .*dense_h_to_4h\.weight in .* are not those of"):
+    with pytest.raises(ProofError, match=r"1 value of .*dense_h_to_4h\.weight in .* is not that of"):
         to_peft(adapters, tmp_path / "theirs", tmp_path / "peft")
     save_file(tensors, path, metadata={"format": "pt"})
     tokenizer = tmp_path / "theirs" / "tokenizer.json"

@@ -165,7 +165,7 @@ def test_a_part_with_more_bits_is_not_rounded_before_it_is_compared(tmp_path, mo
     assert verify(tmp_path / "ours", tmp_path / "theirs")["verdict"] == "equal"
     wider[0, 0] = torch.nextafter(wider[0, 0], torch.tensor(1.0))
     save_file(tensors | {name: wider}, path, metadata={"format": "pt"})
-    with pytest.raises(ProofError, match=r"1 values of .*k_proj\.weight.* are not those of .*qkv"):
+    with pytest.raises(ProofError, match=r"1 value of .*k_proj\.weight.* is not that of .*qkv"):
         verify(tmp_path / "ours", tmp_path / "theirs")
 
 

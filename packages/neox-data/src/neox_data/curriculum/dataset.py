@@ -16,6 +16,7 @@ import numpy as np
 
 from neox_data.batch_sizes import BatchSizes
 from neox_data.blend import SampleDataset
+from neox_data.counted import counted
 from neox_data.curriculum.metric_index import MetricIndex, admissions
 from neox_data.curriculum.sample_order import check_order, fingerprint_order
 from neox_data.curriculum.schedule import changes
@@ -140,8 +141,8 @@ class CurriculumDataset:
     ) -> None:
         if num_samples > num_epochs * len(clusters.samples):
             raise DataError(
-                f"the training requires {num_samples:,} samples, but the curriculum has "
-                f"{len(clusters.samples):,}, too few for {num_epochs:,} passes; increase "
+                f"the training requires {counted(num_samples, 'sample')}, but the curriculum has "
+                f"{len(clusters.samples):,}, too few for {counted(num_epochs, 'pass', 'passes')}; increase "
                 "data_sampling.num_epochs or use more data"
             )
         self.datasets: Sequence[SampleDataset] = [dataset]

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from neox_data.counted import counted
 from neox_data.curriculum.sample_order import record_order
 from neox_data.curriculum.schedule import DifficultySchedule, changes
 from neox_data.errors import DataError
@@ -87,7 +88,8 @@ def _difficulties(index: MetricIndex, rows: IndexedDataset) -> np.ndarray:
     if len(found) != len(rows) or (values.sizes != 1).any() or (np.diff(found) < 0).any():
         raise DataError(
             f"{index.difficulties} does not contain one increasing difficulty per row of {index.samples} "
-            f"({len(rows):,} rows); use the files of one analysis (a merged one has percentiles only)"
+            f"({counted(len(rows), 'row')}); use the files of one analysis (a merged one has percentiles "
+            "only)"
         )
     return found
 

@@ -12,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from neox_data.counted import counted
 from neox_data.errors import CorpusError, IndexedDatasetError
 from neox_data.indexed.edit import merge_indexed
 from neox_data.indexed.layout import manifest_path
@@ -58,8 +59,8 @@ def take_shard(paths: Sequence[Path], shard: str | None) -> tuple[list[Path], st
         raise CorpusError(f"shard {shard!r} is not valid; write it like 2/8, from 1/8 to 8/8")
     if len(paths) < of:
         raise CorpusError(
-            f"the corpus has {len(paths):,} files, too few for {of} shards, because files are not split "
-            "between shards; split the files or use fewer shards"
+            f"the corpus has {counted(len(paths), 'file')}, too few for {of} shards, because files are "
+            "not split between shards; split the files or use fewer shards"
         )
     ends = list(accumulate(path.stat().st_size for path in paths))
     cuts = [0]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from neox_config.counted import counted
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import did_you_mean
 from neox_config.schema.config import NeoXConfig
@@ -39,7 +40,7 @@ def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[
     described = sum(len(names) * count for names, count in runs)
     if described != num_layers:
         raise ValueError(
-            f"describes {described:,} layers, but num-layers is {num_layers}; {_remedy(pattern)}"
+            f"describes {counted(described, 'layer')}, but num-layers is {num_layers}; {_remedy(pattern)}"
         )
     return tuple(name for names, count in runs for name in names * count)
 

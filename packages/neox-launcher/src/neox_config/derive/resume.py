@@ -27,7 +27,7 @@ from neox_config.derive.optimizer_arguments import optimizer_facts, own_argument
 from neox_config.derive.resolve import Resolved, resolve
 from neox_config.derive.unused import is_in_use
 from neox_config.errors import ConfigError
-from neox_config.facts.attention import ATTENTION_FACTS, GMLP_TYPES
+from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES, GMLP_TYPES
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import in_words
 from neox_config.schema.config import NeoXConfig, all_parameters, section_of, sections
@@ -432,7 +432,7 @@ _DECIDES: dict[str, Callable[[Resolved], Any]] = {
     "attention_config": _attention_types,
     # A bias on attention scores is multiplied by the layer number; without one, the results are the same.
     "apply_query_key_layer_scaling": _where(
-        lambda resolved: resolved.config.attention.pos_emb in ("rpe", "alibi"),
+        lambda resolved: resolved.config.attention.pos_emb in BIASED_SCORES,
         "apply_query_key_layer_scaling",
     ),
     f"{_SPARSITY}.block": _where(_is_sparse, f"{_SPARSITY}.block"),

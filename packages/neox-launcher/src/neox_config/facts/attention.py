@@ -7,6 +7,7 @@ from neox_config.facts.conditions import one_of
 
 __all__ = [
     "ATTENTION_FACTS",
+    "BIASED_SCORES",
     "BLOCKS_OF_ENCODER",
     "GMLP_TYPES",
     "ROWS_OF_ENCODER",
@@ -67,6 +68,9 @@ class AttentionFacts:
         """True if the block size must divide the sequence length."""
         return bool(self.settings)
 
+
+BIASED_SCORES = ("rpe", "alibi")
+"""Position embeddings (`pos_emb`) that are a bias on attention scores."""
 
 _ROWS = "horizontal_global_attention"
 _LISTED = ("global_block_indices", "global_block_end_indices")

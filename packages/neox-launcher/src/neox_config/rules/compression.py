@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from neox_config.counted import counted
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.compression import (
     COMPRESSIONS,
@@ -15,6 +16,7 @@ from neox_config.derive.compression import (
 )
 from neox_config.derive.engine import chosen_engine, uses_pipeline
 from neox_config.derive.pipeline import splits_backward
+from neox_config.facts.attention import BIASED_SCORES
 from neox_config.facts.compression import (
     FEED_FORWARD_INPUTS,
     HEADS_OUTPUT,
@@ -270,7 +272,8 @@ def _related(
 ) -> Iterator[Problem]:
     assert group.related_modules is not None
     if len(group.related_modules) != len(group.modules):
-        what = f"has {len(group.related_modules)} lists, but modules has {len(group.modules)} patterns"
+        lists = counted(len(group.related_modules), "list")
+        what = f"has {lists}, but modules has {counted(len(group.modules), 'pattern')}"
         yield Problem(
             f"{place}.related_modules", what, "write one list of patterns for each pattern of modules"
         )
@@ -314,9 +317,14 @@ def students_copy_named_layers(c: NeoXConfig) -> Iterator[Problem]:
     if not reduction.enabled:
         return
     kept, listed = reduction.keep_number_layer, reduction.teacher_layer
-    if kept is not None and listed is not None and len(listed) != kept:
-        what = f"lists {len(listed)} layers, but keep_number_layer is {kept}"
-        yield Problem(f"{_REDUCTION}.teacher_layer", what, f"list {kept} layers")
+    number = c.model.num_layers if kept is None else kept
+    if listed is None and reduction.module_name_prefix:
+        what = "is missing, but module_name_prefix copies layers"
+        layers = counted(number, "layer")
+        yield Problem(f"{_REDUCTION}.teacher_layer", what, f"list {layers} of the teacher", value="")
+    if listed is not None and len(listed) != number:
+        what = f"lists {counted(len(listed), 'layer')}, but the student has {number:,}"
+        yield Problem(f"{_REDUCTION}.teacher_layer", what, f"list {counted(number, 'layer')}")
     if kept not in (None, c.model.num_layers):
         what = f"must be num-layers: {c.model.num_layers}"
         yield Problem(f"{_REDUCTION}.keep_number_layer", what, f"use {c.model.num_layers}")
@@ -340,13 +348,28 @@ def students_copy_modules(c: NeoXConfig) -> Iterator[Problem]:
         if other.partition(".")[0] not in _COPIED:
             near = did_you_mean(other, _COPIED) or f"use {', '.join(_COPIED)}, or parts of them"
             yield Problem(f"{_REDUCTION}.other_module_name", f"contains {other!r}, which is no module", near)
-    if not reduction.module_name_prefix and not reduction.other_module_name:
+    copies = reduction.module_name_prefix or reduction.other_module_name
+    if not copies and not reduction.distill.enabled:
         yield Problem(
             f"{_REDUCTION}.module_name_prefix",
-            "is missing, and so is other_module_name",
-            "add one of them to name the modules to copy",
+            "is missing, and so are other_module_name and distill, so that nothing is taken from the teacher",
+            "name the modules to copy, or set distill.enabled: true",
             value="",
         )
+
+
+def copied_layers_keep_their_bias(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse to copy a layer to another place if its bias on scores is multiplied by its number."""
+    reduction, attention = c.compression.compression_training.layer_reduction, c.attention
+    if not (reduction.enabled and reduction.module_name_prefix and attention.apply_query_key_layer_scaling):
+        return
+    has_bias = attention.pos_emb in BIASED_SCORES
+    if has_bias and any(place != layer for place, layer in enumerate(reduction.teacher_layer or ())):
+        what = (
+            "multiplies the bias on attention scores by the number of the layer, which is another one in the "
+            f"student than in the teacher (pos-emb: {attention.pos_emb})"
+        )
+        yield Problem("apply_query_key_layer_scaling", what, "copy only the first layers, each to its place")
 
 
 def students_are_whole_models(c: NeoXConfig) -> Iterator[Problem]:

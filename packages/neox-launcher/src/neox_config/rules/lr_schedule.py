@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from neox_config.counted import counted
 from neox_config.derive.learning_rate import (
     final_decay_iterations,
     learning_rate_curve,
@@ -73,8 +74,8 @@ def the_parts_of_wsd_fit_the_schedule(c: NeoXConfig) -> Iterator[Problem]:
         name = "lr_wsd_decay_iters" if c.lr_schedule.lr_wsd_decay_iters else "lr_wsd_decay_fraction"
         yield Problem(
             name,
-            f"makes a decay of {decay:,} iterations, which starts before the warmup of {warmup:g} ends: the "
-            f"schedule has {iterations:,}",
+            f"makes a decay of {counted(decay, 'iteration')}, which starts before the warmup of "
+            f"{warmup:g} ends: the schedule has {iterations:,}",
             "set a shorter decay or warmup",
         )
 

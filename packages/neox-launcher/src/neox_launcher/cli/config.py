@@ -100,7 +100,7 @@ def check(
         click.echo(list_problems(notes, config.files, called="note") + "\n", err=True)
     if problems:
         _fail(config_error(_without_repetitions(problems), config.files))
-    click.echo(f"{' + '.join(config.files)}: valid, {len(config.sources)} parameters given")
+    click.echo(f"{' + '.join(config.files)}: valid, {counted(len(config.sources), 'parameter')} given")
 
 
 def _problems_on_devices(config: NeoXConfig, devices: int | None, hostfile: str | None) -> list[Problem]:

@@ -169,8 +169,8 @@ def _devices(count: int | None, memory: str | None) -> Devices:
         )
     if count is not None and count > present:
         raise LaunchError(
-            f"--devices {count:,}, but this machine has {present:,} GPUs; reduce it, or give --device-memory "
-            "for a training on another machine"
+            f"--devices {count:,}, but this machine has {counted(present, 'GPU')}; reduce it, or give "
+            "--device-memory for a training on another machine"
         )
     return Devices(count=count or present, memory=found, are_gpus=True)
 

@@ -165,7 +165,12 @@ EXAMPLES = {
     "students_copy_named_layers": (
         f"{COMPRESSION}.layer_reduction.teacher_layer=[0, 1, 3]",
         f"{COMPRESSION}.layer_reduction.teacher_layer",
-        "lists 3 layers, but keep_number_layer is 4",
+        "lists 3 layers, but the student has 4",
+    ),
+    "copied_layers_keep_their_bias": (
+        ["pos_emb=alibi", "apply_query_key_layer_scaling=true", "data_efficiency.enabled=false"],
+        "apply_query_key_layer_scaling",
+        "multiplies the bias on attention scores by the number of the layer",
     ),
 }
 # The override takes a value away from the file, where it would have to be written otherwise.
@@ -220,7 +225,7 @@ MORE = [
     (
         [f"{RARITY}.schedule_config.max_step=[1]"],
         f"{RARITY}.schedule_config.max_step",
-        "has 1 entries for 3 difficulties",
+        "has 1 entry for 3 difficulties",
     ),
     (
         [f"{RARITY}.schedule_config.difficulty=[1, 3, 2]"],
@@ -241,6 +246,19 @@ MORE = [
         [f"{COMPRESSION}.layer_reduction.teacher=null"],
         f"{COMPRESSION}.layer_reduction.teacher",
         "is missing, but layer_reduction is enabled",
+    ),
+    (
+        [f"{COMPRESSION}.layer_reduction.teacher_layer=null"],
+        f"{COMPRESSION}.layer_reduction.teacher_layer",
+        "is missing, but module_name_prefix copies layers",
+    ),
+    (
+        [
+            f"{COMPRESSION}.layer_reduction.{name}=null"
+            for name in ("module_name_prefix", "other_module_name")
+        ],
+        f"{COMPRESSION}.layer_reduction.module_name_prefix",
+        "so that nothing is taken from the teacher",
     ),
     (["eigenvalue.layer_name=bert"], "eigenvalue.layer_name", "is no module with layers"),
     (["model-parallel-size=2"], "model_parallel_size", "cannot be combined with eigenvalue.enabled"),
@@ -272,7 +290,7 @@ MORE = [
     (
         [f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules=[[mlp.down], [mlp.down]]"],
         f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules",
-        "has 2 lists, but modules has 1 patterns",
+        "has 2 lists, but modules has 1 pattern",
     ),
     (
         ["optimizer.type=OneBitAdam", "optimizer.params.freeze_step=10"],

@@ -94,6 +94,8 @@ REQUIRED_TOGETHER = (
     "*.schedule_config.root_degree",
     "*.schedule_config.difficulty",
     "*.schedule_config.max_step",
+    "compression_training.layer_reduction.keep_number_layer",
+    "compression_training.layer_reduction.teacher_layer",
     "compression_training.layer_reduction.module_name_prefix",
     "compression_training.layer_reduction.other_module_name",
 )

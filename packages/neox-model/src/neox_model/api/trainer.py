@@ -176,7 +176,7 @@ class Trainer:
             raise NeoXError(f"{iterations} iterations cannot be trained; pass at least 1, or nothing for all")
         self._refuse("train")
         if self._has_ended:
-            why = self.stop_reason or f"all {self._state.last_iteration:,} iterations are finished"
+            why = self.stop_reason or f"all iterations ({self._state.last_iteration:,}) are finished"
             raise NeoXError(f"the training has ended: {why}; open another Trainer, with a larger train-iters")
         self._is_running = True
         try:

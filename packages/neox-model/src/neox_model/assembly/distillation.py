@@ -92,11 +92,11 @@ class Distillation:
     def _divergence(
         self, logits_BSV: Tensor, expected_BSV: Tensor, weights_BS: Tensor, vocab_size: int
     ) -> Tensor:
+        whole = [gather_from_group(each, self._group) for each in (logits_BSV, expected_BSV)]
+        # The vocabulary of one of them may have more padding.
+        size = min(vocab_size, *(each.shape[-1] for each in whole))
         found, expected = (
-            (gather_from_group(each, self._group)[..., :vocab_size].float() / self._temperature).log_softmax(
-                -1
-            )
-            for each in (logits_BSV, expected_BSV)
+            (each[..., :size].float() / self._temperature).log_softmax(dim=-1) for each in whole
         )
         divergence_BS = (expected.exp() * (expected - found)).sum(dim=-1)
         return self._temperature**2 * (divergence_BS * weights_BS).sum()

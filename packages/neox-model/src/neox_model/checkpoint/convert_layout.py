@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.contents import Manifest
@@ -64,7 +65,8 @@ def convert_layout(folder: Path, output: Path) -> Path:
     except BaseException:
         folders.abandon(temporary)
         raise
-    logger.info("wrote %d tensors of %d files to %d", len(records), len(manifest.files), len(files))
+    tensors, there = counted(len(records), "tensor"), counted(len(manifest.files), "file")
+    logger.info("wrote %s of %s to %s", tensors, there, f"{len(files):,}")
     return final
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 
 from neox_config.atomic import atomic_write, flush_file, flush_folder, written_aside
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints, iteration_of
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.contents import Manifest
@@ -142,7 +143,11 @@ def copy_missing(
     for file, receivers in sorted(_missing(gather(control, mine), storage).items()):
         holder, *others = receivers
         if storage.rank == holder:
-            logger.info("sending %s to %d hosts that lack it", folder / file, len(others))
+            logger.info(
+                "sending %s to %s",
+                folder / file,
+                counted(len(others), "host that lacks it", "hosts that lack it"),
+            )
         _copy(folder / file, files[file], holder, others, storage, control)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.adapters import Adapters, whole_tensor
@@ -108,7 +109,8 @@ def _write(merge: _Merge, folder: Path) -> tuple[dict[str, TensorRecord], dict[s
     }
     if records.keys() != set(merge.names) or not all(record.is_complete for record in records.values()):
         raise CheckpointError(f"{folder} does not contain all elements of the base's tensors")
-    logger.info("merged %d adapters into %d tensors", len(merge.adapters.matrices), len(records))
+    adapters = counted(len(merge.adapters.matrices), "adapter")
+    logger.info("merged %s into %s", adapters, counted(len(records), "tensor"))
     return records, files
 
 

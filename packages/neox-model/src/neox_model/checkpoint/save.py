@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
@@ -314,7 +315,7 @@ def _check_finite(parts: list[Part]) -> None:
     are_finite = torch.stack([pair.isfinite().all() for pair in extremes]).tolist()
     broken = [part.name for part, is_finite in zip(parts, are_finite, strict=True) if not is_finite]
     if broken:
-        more = f" and {len(broken) - 1:,} more tensors" if len(broken) > 1 else ""
+        more = f" and {counted(len(broken) - 1, 'more tensor')}" if len(broken) > 1 else ""
         raise CheckpointError(
             f"found values that are not finite in {broken[0]}{more}; earlier checkpoints are kept"
         )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from neox_config.atomic import flush_file
+from neox_config.counted import counted
 from neox_model.checkpoint.blocks import Block, Range, block_numel, find_overlaps
 from neox_model.checkpoint.checksums import Checksums
 from neox_model.checkpoint.contents import Piece, TensorRecord
@@ -290,9 +291,8 @@ class ShardReader:
 
     def _refuse_missing(self, missing: int, name: str) -> None:
         if missing:
-            raise DamagedCheckpointError(
-                f"{missing:,} elements of {quoted(name)} are missing in {self.folder}"
-            )
+            elements = counted(missing, f"element of {quoted(name)} is", f"elements of {quoted(name)} are")
+            raise DamagedCheckpointError(f"{elements} missing in {self.folder}")
 
     def read(self, piece: Piece, dtype: str) -> Tensor:
         """Read and verify the flat values of one piece.

@@ -12,6 +12,7 @@ from typing import Any
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.attention_layers import has_qkv_bias
 from neox_config.derive.objective import is_encoder
+from neox_config.facts.attention import BIASED_SCORES
 from neox_config.facts.norms import NORM_FACTS
 from neox_config.problems import in_words
 
@@ -140,8 +141,9 @@ def _obstacles(resolved: Resolved) -> Iterator[Obstacle]:
         yield Obstacle("num-unique-layers", f"{config.model.num_unique_layers}")
     if config.model.apply_residual_connection_post_layernorm:
         yield Obstacle("apply-residual-connection-post-layernorm", "true")
-    if config.attention.apply_query_key_layer_scaling and config.attention.pos_emb == "rpe":
-        yield Obstacle("apply-query-key-layer-scaling with pos-emb: rpe", "true")
+    attention = config.attention
+    if attention.apply_query_key_layer_scaling and attention.pos_emb in BIASED_SCORES:
+        yield Obstacle(f"apply-query-key-layer-scaling with pos-emb: {attention.pos_emb}", "true")
     kinds = dict.fromkeys(resolved.derived.attention_types)
     for kind in kinds:
         if kind not in ("global", "local"):

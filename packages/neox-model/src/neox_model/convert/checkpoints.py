@@ -13,6 +13,7 @@ from neox_config import NeoXConfig, Resolved, resolve
 from neox_config.derive.resolve import Precision
 from neox_config.derive.resume import recorded_effects
 from neox_config.errors import ConfigError
+from neox_config.facts.attention import BIASED_SCORES
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.schema.config import sections
 from neox_config.schema.sections.model import Fusion
@@ -259,6 +260,8 @@ def model_of(recorded: Mapping[str, Any]) -> Resolved:
 def _without_fused_operators(config: NeoXConfig) -> NeoXConfig:
     """Return the same model computed with plain operators, for sequences of every length."""
     model, attention = config.model, config.attention
+    # Without a bias on attention scores, layer scaling changes only how they are rounded.
+    scales = attention.apply_query_key_layer_scaling and attention.pos_emb in BIASED_SCORES
     is_tanh = model.openai_gelu or bool(model.bias_gelu_fusion)
     update = {
         "model": model.replaced(
@@ -267,7 +270,7 @@ def _without_fused_operators(config: NeoXConfig) -> NeoXConfig:
             onnx_safe=False,
             seq_length=model.max_position_embeddings,
         ),
-        "attention": attention.replaced(**fusions_off(attention), apply_query_key_layer_scaling=False),
+        "attention": attention.replaced(**fusions_off(attention), apply_query_key_layer_scaling=scales),
     }
     return config.model_copy(update=update)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from neox_config import Resolved, Text, load_config, resolve
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.architecture import Architecture, settings_of
@@ -184,7 +185,8 @@ class Reader:
         )
         if extra:
             raise ConversionError(
-                f"{self._files.folder} contains {', '.join(extra[:5])} (of {len(extra):,} tensors) that "
+                f"{self._files.folder} contains {', '.join(extra[:5])} (of "
+                f"{counted(len(extra), 'tensor')}) that "
                 f"{self._family.class_name} with this config.json does not have; copy the folder again"
             )
         return stored

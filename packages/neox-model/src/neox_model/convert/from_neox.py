@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from neox_config import load_config, resolve
+from neox_config.counted import counted
 from neox_config.derive.resume import SAMPLES_PER_ITERATION
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.architecture import architecture_of
@@ -114,8 +115,8 @@ def _warn(files: NeoXFiles, iteration: int, settings: Settings, output: Path) ->
     if files.differences:
         worst = max(files.differences, key=lambda key: files.differences[key])
         logger.warning(
-            "averaged the copies of %s tensors, which differ by up to %.3g between ranks (%s)",
-            *(f"{len(files.differences):,}", files.differences[worst], worst),
+            "averaged the copies of %s, which differ by up to %.3g between ranks (%s)",
+            *(counted(len(files.differences), "tensor"), files.differences[worst], worst),
         )
     elif files.average_copies:
         logger.warning("--average-copies has no effect: the copies of all ranks are equal")

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from neox_config.counted import counted
 from neox_config.derive.resume import in_effect
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.problems import in_words
@@ -186,6 +187,6 @@ def _compare_tensors(one: _Side, other: _Side, roundings: Roundings) -> Iterator
                 roundings.add(found)
                 if not found.is_same:
                     yield (
-                        f"{name}: {found.apart:,} values differ, by at most {found.largest:.3g}"
-                        f"{found.why(('A', 'B'))}"
+                        f"{name}: {counted(found.apart, 'value differs', 'values differ')}, by at most "
+                        f"{found.largest:.3g}{found.why(('A', 'B'))}"
                     )

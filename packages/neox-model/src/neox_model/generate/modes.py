@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from neox_config.counted import counted
 from neox_config.errors import ConfigError, NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import interruptible
@@ -253,8 +254,8 @@ def _generate_all(
                 _show(one, f"sample {progress.results} of {len(contexts)}")
         if writes and progress.results != len(contexts):
             raise NeoXError(
-                f"{len(contexts):,} prompts gave {progress.results:,} results; report this error, and run "
-                "again"
+                f"{counted(len(contexts), 'prompt')} gave {counted(progress.results, 'result')}; report "
+                "this error, and run again"
             )
     if writes:
         progress.finish()
@@ -299,7 +300,7 @@ def _show(sample: Sample, title: str) -> None:
 
 def _details(sample: Sample, title: str) -> str:
     details = [title] if title else []
-    details += [f"{sample.length} tokens", f"{sample.duration_seconds:.1f} s"]
+    details += [counted(sample.length, "token"), f"{sample.duration_seconds:.1f} s"]
     details += ["document ended"] if sample.finished else []
     details += [sample.message] if sample.message else []
     return ", ".join(details)

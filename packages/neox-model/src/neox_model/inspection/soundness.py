@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, iteration_of
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.comparison import stored_curve, training_state
@@ -201,8 +202,8 @@ def _random_problems(manifest: Manifest, reader: ShardReader) -> Iterator[str]:
     saved = {name.split("/")[1] for name in manifest.tensors if is_random_state(name)}
     if len(saved) != ranks:
         yield (
-            f"the manifest has random generators of {len(saved):,} ranks, but its layout has {ranks:,}: data "
-            f"{layout.data:,} x model {layout.model:,} x pipe {layout.pipe:,}"
+            f"the manifest has random generators of {counted(len(saved), 'rank')}, but its layout has "
+            f"{ranks:,}: data {layout.data:,} x model {layout.model:,} x pipe {layout.pipe:,}"
         )
         return
     for rank in range(ranks):

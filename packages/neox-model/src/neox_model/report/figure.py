@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from neox_config.counted import counted
 from neox_model.report.markup import Html, element, json_block, number, table
 from neox_model.report.series import Curve
 
@@ -302,7 +303,7 @@ def _values(lines: Sequence[Line], shown: Callable[..., str]) -> Html:
             for place in places
         ]
     notes = [
-        f"{line.label}: {line.curve.left_out:,} values are not finite"
+        f"{line.label}: {counted(line.curve.left_out, 'value is', 'values are')} not finite"
         for line in lines
         if line.curve.left_out
     ]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from neox_config.counted import counted
 from neox_model.report.charts import all_figures
 from neox_model.report.compare import differences, flattened
 from neox_model.report.markup import Html, badge, clock, duration, element, number, plain, size, table
@@ -218,7 +219,7 @@ def _configuration(run: Run) -> Html:
     others = [(name, plain(value)) for name, value in values.items() if not _is_given(name, origins)]
     rest = element(
         "details",
-        element("summary", f"{len(others):,} parameters with their defaults"),
+        element("summary", f"{counted(len(others), 'parameter')} with their defaults"),
         table(("parameter", "value"), others),
     )
     return Html(table(("parameter", "value", "origin"), given) + rest)
@@ -249,7 +250,7 @@ def _environment(run: Run) -> Html:
         ("devices", f"{about['devices']} x {about['device']}"),
         ("layout", f"data {layout['data']}, model {layout['model']}, pipe {layout['pipe']}"),
         ("precision", about["derived"]["precision"]),
-        ("train batch size", f"{about['derived']['train_batch_size']:,} samples"),
+        ("train batch size", counted(about["derived"]["train_batch_size"], "sample")),
         (
             "code",
             f"commit {code['commit'] or 'unknown: not a git checkout'}, sources {code['sources_sha256']}",

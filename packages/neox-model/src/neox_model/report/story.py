@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from neox_config.counted import counted
 from neox_config.facts.spikes import ROLLBACK
 from neox_model.report.markup import clock, duration, number, size
 from neox_model.report.reading import Attempt, Run
@@ -129,7 +130,8 @@ def _consequence(attempt: Attempt, after: Attempt) -> str:
         lost = after.began - attempt.ended
     source = f"the checkpoint of iteration {after.first:,}" if after.first else "the beginning"
     gap = "" if lost is None else f", {duration(lost)} later"
-    return f" Attempt {after.number} continued from {source}{gap}; {repeated:,} iterations were repeated."
+    again = counted(repeated, "iteration was", "iterations were")
+    return f" Attempt {after.number} continued from {source}{gap}; {again} repeated."
 
 
 def _highlights(run: Run) -> str | None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from neox_config import Resolved
+from neox_config.counted import counted
 from neox_data.block_index import BlockIndex, Place, open_block_index
 from neox_data.errors import DataError
 from neox_data.inverse_cloze import Blocks, InverseClozeDataset, framed
@@ -56,8 +57,8 @@ class Recall:
         shares = ", ".join(f"top {k} {share:.1%}" for k, share in self.found.items())
         by_chance = ", ".join(f"{100 * share:.2g}%" for share in self.by_chance.values())
         return (
-            f"{self.queries:,} sentences of the {self.part} documents, each among {self.blocks:,} blocks: "
-            f"{shares} (by chance {by_chance})"
+            f"{counted(self.queries, 'sentence')} of the {self.part} documents, each among "
+            f"{counted(self.blocks, 'block')}: {shares} (by chance {by_chance})"
         )
 
 
@@ -108,7 +109,9 @@ def _search(
     tokens, sources = np.array(tokenizer.encode(query), np.int64), list(blocks.values())
     length = sources[0].seq_length
     if len(tokens) > length - 2:
-        logger.warning("the query has %d tokens and is cut to %d (seq-length)", len(tokens), length - 2)
+        logger.warning(
+            "the query has %s and is cut to %d (seq-length)", counted(len(tokens), "token"), length - 2
+        )
     row_2S = framed(tokens[: length - 2], length, tokenizer.end_of_document)
     scores_QK, rows_QK = best_blocks(towers.embed(QUERY, row_2S[None]), index.embeddings, count)
     found = []

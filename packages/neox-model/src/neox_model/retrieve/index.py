@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from neox_config import Resolved
+from neox_config.counted import counted
 from neox_config.errors import NeoXError
 from neox_data.block_index import IndexInProgress, begin_index, open_block_index, remove_rest
 from neox_data.inverse_cloze import Blocks
@@ -156,4 +157,4 @@ def _result(what: str, folder: Path, groups: Groups) -> str | None:
     if groups.world.rank != 0:
         return None
     count, width = open_block_index(folder).embeddings.shape
-    return f"{what}: {count:,} blocks, embeddings of width {width:,}"
+    return f"{what}: {counted(count, 'block')}, embeddings of width {width:,}"

@@ -61,7 +61,8 @@ class Results:
             lines.append(
                 f"{one.source}: {counted(one.documents, 'document')} "
                 f"({counted(one.empty_documents, 'empty one')} left out), "
-                f"{one.tokens:,} tokens, {one.num_bytes:,} bytes, {one.characters:,} characters"
+                f"{counted(one.tokens, 'token')}, {counted(one.num_bytes, 'byte')}, "
+                f"{counted(one.characters, 'character')}"
             )
             rows = one.rows(per_character=self.per_character)
             width = max(map(len, rows))

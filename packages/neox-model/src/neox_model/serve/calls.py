@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from neox_config.counted import counted
 from neox_model.generate.engine import Request, Update
 from neox_model.serve.errors import ApiError
 
@@ -102,7 +103,9 @@ class Calls:
             ApiError: there are more.
         """
         if count > self._limit:
-            raise ApiError(400, f"{count:,} texts were requested; request at most {self._limit:,}")
+            raise ApiError(
+                400, f"{counted(count, 'text was', 'texts were')} requested; request at most {self._limit:,}"
+            )
 
     def open(self, requests: Sequence[Request]) -> Call:
         """Open a call for these texts. To be called in the event loop.
@@ -118,7 +121,8 @@ class Calls:
             if len(self._open) + count > self._limit:
                 raise ApiError(
                     429,
-                    f"{len(self._open):,} texts are waiting or being generated, and {count:,} more would "
+                    f"{counted(len(self._open), 'text is', 'texts are')} waiting or being generated, and "
+                    f"{count:,} more would "
                     f"exceed the limit of this server ({self._limit:,}); try again later",
                     code="rate_limit_exceeded",
                 )

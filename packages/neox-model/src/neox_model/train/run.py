@@ -182,7 +182,7 @@ def _build_training(
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
     recorded = recorded_values(resolved, tokenizer)
     start_from_teacher(
-        config,
+        resolved,
         model,
         load=load,
         groups=groups,

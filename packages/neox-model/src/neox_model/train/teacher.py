@@ -1,21 +1,24 @@
 """A student from layers of a teacher: the weights it starts from, and the model that it is compared with."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from neox_config import NeoXConfig, Resolved
-from neox_config.derive.resume import Change
+from neox_config import Resolved
+from neox_config.counted import counted
+from neox_config.derive.resume import Change, Changes
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.facts.norms import NORM_FACTS
 from neox_config.schema.sections.compression import LayerReduction
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.distillation import Distillation
 from neox_model.assembly.model import build_stage
-from neox_model.checkpoint.comparison import changes_since
+from neox_model.checkpoint.comparison import changes_since, log_unknown_changes
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
@@ -38,6 +41,16 @@ logger = logging.getLogger(__name__)
 
 _LAYERS = "layers"
 _TEACHER = "compression_training.layer_reduction.teacher"
+# Settings of a model on which the weights of its norms depend.
+_OF_NORMS = {"norm", "use_bias_in_norms", *(facts.epsilon for facts in NORM_FACTS.values())}
+# Settings of a model on which those of its layers do not depend; attention is compared layer by layer, and
+# random blocks are drawn for the student's layers.
+_NOT_OF_LAYERS = {
+    *("num_layers", "attention_config", "seed (of the random blocks of sparse layers)"),
+    *("no_weight_tying", "max_position_embeddings", "tokenizer_type", "vocab_file"),
+}
+# What the student does to its own weights.
+_OF_COMPRESSION = "compression_training."
 
 
 def teacher_names(names: Iterable[str], section: LayerReduction) -> dict[str, str]:
@@ -55,7 +68,7 @@ def teacher_names(names: Iterable[str], section: LayerReduction) -> dict[str, st
 
 
 def start_from_teacher(
-    config: NeoXConfig,
+    resolved: Resolved,
     model: nn.Module,
     *,
     load: Path | None,
@@ -66,7 +79,7 @@ def start_from_teacher(
     """Copy layers and modules of the teacher, unless a checkpoint of the student will be loaded. Collective.
 
     Args:
-        config: the configuration.
+        resolved: the configuration.
         model: this rank's part of the student, initialized.
         load: folder of the checkpoints to continue from.
         groups: this rank's process groups.
@@ -74,18 +87,23 @@ def start_from_teacher(
         writable: context manager that returns the tensor to fill for a parameter; None: other ranks fill it.
 
     Raises:
-        CheckpointError: the teacher is missing or damaged, or does not have what the student copies.
+        CheckpointError: the teacher is missing or damaged, does not have what the student copies, or
+            computes something else with it.
     """
-    section = config.compression.compression_training.layer_reduction
-    if not section.enabled or is_continued(load, groups):
+    section = resolved.config.compression.compression_training.layer_reduction
+    copies = section.module_name_prefix or section.other_module_name
+    if not (section.enabled and copies) or is_continued(load, groups):
         return
     folder, checkpoint = _open_teacher(section, groups)
+    changes = changes_since(checkpoint.manifest, recorded)
+    if groups.world.rank == 0:
+        log_unknown_changes(changes)
     named = dict(named_logical_parameters(model))
     sources = teacher_names(named, section)
     every = {name: each for found in gather(groups.control, sources) for name, each in found.items()}
     wanted = [wanted_weight(sources[name], parameter) for name, parameter in named.items() if name in sources]
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
-        _check(section, checkpoint, wanted, every, _differences(checkpoint, recorded))
+        _check(resolved, checkpoint, wanted, every, changes)
         reader = ShardReader(folder, checkpoint.manifest.files)
         check_wanted(wanted, checkpoint.manifest, reader)
     fill_wanted(wanted, checkpoint.manifest, reader, writable=writable)
@@ -108,15 +126,17 @@ def _open_teacher(section: LayerReduction, groups: Groups) -> tuple[Path, Checkp
 
 
 def _check(
-    section: LayerReduction,
+    resolved: Resolved,
     checkpoint: Checkpoint,
     wanted: Sequence[WantedWeight],
     every: dict[str, str],
-    differences: Mapping[str, Change],
+    changes: Changes,
 ) -> None:
-    """Require that the teacher has all weights to copy, and the student all of the layers that are copied."""
+    """Require that both models have all weights of what is copied, and compute the same with them."""
+    section = resolved.config.compression.compression_training.layer_reduction
     stored, sources = checkpoint.manifest.weight_names, set(every.values())
     copied = [f"{_LAYERS}.{layer}." for layer in section.teacher_layer or () if section.module_name_prefix]
+    copied += [f"{other}." for other in section.other_module_name or ()]
     problems = [f"{name} is not in the checkpoint" for name in sorted(sources - stored)]
     problems += [
         f"{name} is in the checkpoint but the student has no such weight"
@@ -130,22 +150,53 @@ def _check(
     ]
     problems += shape_problems(wanted, checkpoint.manifest)
     if sources & set(VOCABULARY):
-        problems += _other_tokenizer(differences)
+        problems += _other_tokenizer(changes)
+    problems += [str(change) for change in changes.model if _decides(change, sources)]
+    if not problems:
+        problems += _other_attention(resolved, checkpoint.resolved, every)
     if problems:
         raise CheckpointError(
             f"the teacher {checkpoint.folder} does not fit the student: {problems[0]}; set the architecture "
-            "of the teacher, whose layers alone may be fewer"
+            "of the teacher, of which only the number of layers may differ, or do not copy what differs "
+            "(module_name_prefix, other_module_name), and let the student learn from it with distill"
         )
 
 
-def _differences(checkpoint: Checkpoint, recorded: Mapping[str, Any]) -> dict[str, Change]:
-    """Return how the teacher differs from the student, by parameter; empty if it cannot be compared."""
-    return {change.label: change for change in changes_since(checkpoint.manifest, recorded).model}
+def _decides(change: Change, copied: Collection[str]) -> bool:
+    """Return True if copied weights compute something else with the other value of a setting."""
+    if change.label == "no_weight_tying" and TOKEN_EMBEDDING in copied:
+        # The student's embedding would be its head, which is another matrix of the teacher.
+        return not change.here
+    if any(map(_is_of_layer, copied)):
+        return change.label not in _NOT_OF_LAYERS and not change.label.startswith(_OF_COMPRESSION)
+    return change.label in _OF_NORMS and any(name.startswith("final_norm.") for name in copied)
 
 
-def _other_tokenizer(differences: Mapping[str, Change]) -> list[str]:
+def _other_attention(own: Resolved, theirs: Resolved, copied: Mapping[str, str]) -> list[str]:
+    """Return a clause for each copied layer with another attention type than in the teacher."""
+    names = [pair for pair in copied.items() if _is_of_layer(pair[0])]
+    problems = []
+    for student, teacher in sorted({(_number_in(name), _number_in(source)) for name, source in names}):
+        here, there = own.derived.attention_types[student], theirs.derived.attention_types[teacher]
+        if here != there:
+            problems.append(
+                f"attention-config: its layer {teacher} has {there} attention, and layer {student} of the "
+                f"student, which copies it, {here} attention"
+            )
+    return problems
+
+
+def _number_in(name: str) -> int:
+    return int(name.split(".")[1])
+
+
+def _is_of_layer(name: str) -> bool:
+    return name.startswith(f"{_LAYERS}.")
+
+
+def _other_tokenizer(changes: Changes) -> list[str]:
     problem = "its tokenizer is another one, whose tokens have other ids"
-    return [problem] if "vocab_file" in differences else []
+    return [problem for change in changes.model if change.label == "vocab_file"]
 
 
 def add_distillation(
@@ -177,16 +228,23 @@ def add_distillation(
     wanted = [wanted_weight(*named) for named in named_logical_parameters(teacher)]
     own, theirs = resolved.config.model, checkpoint.resolved.config.model
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
-        problems = _other_tokenizer(_differences(checkpoint, recorded))
+        problems = _other_tokenizer(changes_since(checkpoint.manifest, recorded))
+        stored = checkpoint.manifest.weight_names
+        problems += [f"it contains no {weight.name}" for weight in wanted if weight.name not in stored]
         problems += shape_problems(wanted, checkpoint.manifest)
         if own.objective != theirs.objective:
             problems.append(f"its objective is {theirs.objective}, and the student's {own.objective}")
         if own.seq_length > theirs.max_position_embeddings:
             problems.append(
-                f"it has {theirs.max_position_embeddings} positions, and seq-length is {own.seq_length}"
+                f"it has {counted(theirs.max_position_embeddings, 'position')}, and seq-length is "
+                f"{own.seq_length}"
             )
         if own.hidden_size != theirs.hidden_size and options.hidden_states_weight:
             problems.append(f"its hidden-size is {theirs.hidden_size}, and the student's {own.hidden_size}")
+        last = max(section.teacher_layer or (0,))
+        if last >= theirs.num_layers and options.hidden_states_weight:
+            layers = counted(theirs.num_layers, "layer")
+            problems.append(f"it has {layers}, and teacher_layer contains {last}")
         if problems:
             raise CheckpointError(f"the teacher {folder} does not fit: {problems[0]}; use another teacher")
         reader = ShardReader(folder, checkpoint.manifest.files)
@@ -208,5 +266,6 @@ def _like(resolved: Resolved, checkpoint: Checkpoint) -> Resolved:
     """Return the teacher's parameters in the student's layout."""
     parallelism, theirs = resolved.config.parallelism, checkpoint.resolved
     config = theirs.config.model_copy(update={"parallelism": parallelism})
-    derived = resolved.derived.model_copy(update={"attention_types": theirs.derived.attention_types})
-    return Resolved(config=config, derived=derived)
+    of_model = ("attention_types", "mlp_width", "weight_owners")
+    update = {name: getattr(theirs.derived, name) for name in of_model}
+    return Resolved(config=config, derived=resolved.derived.model_copy(update=update))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neox_config.counted import counted
 from neox_model.checkpoint.names import in_model_order
 from neox_model.verify.findings import Findings
 from neox_model.verify.records import Record
@@ -88,7 +89,9 @@ def _data(steps: Steps, iteration: int) -> _Result:
     if apart:
         return _Result(len(found), [f"data: in iteration {iteration:,} {apart}"])
     if len(wanted) != len(found):
-        text = f"data: iteration {iteration:,} read {len(found):,} samples instead of {len(wanted):,}"
+        text = (
+            f"data: iteration {iteration:,} read {counted(len(found), 'sample')} instead of {len(wanted):,}"
+        )
         return _Result(len(found), [text])
     texts = [
         f"data: sample {_first_sample(steps, iteration) + place:,}, the {_ordinal(place)} of iteration "

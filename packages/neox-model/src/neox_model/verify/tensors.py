@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from neox_config.counted import counted
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
@@ -237,7 +238,11 @@ def differences_beyond_rounding(
         if relative > limits.tensor:
             whole = "its change" if of_weights else "itself"
             text = f"differs by {relative:.1e} of {whole} (limit {limits.tensor:g}"
-            text += f"; {left_out:,} elements without a gradient to speak of left out)" if left_out else ")"
+            text += (
+                f"; {counted(left_out, 'element')} without a gradient to speak of left out)"
+                if left_out
+                else ")"
+            )
         yield TensorDifference(name, text, relative)
 
 

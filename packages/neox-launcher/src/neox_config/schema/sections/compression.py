@@ -78,7 +78,7 @@ class LayerReduction(Section):
     keep_number_layer: int | None = param(
         None,
         origin="DSC",
-        needed=True,
+        none_means="num-layers",
         gt=0,
         resume="training",
         doc="Number of layers of the student; must be num-layers.",
@@ -86,7 +86,7 @@ class LayerReduction(Section):
     module_name_prefix: str | None = param(
         None,
         origin="DSC",
-        none_means="other_module_name lists the modules",
+        none_means="no layers are copied",
         min_length=1,
         resume="training",
         doc="Prefix of the names of the layers to copy; must be layers.",
@@ -94,7 +94,8 @@ class LayerReduction(Section):
     teacher_layer: tuple[int, ...] | None = param(
         None,
         origin="DSC",
-        needed=True,
+        none_means="no layers; module_name_prefix requires them",
+        used_when="module_name_prefix is set",
         min_length=1,
         resume="training",
         doc="Indices of the teacher's layers to copy, in order.",
@@ -102,7 +103,7 @@ class LayerReduction(Section):
     other_module_name: tuple[str, ...] | None = param(
         None,
         origin="DSC",
-        none_means="module_name_prefix names the modules",
+        none_means="no other modules are copied",
         resume="training",
         doc="Full names of other modules to copy, such as embedding, final_norm and lm_head.",
     )

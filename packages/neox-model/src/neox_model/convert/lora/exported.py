@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neox_config.counted import counted
 from neox_model.checkpoint.adapters import Adapters, adaptable
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.convert.checkpoints import Checkpoint
@@ -131,9 +132,11 @@ class Exported:
                 yield f"{PREFIX}{name}{A}", [a[place].contiguous()]
                 yield f"{PREFIX}{name}{B}", [values]
             if missing:
+                of_adapter = f"of the adapter of {matrix.ours}"
+                lost = counted(missing, f"value {of_adapter} is", f"values {of_adapter} are")
                 raise ConversionError(
-                    f"{self.adapters.folder}: {missing:,} values of the adapter of {matrix.ours} are not "
-                    "where its manifest records those of peft; restore it from a copy"
+                    f"{self.adapters.folder}: {lost} not where its manifest records those of peft; restore "
+                    "it from a copy"
                 )
 
     @property

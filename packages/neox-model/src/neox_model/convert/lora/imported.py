@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from neox_config.counted import counted
 from neox_config.facts.adapters import ADAPTED
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.checkpoints import Checkpoint
@@ -66,7 +67,8 @@ class Imported:
         unknown = sorted(stored.keys() - expected.keys())
         if unknown:
             raise ConversionError(
-                f"{self._files.folder} contains {', '.join(unknown[:3])} (of {len(unknown):,} tensors), for "
+                f"{self._files.folder} contains {', '.join(unknown[:3])} (of "
+                f"{counted(len(unknown), 'tensor')}), for "
                 "which neox-model has no adapter: it adapts the projections of attention and of the "
                 "feed-forward block; merge them into the model with peft (merge_and_unload), and convert the "
                 "model with neox-convert from-hf"

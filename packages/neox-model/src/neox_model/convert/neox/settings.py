@@ -13,7 +13,7 @@ from neox_config import NeoXConfig, Resolved, load_config
 from neox_config.derive.resume import flat_values
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
-from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES
 from neox_config.problems import in_words
 from neox_model.convert.architecture import architecture_of, obstacles_in
 from neox_model.convert.checkpoints import MODEL_SECTIONS, model_of, model_parameters
@@ -213,8 +213,9 @@ def _refuse_options(files: NeoXFiles, config: NeoXConfig, resolved: Resolved) ->
         for kind in dict.fromkeys(resolved.derived.attention_types)
         if ATTENTION_FACTS[kind].is_gmlp
     ]
-    if config.attention.apply_query_key_layer_scaling and config.attention.pos_emb == "rpe":
-        refused.append("apply-query-key-layer-scaling with pos-emb: rpe")
+    attention = config.attention
+    if attention.apply_query_key_layer_scaling and attention.pos_emb in BIASED_SCORES:
+        refused.append(f"apply-query-key-layer-scaling with pos-emb: {attention.pos_emb}")
     architecture = architecture_of(resolved)
     if architecture.rotary_scaling:
         refused.append("rotary-scaling, which GPT-NeoX does not have")

@@ -7,6 +7,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from neox_config.counted import counted
+
 __all__ = ["PIECE", "Comparison", "Roundings", "compare_values"]
 
 PIECE = 2**20
@@ -109,8 +111,9 @@ class Roundings:
         found = []
         for (side, *dtypes), (tensors, changed, values) in self._counts.items():
             other = 1 - side
+            of_side = f"of {self._names[side]} ({_name(dtypes[side])})"
             found.append(
-                f"{tensors:,} tensors of {self._names[side]} ({_name(dtypes[side])}) are those of "
+                f"{counted(tensors, f'tensor {of_side} is that', f'tensors {of_side} are those')} of "
                 f"{self._names[other]} ({_name(dtypes[other])}) rounded: {changed:,} of {values:,} values "
                 "lost precision"
             )

@@ -10,6 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from neox_config.counted import counted
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY
 from neox_model.convert.errors import ProofError
@@ -49,10 +50,9 @@ def compare_tensors(sides: Sides, files: WeightFiles) -> list[str]:
             roundings.add(found)
             if found.apart and found.rounded != 1:
                 why = found.why(("the checkpoint", "the other"))
-                raise ProofError(
-                    f"{found.apart:,} values of {', '.join(names)} in {sides.folder} are not those of "
-                    f"{tensor.ours}{why}"
-                )
+                where = f"of {', '.join(names)} in {sides.folder}"
+                apart = counted(found.apart, f"value {where} is not that", f"values {where} are not those")
+                raise ProofError(f"{apart} of {tensor.ours}{why}")
     return roundings.described()
 
 

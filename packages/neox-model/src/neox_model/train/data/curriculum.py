@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.counted import counted
 from neox_config.derive.curricula import (
     NO_DIFFICULTIES,
     difficulty_schedule,
@@ -60,8 +61,9 @@ def drawn_by_difficulty(
     iterations, batch = config.training.iterations, resolved.derived.train_batch_size
     if not position.knows_batch_sizes:
         raise DataError(
-            f"the checkpoint's training read {position.samples:,} samples in {position.iteration:,} "
-            "iterations but does not record the batch sizes, so the remaining samples of the curriculum are "
+            f"the checkpoint's training read {counted(position.samples, 'sample')} in "
+            f"{counted(position.iteration, 'iteration')} but does not record the batch sizes, so the "
+            "remaining samples of the curriculum are "
             "unknown; set finetune: true to start the curriculum again, or "
             "data_efficiency.data_sampling.curriculum_learning.enabled: false to continue without it"
         )

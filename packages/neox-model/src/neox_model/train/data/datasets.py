@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.counted import counted
 from neox_config.derive.curricula import NO_DIFFICULTIES
 from neox_config.derive.objective import is_retrieval, tokens_behind_input
 from neox_config.facts.difficulty import DifficultySchedule
@@ -118,9 +119,9 @@ def check_passes(resolved: Resolved, position: Position = START) -> None:
     )
     if samples // batch != iterations:
         raise DataError(
-            f"{prefix} has {tokens:,} tokens for training on this host, which are {samples // batch:,} "
-            f"iterations (train-epochs: {epochs:,}), but the training was started with {iterations:,}; make "
-            "sure that all hosts read the same files"
+            f"{prefix} has {tokens:,} tokens for training on this host, which are "
+            f"{counted(samples // batch, 'iteration')} (train-epochs: {epochs:,}), but the training was "
+            f"started with {iterations:,}; make sure that all hosts read the same files"
         )
     if position.samples != position.iteration * batch:
         left = position.iteration + max(0, samples - position.samples) // batch

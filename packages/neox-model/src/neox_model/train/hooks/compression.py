@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
+from neox_config.counted import counted
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.train.compression import TrainedCompression
 from neox_model.train.hooks.base import Hook
@@ -61,4 +62,4 @@ class CompressionHook(Hook):
     def _log_bits(self, before: dict[str, int | None], iteration: int) -> None:
         for name, bits in self._compression.bits().items():
             if bits is not None and bits != before.get(name):
-                logger.info("iteration %d: the weights of %s have %d bits", iteration, name, bits)
+                logger.info("iteration %d: the weights of %s have %s", iteration, name, counted(bits, "bit"))

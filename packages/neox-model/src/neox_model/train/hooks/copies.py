@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
+from neox_config.counted import counted
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.logical import computing_fragments, engine_fragments
 from neox_model.checkpoint.outcome import gather
@@ -271,7 +272,11 @@ def _describe(reports: Sequence[tuple[str, Sequence[_Copy]]], iteration: int) ->
         for copy in copies:
             tensors.setdefault((copy.name, copy.members), {})[rank] = copy.value
     texts = [_difference(name, values, hosts) for (name, _), values in tensors.items()]
-    more = f"; {len(texts) - _SHOWN:,} more tensors differ" if len(texts) > _SHOWN else ""
+    more = (
+        f"; {counted(len(texts) - _SHOWN, 'more tensor differs', 'more tensors differ')}"
+        if len(texts) > _SHOWN
+        else ""
+    )
     return f"after iteration {iteration:,} {'; '.join(texts[:_SHOWN])}{more}: {_ADVICE}"
 
 
