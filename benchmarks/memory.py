@@ -3,6 +3,7 @@
     python benchmarks/memory.py                        # 100M parameters, fp32, 2 processes: 4 GiB
     python benchmarks/memory.py --precisions bf16 --stages 2 3
     python benchmarks/memory.py --hidden 256 --layers 4 --vocabulary 2048   # test this script
+    python benchmarks/memory.py --teacher-layers 24    # of a student, with the teacher that it learns from
 
 Real processes over gloo train two updates, by default of two micro-batches.
 torch's MemTracker follows every tensor:
@@ -27,7 +28,16 @@ MIB = 2**20
 
 
 def settings_of(options: argparse.Namespace, stage: int, precision: str) -> dict[str, Any]:
-    return {
+    reduction = {
+        "enabled": options.teacher_layers > 0,
+        # Not there: the estimate takes it to be like the student.
+        "teacher": "absent",
+        "module_name_prefix": "layers",
+        "teacher_layer": list(range(options.teacher_layers))[-options.layers :] or None,
+        "distill": {"enabled": options.teacher_layers > 0, "hidden_states_weight": 0.1},
+    }
+    more = {"compression_training": {"layer_reduction": reduction}} if options.teacher_layers else {}
+    return more | {
         "engine": "torch",
         "zero_optimization": {"stage": stage},
         "precision": PRECISIONS[precision],
@@ -46,6 +56,35 @@ def settings_of(options: argparse.Namespace, stage: int, precision: str) -> dict
         "gradient_clipping": 1.0,
         "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
     }
+
+
+def add_teacher(model: Any, resolved: Any, groups: Any, options: argparse.Namespace) -> list[Any]:
+    """Let the model learn from a larger one with new weights, which is returned."""
+    from neox_config import Resolved
+    from neox_model.assembly.choices import DTYPES
+    from neox_model.assembly.distillation import Distillation
+    from neox_model.assembly.model import build_stage
+
+    section = resolved.config.compression.compression_training.layer_reduction
+    if not section.enabled:
+        return []
+    size = resolved.config.model.replaced(num_layers=options.teacher_layers)
+    derived = resolved.derived.model_copy(update={"attention_types": ("global",) * size.num_layers})
+    config = resolved.config.model_copy(update={"model": size})
+    theirs = Resolved(config=config, derived=derived)
+    teacher = build_stage(theirs, groups, vocab_size=options.vocabulary).eval()
+    # The tracker requires gradients of all parameters; there are none, because the teacher runs without.
+    for parameter in teacher.parameters():
+        parameter.data = parameter.data.normal_(std=0.02).to(DTYPES[resolved.derived.precision])
+    model.distillation = Distillation(
+        list(teacher.stack),
+        layers=list(enumerate(section.teacher_layer)),
+        logits_share=section.distill.logits_share,
+        temperature=section.distill.temperature,
+        hidden_states_weight=section.distill.hidden_states_weight,
+        group=groups.model,
+    )
+    return [teacher]
 
 
 def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -> None:
@@ -89,9 +128,10 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
         optimizer = build_optimizer(resolved.config, model, model_group=groups.model, data_group=groups.data)
         schedule = build_schedule(resolved.config, optimizer, decay_iterations=1000)
         engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
+        teachers = add_teacher(model, resolved, groups, options)
         step, tracker = EngineStep(engine, accumulation=options.accumulation), MemTracker()
         masters = [holder for group in optimizer.param_groups for holder in group["params"]]
-        tracker.track_external(model, optimizer, *masters)
+        tracker.track_external(model, optimizer, *masters, *teachers)
         data = batches(tracker)
         with tracker:
             for _ in range(UPDATES):
@@ -136,6 +176,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=2, help="samples of a micro-batch (default: 2)")
     parser.add_argument("--accumulation", type=int, default=2, help="micro-batches per update (default: 2)")
+    parser.add_argument(
+        "--teacher-layers", type=int, default=0, help="layers of a teacher (default: 0, without a teacher)"
+    )
     return parser.parse_args()
 
 

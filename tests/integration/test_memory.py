@@ -12,12 +12,24 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 SMALL = ("--hidden=256", "--layers=4", "--vocabulary=2048")
 
 
+def ratios_of(*options: str) -> dict[str, float]:
+    """Measured bytes over estimated ones by stage of ZeRO."""
+    command = [sys.executable, SCRIPT, *SMALL, *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    assert result.returncode == 0, result.stderr
+    return {found[1]: float(found[2]) for found in re.finditer(r"(ZeRO \d).* ([\d.]+)\n", result.stdout)}
+
+
 @pytest.mark.slow
 def test_the_peak_of_tensors_is_the_estimated_one_within_5_percent():
-    result = subprocess.run(
-        [sys.executable, SCRIPT, *SMALL], capture_output=True, text=True, timeout=1800, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    ratios = {found[1]: float(found[2]) for found in re.finditer(r"(ZeRO \d).* ([\d.]+)\n", result.stdout)}
+    ratios = ratios_of()
     assert list(ratios) == [f"ZeRO {stage}" for stage in range(4)]
+    assert ratios == pytest.approx(dict.fromkeys(ratios, 1.0), abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_teacher_is_part_of_the_peak(precision):
+    ratios = ratios_of("--teacher-layers=6", "--stages", "0", "3", f"--precisions={precision}")
+    assert list(ratios) == ["ZeRO 0", "ZeRO 3"]
     assert ratios == pytest.approx(dict.fromkeys(ratios, 1.0), abs=0.05)

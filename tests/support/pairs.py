@@ -5,6 +5,7 @@ sweep of precisions; `make test-pairs` trains every pair that the document says 
 """
 
 import copy
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from neox_config.errors import ConfigError
 from support import precision_results
 from support.settings import resolved_from
 
-__all__ = ["OPTIONS", "SETTINGS", "Pair", "document", "pair_of", "pairs"]
+__all__ = ["OPTIONS", "SETTINGS", "Pair", "document", "first_loss", "pair_of", "pairs", "teacher_of"]
 
 # Six heads of four, as in every test; documents of several lengths in a row of sixteen tokens.
 SETTINGS: dict[str, Any] = {
@@ -63,6 +64,49 @@ _TOKEN_DROPPING = {
                 },
             },
         },
+    }
+}
+
+
+def _compression(part: str, shared: dict[str, Any], **groups: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"shared_parameters": {"enabled": True, **shared}}
+    return {"compression_training": {part: found | ({"different_groups": groups} if groups else {})}}
+
+
+_QUANTIZED = _compression(
+    "weight_quantization",
+    {"quantize_weight_in_forward": True, "quantize_groups": 8, "schedule_offset": 1},
+    all={"params": {"start_bits": 8, "target_bits": 4}, "modules": ["*"]},
+)
+_QUANTIZED_INPUTS = _compression(
+    "activation_quantization", {"schedule_offset": 1}, all={"params": {"bits": 8}, "modules": ["*"]}
+)
+_SPARSE = _compression(
+    "sparse_pruning",
+    {"method": "snip_momentum", "block_pattern": "4x1", "dense_ratio": 0.5}
+    | {"schedule_offset": 1, "schedule_offset_end": 2},
+)
+_PRUNED_ROWS = _compression(
+    "row_pruning",
+    {"method": "l1", "schedule_offset": 1},
+    up={"params": {"dense_ratio": 0.5}, "modules": ["mlp.up"], "related_modules": [["mlp.down"]]},
+)
+_PRUNED_HEADS = _compression(
+    "head_pruning",
+    {"num_heads": 6, "schedule_offset": 1},
+    all={"params": {"dense_ratio": 0.5}, "modules": ["attention.dense"]},
+)
+# The folder is written before: `teacher_of`. Each layer of the student is the other one of the teacher.
+_TAUGHT = {
+    "compression_training": {
+        "layer_reduction": {
+            "enabled": True,
+            "teacher": "teacher",
+            "module_name_prefix": "layers",
+            "teacher_layer": [1, 0],
+            "other_module_name": ["embedding"],
+            "distill": {"enabled": True, "logits_share": 0.5, "hidden_states_weight": 0.1},
+        }
     }
 }
 
@@ -139,6 +183,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "computed sample order": {"sample_order": "lazy"},
     "masked tokens": {"objective": "masked"},
     "fill in the middle": {"fim_rate": 0.5},
+    "retrieval": {"objective": "ict", "ict_head_size": 8, "use_one_sent_docs": True},
+    # Compression
+    "quantized weights": _QUANTIZED,
+    "quantized inputs": _QUANTIZED_INPUTS,
+    "sparse weights": _SPARSE,
+    "pruned rows": _PRUNED_ROWS,
+    "pruned heads": _PRUNED_HEADS,
+    "layers of a teacher": _TAUGHT,
+    "eigenvalues": {"eigenvalue": {"enabled": True, "layer_name": "layers", "layer_num": 2, "max_iter": 3}},
     # Checkpoints, guards and measurements
     "saving in the background": {"save": "checkpoints", "save_interval": 1, "async_save": True},
     "forward check of checkpoints": {
@@ -185,6 +238,25 @@ def pair_of(one: str, other: str, **settings: Any) -> Pair | None:
     """Two options on top of SETTINGS and `settings`; None if they give one parameter two values."""
     options = _merged(OPTIONS[one], OPTIONS[other])
     return None if options is None else _judge((one, other), {**settings, **options})
+
+
+def teacher_of(resolved: Resolved, one: str, other: str, **settings: Any) -> Resolved | None:
+    """The training of the teacher of a pair of options, one iteration; None if the pair has none."""
+    if not resolved.config.compression.compression_training.layer_reduction.enabled:
+        return None
+    given = {**settings, **(_merged(OPTIONS[one], OPTIONS[other]) or {})}
+    del given["compression_training"]
+    given |= {"train_iters": 1, "save": "teacher", "save_interval": 1, "async_save": False, "seed": 7}
+    return resolved_from({**SETTINGS, **given}, devices=resolved.derived.world_size)
+
+
+def first_loss(resolved: Resolved, vocabulary: int) -> float:
+    """The loss of a model that knows nothing, and has what its teacher has."""
+    config, derived = resolved.config, resolved.derived
+    if config.model.objective == "ict":
+        return math.log(derived.micro_batch_size * derived.data_parallel_size)
+    reduction = config.compression.compression_training.layer_reduction
+    return (1 - reduction.distill.logits_share * reduction.enabled) * math.log(vocabulary)
 
 
 def _judge(names: tuple[str, str], options: dict[str, Any]) -> Pair:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, pre_tokenizers
 
+from neox_config.derive.recorded import model_of
 from neox_config.derive.resume import flat_values
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
@@ -19,7 +20,7 @@ from neox_model.checkpoint.contents import Manifest
 from neox_model.convert import from_hf as importing
 from neox_model.convert import output as writing
 from neox_model.convert.architecture import obstacles_in
-from neox_model.convert.checkpoints import Checkpoint, model_of
+from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import FAMILIES, family_of_config
 from neox_model.convert.from_hf import from_hf

@@ -23,7 +23,7 @@ from neox_config.estimate.parameters import (
     stage_types,
     trained_parameters,
 )
-from neox_config.estimate.shapes import Layout, Shape
+from neox_config.estimate.shapes import Layout, Shape, Teacher
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.collectives import EARLY_ELEMENTS
@@ -100,6 +100,9 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0, *, device: str =
         # There is nothing to partition.
         layout = replace(layout, zero_stage=0, compiles=layout.compiles_on(device))
     activations = _stage_activations(shape, layout, stage, device)
+    weights_of_teacher = 0
+    if shape.teacher is not None:
+        weights_of_teacher = layout.element_bytes * local_parameters(shape.teacher.shape, layout, stage)
     if layout.is_sharded_by_torch:
         weights, gradients, optimizer = _sharded_states(shape, layout, stage)
         host = 0
@@ -107,7 +110,7 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0, *, device: str =
         weights, gradients, optimizer, host = _states(shape, layout, stage)
     reused = _reused(shape, layout, stage, gradients, activations)
     return Memory(
-        weights=weights,
+        weights=weights + weights_of_teacher,
         gradients=gradients,
         optimizer=optimizer,
         activations=activations.at_start,
@@ -336,12 +339,34 @@ def _head_activations(shape: Shape, layout: Layout, stage: int, device: str) -> 
         # Only the first token of each text is projected.
         return kept_by_norm
     loss = _loss_in_chunks if layout.has_loss_in_chunks else _loss_of_all_logits
-    return kept_by_norm + size * tokens * width + loss(shape, layout, tokens, device)
+    of_loss = loss(shape, layout, tokens, device)
+    if shape.teacher is not None:
+        of_loss = _loss_with_teacher(shape.teacher, layout, tokens, of_loss)
+    return kept_by_norm + size * tokens * width + of_loss
 
 
 def _kept_outside(shape: Shape, layout: Layout, device: str) -> int:
     """Return the bytes per token of the last norm, which is outside the layers and is not compiled."""
     return _kept_by_norm(shape, replace(layout, compiles=False), shape.hidden_size, device)
+
+
+def _loss_with_teacher(teacher: Teacher, layout: Layout, tokens: int, alone: int) -> int:
+    """Return the bytes of the loss of a student: the hidden states of its teacher, and what both logits take.
+
+    The divergence of logits has five float32 tensors besides the logits of both: what the cross entropy
+    keeps, and four of the whole vocabulary, which tensor-parallel ranks gather. The layers of the teacher run
+    before it, one at a time, and keep nothing.
+    """
+    size, shape, ranks = layout.element_bytes, teacher.shape, layout.model_parallel
+    hidden = teacher.compared_layers * size * tokens * shape.hidden_size
+    projections = 3 if shape.is_gated else 2
+    layer = size * tokens * (3 * shape.hidden_size + ceil(projections * shape.mlp_width / ranks))
+    if not teacher.compares_logits:
+        return max(alone, layer + hidden)
+    entries = tokens * shape.vocab_size
+    logits = (2 * size + _FLOAT32) * ceil(entries / ranks) + 4 * _FLOAT32 * entries
+    gathered = 2 * size * entries if ranks > 1 else 0
+    return max(logits + gathered, layer) + hidden
 
 
 def _loss_of_all_logits(shape: Shape, layout: Layout, tokens: int, device: str) -> int:

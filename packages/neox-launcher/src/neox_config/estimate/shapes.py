@@ -3,7 +3,8 @@
 They are cheap to create, so that `suggest.py` can try thousands of layouts.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from neox_config.derive.attention_layers import sliding_window
 from neox_config.derive.compression import compresses
@@ -19,6 +20,7 @@ from neox_config.derive.local_steps import first_local_step
 from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.derive.pipeline import chunks_per_stage
 from neox_config.derive.recomputation import recomputes_attention, recomputes_layers
+from neox_config.derive.recorded import recorded_model
 from neox_config.derive.resolve import Resolved
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
@@ -35,6 +37,7 @@ from neox_config.schema.sections.tokenizer import TokenizerSection
 __all__ = [
     "Layout",
     "Shape",
+    "Teacher",
     "fewest_devices",
     "layout_of",
     "read_vocabulary_size",
@@ -43,6 +46,21 @@ __all__ = [
 
 # The sum of a replica's own updates, and a copy of the weights that all replicas have.
 _LOCAL_VALUES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """The model with which a student is compared in training.
+
+    Args:
+        shape: the teacher.
+        compares_logits: True if the logits of both are compared, besides hidden states.
+        compared_layers: number of layers whose outputs are compared.
+    """
+
+    shape: "Shape"
+    compares_logits: bool
+    compared_layers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +85,7 @@ class Shape:
         towers: number of models of this shape, each with its weights, in a retrieval model.
         embedding_size: width of the embeddings of a retrieval model, which has no head over the vocabulary;
             None: another model.
+        teacher: what this model learns from, besides texts; None: nothing.
     """
 
     num_layers: int
@@ -100,6 +119,7 @@ class Shape:
     is_compressed: bool = False
     towers: int = 1
     embedding_size: int | None = None
+    teacher: Teacher | None = None
 
     @property
     def texts(self) -> int:
@@ -272,12 +292,32 @@ def _fewest_elastic(block: Elasticity, copy: int) -> int:
 
 
 def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
-    """Return the model of a configuration.
+    """Return the model of a configuration, and its teacher, which is read from the checkpoint if it is there.
+
+    A teacher that is not there is taken to be like the student, with the layers that the student copies.
 
     Args:
         resolved: the configuration.
         vocab_size: number of entries of the tokenizer, without padding.
     """
+    own = _shape_alone(resolved, vocab_size)
+    section = resolved.config.compression.compression_training.layer_reduction
+    if not (section.enabled and section.distill.enabled):
+        return own
+    taken = section.teacher_layer or ()
+    found = recorded_model(Path(section.teacher)) if section.teacher is not None else None
+    if found is not None:
+        theirs = replace(_shape_alone(found, vocab_size), seq_length=own.seq_length)
+    else:
+        layers = max(own.num_layers, *(layer + 1 for layer in taken)) if taken else own.num_layers
+        kind = own.attention_types[-1]
+        types = own.attention_types + (kind,) * (layers - own.num_layers)
+        theirs = replace(own, num_layers=layers, attention_types=types, weight_owners=None)
+    compared = len(taken) if section.distill.hidden_states_weight else 0
+    return replace(own, teacher=Teacher(theirs, section.distill.logits_share > 0, compared))
+
+
+def _shape_alone(resolved: Resolved, vocab_size: int) -> Shape:
     model, attention = resolved.config.model, resolved.config.attention
     return Shape(
         num_layers=model.num_layers,

@@ -60,6 +60,23 @@ def compression_says_what_it_compresses(c: NeoXConfig) -> Iterator[Problem]:
             )
 
 
+def pruning_finds_matrices(c: NeoXConfig) -> Iterator[Problem]:
+    """Require weights to prune where the method selects them itself."""
+    block = c.compression.compression_training.sparse_pruning
+    finds_them = block.shared_parameters.method == "snip_momentum"
+    if not (block.shared_parameters.enabled and finds_them and _patterns_are_valid(c)):
+        return
+    for key, _, names in group_memberships(c, "sparse_pruning"):
+        if names:
+            continue
+        if block.shared_parameters.excluded_modules:
+            place, remedy = f"{_SPARSE}.excluded_modules", "exclude fewer"
+        else:
+            place, remedy = f"{_SPARSE}.enabled", "set it to false"
+        group = f" to the group {key}" if key else ""
+        yield Problem(place, f"leaves no matrix of the layers{group} to prune", remedy)
+
+
 def compression_patterns_match(c: NeoXConfig) -> Iterator[Problem]:
     """Require every pattern to be a regular expression that is found in the name of a matrix."""
     if not types_in(c):

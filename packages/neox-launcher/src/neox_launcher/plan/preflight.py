@@ -17,6 +17,7 @@ from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enab
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.generation import generation_mode
 from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder, is_retrieval
+from neox_config.derive.recorded import contents_of, latest_checkpoint
 from neox_config.facts.checkpoints import (
     LATEST,
     MANIFEST,
@@ -585,7 +586,7 @@ def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
     if reason is not None:
         yield Problem("lora_base", reason, _load_remedy(base, reason, name="lora-base"))
         return
-    read = _base_of_loaded(config, Path(base)) or _latest_checkpoint(Path(base))
+    read = _base_of_loaded(config, Path(base)) or latest_checkpoint(Path(base))
     if read is None:
         return  # The workers report a file `latest` that names none.
     if not (read / MANIFEST).is_file():
@@ -598,7 +599,7 @@ def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
 
 def _whole_model(name: str, checkpoint: Path) -> Iterator[Problem]:
     """Require that a checkpoint, whose folder a parameter names, has all files of a model."""
-    contents = _contents_of(checkpoint)
+    contents = contents_of(checkpoint)
     if "base" in contents.get("config", {}):
         remedy = "merge them with neox-checkpoint merge, or name the folder of a whole model"
         yield Problem(name, "contains checkpoints of adapters, and no model", remedy)
@@ -639,7 +640,7 @@ def _start(name: str, folder: str, *, called: str) -> Iterator[Problem]:
     if reason is not None:
         yield Problem(name, reason, _load_remedy(folder, reason, name=called))
         return
-    read = _latest_checkpoint(Path(folder))
+    read = latest_checkpoint(Path(folder))
     if read is not None:  # The workers report a file `latest` that names none.
         yield from _whole_model(name, read)
 
@@ -649,31 +650,10 @@ def _base_of_loaded(config: NeoXConfig, base: Path) -> Path | None:
     load = config.checkpoint.load
     if load is None or is_url(load) or _has_local_checkpoints(config) or _why_no_checkpoint(load):
         return None
-    latest = _latest_checkpoint(Path(load))
-    recorded = {} if latest is None else _contents_of(latest).get("config", {}).get("base")
+    latest = latest_checkpoint(Path(load))
+    recorded = {} if latest is None else contents_of(latest).get("config", {}).get("base")
     iteration = recorded.get("iteration") if isinstance(recorded, dict) else None
     return base / checkpoint_name(iteration) if isinstance(iteration, int) else None
-
-
-def _latest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint that `latest` names, or the last one without that file; None if it names none."""
-    try:
-        named = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return complete_checkpoints(folder)[-1]
-    except (OSError, UnicodeDecodeError):
-        return None
-    is_inside = iteration_of(named.name) is not None and named.parent == folder
-    return named if is_inside and (named / MANIFEST).is_file() else None
-
-
-def _contents_of(checkpoint: Path) -> dict[str, dict[str, object]]:
-    """Return the contents of a checkpoint's manifest; none if it is damaged, which the workers report."""
-    try:
-        contents = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["contents"]
-        return {name: dict(contents[name]) for name in ("config", "files")}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return {}
 
 
 def _load_remedy(load: str, reason: str, *, name: str = "load") -> str:

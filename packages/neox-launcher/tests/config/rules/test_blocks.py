@@ -167,6 +167,11 @@ EXAMPLES = {
         f"{COMPRESSION}.layer_reduction.teacher_layer",
         "lists 3 layers, but the student has 4",
     ),
+    "pruning_finds_matrices": (
+        f"{COMPRESSION}.sparse_pruning.shared_parameters.excluded_modules=['*']",
+        f"{COMPRESSION}.sparse_pruning.shared_parameters.excluded_modules",
+        "leaves no matrix of the layers to the group sp1 to prune",
+    ),
     "copied_layers_keep_their_bias": (
         ["pos_emb=alibi", "apply_query_key_layer_scaling=true", "data_efficiency.enabled=false"],
         "apply_query_key_layer_scaling",

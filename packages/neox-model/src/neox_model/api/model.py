@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved, load_config, resolve
 from neox_config.derive.objective import is_retrieval
+from neox_config.derive.recorded import fusions_off
 from neox_config.derive.resolve import Precision
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import MANIFEST
@@ -28,7 +29,7 @@ from neox_model.assembly.model import padded_vocab_size
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.names import is_score
-from neox_model.convert.checkpoints import Checkpoint, build_sequential, fusions_off, load_into
+from neox_model.convert.checkpoints import Checkpoint, build_sequential, load_into
 from neox_model.convert.from_hf import HuggingFaceModel, open_hf
 from neox_model.convert.yaml_file import TRAINING
 from neox_model.generate.engine import Reply

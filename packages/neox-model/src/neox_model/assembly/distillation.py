@@ -74,13 +74,17 @@ class Distillation:
         *body, head = student
         with _outputs_of([body[place] for place in self._own]) as own:
             hidden_SBD = run_layers(body, inputs, recomputation=recomputation)
-        logits_BSV = head(hidden_SBD)
-        *body, head = self._teacher
+        logits_BSV = head(hidden_SBD) if self._share else None
+        *body, teachers_head = self._teacher
         with torch.no_grad(), _outputs_of([body[place] for place in self._theirs]) as theirs:
-            expected_BSV = head(run_layers(body, inputs, recomputation=None))
+            expected_SBD = run_layers(body, inputs, recomputation=None)
+            expected_BSV = teachers_head(expected_SBD) if self._share else None
         weights_BS = loss_fn.weights(targets[1])
-        loss = (1.0 - self._share) * loss_fn(logits_BSV, targets)
-        if self._share:
+        if logits_BSV is None or expected_BSV is None:
+            # Without storing all logits.
+            loss = head(hidden_SBD, targets, loss_fn)
+        else:
+            loss = (1.0 - self._share) * loss_fn(logits_BSV, targets)
             loss = loss + self._share * self._divergence(
                 logits_BSV, expected_BSV, weights_BS, loss_fn.vocab_size
             )

@@ -9,14 +9,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from neox_config import NeoXConfig, Resolved, resolve
+from neox_config import NeoXConfig, Resolved
+from neox_config.derive.recorded import MODEL_SECTIONS, fusions_off, model_of
 from neox_config.derive.resolve import Precision
 from neox_config.derive.resume import recorded_effects
 from neox_config.errors import ConfigError
-from neox_config.facts.attention import BIASED_SCORES
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_config.schema.config import sections
-from neox_config.schema.sections.model import Fusion
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_model.assembly.as_sequential import SequentialModel, as_sequential
@@ -33,21 +31,16 @@ from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
 
 __all__ = [
-    "MODEL_SECTIONS",
     "VOCABULARY",
     "Checkpoint",
     "build_sequential",
-    "fusions_off",
     "load_into",
-    "model_of",
     "model_parameters",
     "tensor_shapes",
 ]
 
 VOCABULARY = (TOKEN_EMBEDDING, "lm_head.weight")
 """Weights with one row per entry of the vocabulary."""
-MODEL_SECTIONS = ("model", "attention", "tokenizer")
-"""Sections of the configuration that determine the logits, and the tokenizer."""
 
 
 class Checkpoint:
@@ -233,48 +226,6 @@ def _model_of(manifest: Manifest, folder: Path) -> Resolved:
         ) from error
 
 
-def model_of(recorded: Mapping[str, Any]) -> Resolved:
-    """Return the model's parameters in recorded values, without what affects only how it is computed.
-
-    Args:
-        recorded: values by name, as `flat_values` returns them; others than the model's are not used.
-
-    Raises:
-        ConfigError: they are not those of a model of this version.
-        ValidationError: likewise.
-    """
-    kinds = sections()
-    values: dict[str, dict[str, Any]] = {
-        section: {name: recorded[name] for name in kinds[section].model_fields.keys() & recorded.keys()}
-        for section in MODEL_SECTIONS
-    }
-    if "mlp_width" not in recorded:
-        # Earlier versions recorded it under this name.
-        values["model"]["mlp_width"] = values["model"].pop("intermediate_size", None)
-    # Required of every configuration, and without effect on the model.
-    values["training"] = {"train_micro_batch_size_per_gpu": 1, "train_iters": 1}
-    values["optimizer"] = {"optimizer": {"type": "Adam", "params": {"lr": 1.0, "weight_decay": 0.0}}}
-    return resolve(_without_fused_operators(NeoXConfig.from_sections(values)), devices=1)
-
-
-def _without_fused_operators(config: NeoXConfig) -> NeoXConfig:
-    """Return the same model computed with plain operators, for sequences of every length."""
-    model, attention = config.model, config.attention
-    # Without a bias on attention scores, layer scaling changes only how they are rounded.
-    scales = attention.apply_query_key_layer_scaling and attention.pos_emb in BIASED_SCORES
-    is_tanh = model.openai_gelu or bool(model.bias_gelu_fusion)
-    update = {
-        "model": model.replaced(
-            **fusions_off(model),
-            openai_gelu=is_tanh,
-            onnx_safe=False,
-            seq_length=model.max_position_embeddings,
-        ),
-        "attention": attention.replaced(**fusions_off(attention), apply_query_key_layer_scaling=scales),
-    }
-    return config.model_copy(update=update)
-
-
 def model_parameters(resolved: Resolved) -> dict[str, Any]:
     """Return the parameters of the model that have not their default, with their names in files."""
     found: dict[str, Any] = {}
@@ -282,13 +233,6 @@ def model_parameters(resolved: Resolved) -> dict[str, Any]:
         section = getattr(resolved.config, name)
         found |= section.model_dump(mode="json", exclude_defaults=True, exclude=set(fusions_off(section)))
     return {name.replace("_", "-"): value for name, value in found.items()}
-
-
-def fusions_off(section: Any) -> dict[str, bool]:
-    """Return the parameters of a section that choose how the model is computed, all False."""
-    fields: Mapping[str, Any] = type(section).model_fields
-    kinds = set(get_args(Fusion))
-    return {name: False for name, field in fields.items() if set(get_args(field.annotation)) == kinds}
 
 
 def tensor_shapes(resolved: Resolved, vocab_size: int) -> dict[str, tuple[int, ...]]:

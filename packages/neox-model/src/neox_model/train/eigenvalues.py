@@ -24,6 +24,7 @@ from neox_config.facts.compression import PERIODS_PER_EIGENVALUE
 from neox_config.schema.sections.engine import Eigenvalue
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.compilation import dense_attention
+from neox_model.checkpoint.names import is_score
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import LogicalState, named_logical_parameters
@@ -172,7 +173,10 @@ class Eigenvalues:
         paths = [
             path
             for path, value in self._model.named_parameters()
-            if value.requires_grad and logical[id(value)].startswith(prefix)
+            # Scores of pruned matrices are not weights of the layer.
+            if value.requires_grad
+            and logical[id(value)].startswith(prefix)
+            and not is_score(logical[id(value)])
         ]
         for path in paths:
             weights[path].requires_grad_()

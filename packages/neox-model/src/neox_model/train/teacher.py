@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from neox_model.assembly.model import build_stage
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.names import is_score
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.whole_weights import (
@@ -54,10 +56,13 @@ _OF_COMPRESSION = "compression_training."
 
 
 def teacher_names(names: Iterable[str], section: LayerReduction) -> dict[str, str]:
-    """Return the name in the teacher of each weight of the student that is copied, by its name there."""
+    """Return the name in the teacher of each weight of the student that is copied, by its name there.
+
+    Scores of pruned matrices are the student's own.
+    """
     found = {}
     layers = section.teacher_layer if section.module_name_prefix else None
-    for name in names:
+    for name in filterfalse(is_score, names):
         first, _, rest = name.partition(".")
         if first == _LAYERS and layers:
             index, _, rest = rest.partition(".")
