@@ -183,11 +183,11 @@ def test_windows_of_the_stream_have_their_labels(tokens, labels, kind: str) -> N
 
 
 FAULTS = {
-    "fewer documents": ([[1, 2, 3]], "int32", "have 1 documents, but .* has 4; name the labels"),
+    "fewer documents": ([[1, 2, 3]], "int32", "have 1 document, but .* has 4; name the labels"),
     "another length": (
         [[1, 2, 3], [4, 5, 6], [9], [0] * 8],
         "int32",
-        "document 1 has 3 labels in .*, but 5 tokens .*1 documents differ.*preprocess_data --loss-mask",
+        "document 1 has 3 labels in .*, but 5 tokens .*1 document differs.*preprocess_data --loss-mask",
     ),
     "no negative numbers": (DOCUMENTS, "uint16", "are stored as uint16, which has no negative numbers"),
 }

@@ -205,6 +205,14 @@ def test_console_logs_one_line_per_interval_with_its_mean_loss(caplog, monkeypat
     ]
 
 
+@pytest.mark.parametrize(("skipped", "text"), [(1.0, "1 update skipped"), (2.0, "2 updates skipped")])
+def test_console_counts_skipped_updates(caplog, skipped, text):
+    caplog.set_level(logging.INFO)
+    writer = ConsoleWriter(last_iteration=300)
+    writer.write({**METRICS, "loss/train": 2.4, "optimizer/skipped_iterations": skipped}, 100)
+    assert f" | {text} | " in caplog.messages[0]
+
+
 def test_tensorboard_gets_scalars(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -190,7 +190,7 @@ def logged(caplog, *, start: int, output_file: Path | None = None) -> str:
 def test_one_iteration_is_logged_and_compared_with_the_formula(caplog, start):
     text = logged(caplog, start=start)
     assert text.count("FLOPs of iteration") == 1
-    head = "FLOPs of iteration 3: 4 on all 1 ranks; the formula gives 8 (counted / formula: 0.5000)"
+    head = "FLOPs of iteration 3: 4 on 1 rank; the formula gives 8 (counted / formula: 0.5000)"
     assert head in text
     assert "stage 0, rank 0:" in text
 

@@ -35,6 +35,9 @@ def why_layers_stay_uncompiled(config: NeoXConfig, *, zero_stage: int | None = N
             drops_tokens(config)
         ),
         "compression_training, whose matrices change while they are trained": compresses(config),
+        "eigenvalue.enabled, because compiled layers have no second derivatives": (
+            config.engine.eigenvalue.enabled
+        ),
     }
     return next((reason for reason, is_so in reasons.items() if is_so), None)
 

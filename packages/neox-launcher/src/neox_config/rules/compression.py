@@ -1,7 +1,7 @@
 """Rules about compression_training, and eigenvalues, which determine its periods."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from neox_config.counted import counted
 from neox_config.derive.attention_layers import types_in
@@ -28,7 +28,7 @@ from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.facts.stores import is_url
 from neox_config.problems import Problem, did_you_mean
 from neox_config.schema.config import NeoXConfig
-from neox_config.schema.sections.compression import PruningGroup
+from neox_config.schema.sections.compression import PruningGroup, SparsePruningGroup
 
 _NAME = "compression_training"
 _WITH_CHANNELS = (*COMPRESSIONS, "channel_pruning")
@@ -58,6 +58,31 @@ def compression_says_what_it_compresses(c: NeoXConfig) -> Iterator[Problem]:
                 "add a group: {my_group: {params: {...}, modules: [...]}}",
                 value="",
             )
+
+
+def pruning_keeps_something(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse a density that rounds to no weight, row or head of a matrix, which would then compute 0."""
+    if not _patterns_are_valid(c):
+        return
+    numbers: Mapping[str, tuple[str, Callable[[int, int], int]]] = {
+        "sparse_pruning": ("weights", lambda rows, columns: rows * columns),
+        "row_pruning": ("rows", lambda rows, columns: rows),
+        "head_pruning": ("heads", lambda rows, columns: c.model.num_attention_heads),
+    }
+    for part, (what, number_in) in numbers.items():
+        for key, group, names in group_memberships(c, part):
+            if group is None:
+                continue
+            assert isinstance(group, PruningGroup | SparsePruningGroup)
+            ratio = group.params.dense_ratio
+            name = next(
+                (each for each in names if round(ratio * number_in(*matrix_shape(c, each))) < 1), None
+            )
+            if name is not None:
+                total = number_in(*matrix_shape(c, name))
+                place = f"{_NAME}.{part}.different_groups.{key}.params.dense_ratio"
+                reason = f"keeps none of the {total:,} {what} of {name}, which would compute 0"
+                yield Problem(place, reason, f"use at least {1 / total:.2g}")
 
 
 def pruning_finds_matrices(c: NeoXConfig) -> Iterator[Problem]:
@@ -145,8 +170,6 @@ def compressed_layers_are_plain(c: NeoXConfig) -> Iterator[Problem]:
     if facts is not None and facts.replica_states:
         what = "cannot be combined with compression_training: gradients and weights differ between replicas"
         yield Problem("optimizer.type", what, "use Adam")
-    if c.model.compile is True:
-        yield Problem("compile", "cannot be combined with compression_training", "remove it")
     if splits_backward(c):
         what = "cannot be combined with compression_training: it computes gradients of weights apart"
         yield Problem("pipeline_schedule", what, "use 1f1b or interleaved")

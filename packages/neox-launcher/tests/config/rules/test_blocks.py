@@ -172,6 +172,11 @@ EXAMPLES = {
         f"{COMPRESSION}.sparse_pruning.shared_parameters.excluded_modules",
         "leaves no matrix of the layers to the group sp1 to prune",
     ),
+    "pruning_keeps_something": (
+        f"{COMPRESSION}.head_pruning.different_groups.hp1.params.dense_ratio=0.1",
+        f"{COMPRESSION}.head_pruning.different_groups.hp1.params.dense_ratio",
+        "keeps none of the 4 heads of layers.0.attention.dense, which would compute 0",
+    ),
     "copied_layers_keep_their_bias": (
         ["pos_emb=alibi", "apply_query_key_layer_scaling=true", "data_efficiency.enabled=false"],
         "apply_query_key_layer_scaling",

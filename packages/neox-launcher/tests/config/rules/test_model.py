@@ -140,7 +140,7 @@ BROKEN = [
     (
         of_type("bslongformer", global_block_indices=[0, 4], global_block_end_indices=[1]),
         "sparsity_config.global_block_end_indices",
-        "has 1 entries, but global_block_indices has 2",
+        "has 1 entry, but global_block_indices has 2",
         of_type("bslongformer", global_block_indices=[0, 4], global_block_end_indices=[1, 5]),
     ),
     (

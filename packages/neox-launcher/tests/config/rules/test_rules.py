@@ -782,7 +782,7 @@ MORE = [
         "attention_config",
         "does not divide num-layers: 4",
     ),
-    ("attention-config: [global]", "attention_config", "describes 1 layers"),
+    ("attention-config: [global]", "attention_config", "describes 1 layer,"),
     ("attention-config: [[global, global], 2]", "attention_config", "has a count that is not a positive"),
     ("attention-config: [[[global], -1]]", "attention_config", "has a count that is not a positive"),
     ("attention-config: [[[global], 10000000000]]", "attention_config", "10,000,000,000 layers"),

@@ -65,8 +65,8 @@ def convert_layout(folder: Path, output: Path) -> Path:
     except BaseException:
         folders.abandon(temporary)
         raise
-    tensors, there = counted(len(records), "tensor"), counted(len(manifest.files), "file")
-    logger.info("wrote %s of %s to %s", tensors, there, f"{len(files):,}")
+    written_tensors, there = counted(len(records), "tensor"), counted(len(manifest.files), "file")
+    logger.info("wrote %s of %s to %s", written_tensors, there, f"{len(files):,}")
     return final
 
 

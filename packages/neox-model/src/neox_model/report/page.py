@@ -133,12 +133,15 @@ def _tiles(run: Run) -> Iterator[Html]:
         "TFLOP/s per device, median": number(_median(run, "throughput/tflops_per_device"), digits=3),
         "of the device's peak (MFU)": "" if mfu is None else f"{100 * mfu:.1f} %",
         "most memory, rank 0": size(memory),
-        "restarts": str(run.restarts),
-        "evaluations": str(len(evaluations)),
-        "updates skipped": str(skipped),
-        "loss spikes": str(spikes),
-        "checkpoints kept": str(len(run.checkpoints)),
     }
+    numbers = (
+        counted(run.restarts, "restart"),
+        counted(len(evaluations), "evaluation"),
+        counted(skipped, "update skipped", "updates skipped"),
+        counted(spikes, "loss spike"),
+        counted(len(run.checkpoints), "checkpoint kept", "checkpoints kept"),
+    )
+    texts |= {what: total for total, _, what in (each.partition(" ") for each in numbers)}
     # Why there is no MFU is among the estimates.
     for label, text in texts.items():
         if text:

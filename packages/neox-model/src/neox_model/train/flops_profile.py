@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from neox_config.atomic import atomic_write
+from neox_config.counted import counted
 from neox_config.schema.sections.engine import FlopsProfiler
 from neox_model.assembly.compilation import dense_attention
 from neox_model.checkpoint.outcome import collect
@@ -90,7 +91,7 @@ class ProfiledStep:
             return
         total, expected = sum(flops for flops, _, _ in parts), self._formula(tokens)
         head = (
-            f"FLOPs of iteration {iteration}: {total:,} on all {len(parts)} ranks; "
+            f"FLOPs of iteration {iteration}: {total:,} on {counted(len(parts), 'rank')}; "
             f"the formula gives {expected:,} (counted / formula: {total / expected:.4f})"
         )
         stages = [
