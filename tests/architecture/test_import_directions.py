@@ -30,9 +30,9 @@ ROOMS = {
         "facts": {"files"},
         "problems": {"errors"},
         "schema": {"facts", "problems"},
-        "derive": {"schema", "facts", "problems", "errors"},
+        "derive": {"schema", "facts", "problems", "errors", "counted"},
         "estimate": {"derive", "schema", "facts", "errors"},
-        "rules": {"derive", "schema", "facts", "problems"},
+        "rules": {"derive", "schema", "facts", "problems", "counted"},
         "read": {"rules", "derive", "schema", "problems", "errors", "atomic", "files"},
         "catalogue": {"read", "estimate", "derive", "facts", "problems", "errors"},
         "describe": {
