@@ -165,8 +165,8 @@ def remove_rest(folder: Path, made_with: Mapping[str, Any]) -> None:
             found = str(error)
         if found is not None:
             logger.warning(
-                "%s is an incomplete index of another model or of other texts (%s); delete it if nobody is "
-                "making it",
+                "%s is an incomplete index of another model or of other texts (%s); delete it if no process "
+                "is making it",
                 partial,
                 found,
             )

@@ -48,9 +48,8 @@ class BatchSampler:
         if not self.num_batches:
             raise DataError(
                 f"the data has {counted(num_samples, 'sample')}, but one batch of {data_parallel_size} "
-                "data-parallel "
-                f"ranks with {micro_batch} each requires {self._items_per_batch:,}; use more data or a "
-                "smaller batch"
+                f"data-parallel ranks with {micro_batch} each requires {self._items_per_batch:,}; use more "
+                "data or a smaller batch"
             )
         self._start = start
         # Items that do not fill a batch after `start` are not used.
