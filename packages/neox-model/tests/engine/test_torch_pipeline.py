@@ -285,22 +285,23 @@ def test_lengths_and_documents_may_change_between_batches():
 
 
 def refused_length(folder: str) -> str:
-    """The error of a micro-batch whose length was not announced; runs in two ranks."""
+    """The error of a micro-batch whose length was not announced, on the first stage; runs in both ranks."""
     from neox_model.errors import ModelError
     from neox_model.train.data.batch import as_batch
     from support import layouts
     from support.settings import resolved_from
 
     more = {"engine": "torch", "pipe_parallel_size": 2, "pos_emb": "rotary"}
-    engine, step, _, _ = layouts.start(resolved_from(settings_of(**more), devices=2))
-    del engine
+    _, step, groups, _ = layouts.start(resolved_from(settings_of(**more), devices=2))
     step(iter([as_batch(torch.zeros(2, 9, dtype=torch.long))] * 4))
+    if groups.pipe.rank > 0:
+        return ""
     with pytest.raises(ModelError) as caught:
         step(iter([as_batch(torch.zeros(2, 7, dtype=torch.long))] * 4))
     return str(caught.value)
 
 
 def test_another_length_that_was_not_announced_is_an_error(tmp_path: Path):
-    for message in run_ranks(refused_length, size=2, folder=str(tmp_path)):
-        assert "length=6" in message
-        assert "length=8" in message
+    message, _ = run_ranks(refused_length, size=2, folder=str(tmp_path))
+    assert "length=6" in message
+    assert "length=8" in message
