@@ -3,6 +3,7 @@
 Each package that other packages do not depend on has a copy, which tests compare.
 """
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +30,20 @@ INTERRUPTED = 130
 PATH = click.Path(readable=False)
 """Type of a file or folder that shells complete; the command itself checks whether it can be read."""
 
-_FAILURE = 1
+_FAILURE, _INVALID = 1, 2
 _EXIT_CODES: Mapping[int | str, str] = {
     0: "success",
     _FAILURE: "failure",
-    2: "invalid request",
+    _INVALID: "invalid request",
     INTERRUPTED: "interrupted by Ctrl-C",
+}
+_PERMISSION = "change its permissions, or give another path"
+# What to do about a path that cannot be used, whatever the command does with it; the request is invalid.
+_REMEDIES: Mapping[int | None, str] = {
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: "give a path of a file system that can be written to",
+    errno.ENAMETOOLONG: "give a shorter path",
 }
 _SETTINGS: Mapping[str, Any] = {
     "help_option_names": ["-h", "--help"],
@@ -96,7 +105,10 @@ class Command(click.Command):
     """
 
     reported: ClassVar[tuple[type[Exception], ...]] = ()
-    """Errors that are shown to the user without a traceback; their exit code is `exit_code`, or 1."""
+    """Errors that are shown to the user without a traceback.
+
+    Their exit code is `exit_code`; otherwise 2 for a path that may not be used, and 1.
+    """
 
     def __init__(
         self,
@@ -127,14 +139,16 @@ class Command(click.Command):
             raise
         except self.reported as error:
             click.ClickException(self.message(error)).show()
-            ctx.exit(getattr(error, "exit_code", _FAILURE))
+            is_request = isinstance(error, OSError) and error.errno in _REMEDIES
+            ctx.exit(getattr(error, "exit_code", _INVALID if is_request else _FAILURE))
 
     def message(self, error: Exception) -> str:
         """Return the sentence that reports an error."""
         if not isinstance(error, OSError):
             return str(error)
         place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror or error}"
+        remedy = f"; {_REMEDIES[error.errno]}" if error.errno in _REMEDIES else ""
+        return f"{place}{error.strerror or error}{remedy}"
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, in the order of declaration; those without one last."""

@@ -1,6 +1,8 @@
 """The command `neox-launch init`, as far as it does not read texts; tests/integration has the rest."""
 
+import errno
 import importlib.util
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -97,3 +99,31 @@ def test_an_unknown_option_is_not_answered_with_one_that_init_lacks():
     assert found.exit_code == 2
     assert "No such option" in found.stderr
     assert "--set" not in found.stderr
+
+
+def refused_by_the_system(monkeypatch, folder):
+    """Let every look at what is in a folder fail as for a user who may not read it; root may."""
+    stat = os.stat
+
+    def checked(path, *arguments, **options):
+        if str(path).startswith(f"{folder}/"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", checked)
+
+
+def test_an_output_that_this_user_may_not_see_is_one_sentence(prepare, tmp_path, monkeypatch):
+    refused_by_the_system(monkeypatch, tmp_path)
+    found = run("init", "--data", "texts", "--output", tmp_path / "x")
+    assert found.exit_code == 2
+    assert found.output == (
+        f"Error: {tmp_path}/x/config.yml: Permission denied; change its permissions, or give another path\n"
+    )
+    assert not prepare.calls
+
+
+def test_an_output_with_a_name_that_is_too_long_is_one_sentence(prepare, tmp_path):
+    found = run("init", "--data", "texts", "--output", tmp_path / ("x" * 300))
+    assert found.exit_code == 2
+    assert found.output.endswith("x/config.yml: File name too long; give a shorter path\n")

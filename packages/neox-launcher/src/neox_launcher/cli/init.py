@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import click
 
@@ -34,9 +35,13 @@ _CONFIGURATION = "config.yml"
 _MOST_DEVICES = 1024
 
 
+class _InitCommand(Command):
+    reported: ClassVar[tuple[type[Exception], ...]] = (NeoXError, OSError)
+
+
 @click.command(
     "init",
-    cls=Command,
+    cls=_InitCommand,
     examples=(
         "neox-launch init --data texts --output run",
         "neox-launch init --data books.jsonl --model pythia-160m --devices 8 --device-memory 80GiB",
@@ -142,9 +147,6 @@ def init(
         _check(text, path, found)
         with atomic_write(path) as file:
             file.write(text)
-    except NeoXError as error:
-        click.echo(str(error), err=True)
-        sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted; the same command continues", err=True)
         sys.exit(INTERRUPTED)
