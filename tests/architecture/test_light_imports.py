@@ -50,6 +50,7 @@ def test_only_the_loader_of_neox_data_imports_torch():
         "neox_model.api.configuration",
         "neox_model.worker",
         "neox_model.report",
+        "neox_model.convert.cli",
         "neox_model.inspection.cli",
         "neox_model.train.data.description",
         "neox_kernels",

@@ -362,7 +362,7 @@ def command(folder, *arguments):
 def test_the_order_of_shared_keys_must_be_stated_where_nothing_shows_it(tmp_path):
     write_neox(tmp_path / "theirs", llama(order="per-head"), ranks=2)
     done = command(tmp_path)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "num_kv_heads: 2, and GPT-NeoX stored query_key_value in two orders" in done.output
     assert "--qkv-order separate if the model was trained with commit 96c242e" in done.output
     assert not (tmp_path / "ours").exists()
@@ -595,7 +595,7 @@ def test_tokenizer_files_that_would_replace_each_other_are_refused(tmp_path):
         (tmp_path / name).write_text("{}")
     for vocab, merges in (("vocab.json", "more/vocab.json"), ("model.yml", "vocab.json")):
         done = command(tmp_path, "--vocab-file", tmp_path / vocab, "--merge-file", tmp_path / merges)
-        assert done.exit_code == 1
+        assert done.exit_code == 2
         assert "is the name of two files; copy" in done.output
 
 

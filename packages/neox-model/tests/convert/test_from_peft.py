@@ -225,7 +225,7 @@ def test_what_ours_cannot_have_is_refused(tmp_path, base):
         arguments = ["from-peft", adapters, "--base", folder, "--output", tmp_path / "ours"]
         done = CliRunner().invoke(main, [*map(str, arguments)])
         (adapters / "adapter_config.json").write_text(original)
-        assert (done.exit_code, (tmp_path / "ours").exists()) == (1, False), done.output
+        assert (done.exit_code, (tmp_path / "ours").exists()) == (2, False), done.output
         return done.output
 
     assert "use_rslora: True, which divides alpha by the square root of the rank" in message(use_rslora=True)

@@ -11,6 +11,10 @@ import click
 from neox_config import finite_json
 from neox_config.counted import counted
 from neox_model.commands import ModelCommands
+from neox_model.convert.classes import CLASSES
+from neox_model.convert.neox.folder import find_folder
+from neox_model.convert.output import refuse_existing
+from neox_model.convert.requests import check_adapters, check_model, check_side, read_config
 from neox_model.inspection.finding import find_checkpoint
 
 __all__ = ["main"]
@@ -68,7 +72,7 @@ def main() -> None:
 )
 @click.option(
     "--family",
-    type=click.Choice(["gpt_neox", "gpt2", "llama", "mistral", "qwen2"]),
+    type=click.Choice([*CLASSES]),
     help="Class to write, if several compute this model; default: the first of these.",
 )
 @click.option("--trim-vocab", is_flag=True, help="Leave out the padding of the vocabulary.")
@@ -84,8 +88,10 @@ def write_hugging_face(
     merge_file: Path | None,
 ) -> None:
     """Write a checkpoint as a model of Hugging Face's transformers."""
+    refuse_existing(output)
+    checkpoint = find_checkpoint(load)
     result = _with_torch("to_hf").to_hf(
-        find_checkpoint(load),
+        checkpoint,
         output,
         dtype=dtype,
         family=family,
@@ -110,6 +116,8 @@ def write_hugging_face(
 )
 def read_hugging_face(folder: Path, output: Path, trim_vocab: bool) -> None:
     """Write a model of Hugging Face's transformers as a checkpoint, with a configuration."""
+    refuse_existing(output)
+    check_model(folder)
     _report(output, _with_torch("from_hf").from_hf(folder, output, trim_vocab=trim_vocab))
 
 
@@ -152,8 +160,11 @@ def write_peft(
     merge_file: Path | None,
 ) -> None:
     """Write adapters (LoRA) for Hugging Face's peft."""
+    refuse_existing(output)
+    checkpoint = find_checkpoint(load)
+    read_config(model)
     result = _with_torch("to_peft").to_peft(
-        find_checkpoint(load), model, output, base=base, vocab_file=vocab_file, merge_file=merge_file
+        checkpoint, model, output, base=base, vocab_file=vocab_file, merge_file=merge_file
     )
     _report(output, result)
 
@@ -192,10 +203,13 @@ def read_peft(
     merge_file: Path | None,
 ) -> None:
     """Write adapters (LoRA) of Hugging Face's peft as a checkpoint, with a configuration."""
+    refuse_existing(output)
+    checkpoint = find_checkpoint(base)
+    check_adapters(folder, model)
     result = _with_torch("from_peft").from_peft(
         folder,
         output,
-        base=find_checkpoint(base),
+        base=checkpoint,
         model=model,
         vocab_file=vocab_file,
         merge_file=merge_file,
@@ -250,6 +264,8 @@ def read_gpt_neox(
     DIR is global_stepN with the files layer_*-model_*-model_states.pt or mp_rank_*_model_states.pt, or the
     folder with the file latest. Optimizer states are not converted.
     """
+    refuse_existing(output)
+    find_folder(folder)
     result = _with_torch("from_neox").from_neox(
         folder,
         output,
@@ -292,6 +308,7 @@ def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_
     if given and not packed:
         option = given[0].replace("_", "-")
         raise click.UsageError(f"--{option} is used only with --packed; leave it out")
+    refuse_existing(output)
     folder = find_checkpoint(load)
     if packed:
         write_packed = _with_torch("packed").write_packed
@@ -321,6 +338,8 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
 
     Weights that were only rounded to another data type count as equal, and are reported.
     """
+    for folder in (one, other):
+        check_side(folder)
     result = _with_torch("verify").verify(one, other, vocab_file=vocab_file, merge_file=merge_file)
     lines = [
         f"{result['verdict']}: {counted(result['tensors'], 'tensor')}",

@@ -22,11 +22,11 @@ from neox_model.convert.families.values import number
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import Sides, prove
 from neox_model.convert.reference import require_transformers
+from neox_model.convert.requests import check_model
 from neox_model.convert.tokenizer_files import (
     FoundTokenizer,
     find_tokenizer,
     padding_multiple,
-    read_json,
     rows_to_keep,
     write_json,
 )
@@ -53,8 +53,8 @@ def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str
     Raises:
         NeoXError: the model cannot be read or built, or the written one differs.
     """
-    require_transformers("neox-convert from-hf")
     refuse_existing(output)
+    require_transformers("neox-convert from-hf")
     found = open_hf(folder, trim_vocab=trim_vocab)
     settings = found.settings(output.absolute())
     with folder_written_aside(output) as aside:
@@ -128,12 +128,7 @@ def open_hf(folder: Path, *, trim_vocab: bool = False) -> HuggingFaceModel:
     Raises:
         NeoXError: the model cannot be read.
     """
-    if not folder.is_dir():
-        raise ConversionError(
-            f"{folder} is not a folder; nothing is downloaded, so pass the folder of a model, such as that "
-            "of: hf download NAME --local-dir FOLDER"
-        )
-    config = read_json(folder / "config.json")
+    config = check_model(folder)
     family = family_of_config(config)
     architecture, tokenizer = family.read(config), find_tokenizer(folder)
     reader = Reader(family, architecture, WeightFiles(folder))

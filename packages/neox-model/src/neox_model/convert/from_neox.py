@@ -13,7 +13,8 @@ from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.architecture import architecture_of
 from neox_model.convert.checkpoints import Checkpoint, tensor_shapes
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.neox.files import NeoXFiles, find_folder
+from neox_model.convert.neox.files import NeoXFiles
+from neox_model.convert.neox.folder import find_folder
 from neox_model.convert.neox.progress import recorded_progress
 from neox_model.convert.neox.proof import compare_blocks, compare_rows, compare_sinusoids
 from neox_model.convert.neox.qkv_order import order_of

@@ -7,17 +7,17 @@ from neox_config import load_config, resolve
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import BASE, base_record
 from neox_model.convert.checkpoints import Checkpoint, model_parameters
-from neox_model.convert.errors import ConversionError
 from neox_model.convert.lora.exported import WEIGHTS, Exported, matrices_of
 from neox_model.convert.lora.imported import Imported
-from neox_model.convert.lora.options import CONFIG, Options, read_options
+from neox_model.convert.lora.options import Options, read_options
 from neox_model.convert.lora.packing import PEFT
 from neox_model.convert.lora.proof import prove_adapters
 from neox_model.convert.lora.sides import sides_of_base
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
-from neox_model.convert.tokenizer_files import read_json, write_json
+from neox_model.convert.requests import ADAPTERS, named_model
+from neox_model.convert.tokenizer_files import write_json
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
 
@@ -50,10 +50,10 @@ def from_peft(
         NeoXError: ours cannot have these adapters, they are of another base, peft is not installed, or the
             results differ.
     """
+    refuse_existing(output)
     require_transformers("neox-convert from-peft")
     require_peft("neox-convert from-peft")
-    refuse_existing(output)
-    model, record = model or _named_model(folder), base_record(base)
+    model, record = model or named_model(folder), base_record(base)
     sides = sides_of_base(base, model, vocab_file=vocab_file, merge_file=merge_file)
     checkpoint, family = sides.checkpoint, sides.family
     is_transposed = any(matrix.weight.form.is_transposed for matrix in matrices_of(family, checkpoint))
@@ -71,25 +71,10 @@ def from_peft(
         written = _write_checkpoint(aside, imported, record, sides.tokenizer)
         exported = Exported(Adapters(written), checkpoint, family)
         result = prove_adapters(exported, sides, folder)
-        read = [folder / name for name in (CONFIG, WEIGHTS)]
+        read = [folder / name for name in (ADAPTERS, WEIGHTS)]
         result |= provenance(folder, written, packages=("transformers", "peft"), read=read)
         write_json(aside / "verification.json", result)
     return result
-
-
-def _named_model(folder: Path) -> Path:
-    """Return the folder of the base that PEFT's adapters name.
-
-    Raises:
-        ConversionError: it is not a folder here.
-    """
-    named = read_json(folder / CONFIG).get("base_model_name_or_path")
-    if isinstance(named, str) and (Path(named) / "config.json").is_file():
-        return Path(named)
-    raise ConversionError(
-        f"{folder / CONFIG} names the base {named!r}, which is not the folder of a model here; pass the "
-        "folder with --model"
-    )
 
 
 def _settings(base: Checkpoint, imported: Imported, options: Options) -> dict[str, Any]:

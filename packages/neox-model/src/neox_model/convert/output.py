@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from neox_config.atomic import flush_folder
-from neox_model.convert.errors import ConversionError
+from neox_model.convert.errors import ConversionError, UnwrittenError
 
 __all__ = ["folder_written_aside", "refuse_existing"]
 
@@ -39,7 +39,7 @@ def folder_written_aside(path: Path) -> Iterator[Path]:
         path: a folder that does not exist, or is empty.
 
     Raises:
-        ConversionError: the disk is full, or the folder cannot be written.
+        UnwrittenError: the disk is full, or the folder cannot be written.
     """
     path = path.resolve()  # "." has no name, and a folder cannot replace a link.
     aside = path.with_name(f".{path.name}.{os.getpid()}.converting")
@@ -57,7 +57,7 @@ def folder_written_aside(path: Path) -> Iterator[Path]:
             raise
         flush_folder(path.parent)
     except OSError as error:
-        raise ConversionError(
+        raise UnwrittenError(
             f"cannot write {path}: {error}; free space, make the files readable, or pass another --output"
         ) from error
 

@@ -59,8 +59,8 @@ def to_hf(
         NeoXError: the checkpoint is damaged, the model or its tokenizer does not exist in transformers, a
             value does not fit the dtype, or the written model differs.
     """
-    require_transformers("neox-convert to-hf")
     refuse_existing(output)
+    require_transformers("neox-convert to-hf")
     checkpoint = Checkpoint(folder)
     checkpoint.check_shapes()
     chosen = fitting_family(checkpoint.architecture, checkpoint.obstacles, family)

@@ -6,12 +6,12 @@ from typing import Any
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import recorded_base
 from neox_model.convert.lora.exported import WEIGHTS, Exported
-from neox_model.convert.lora.options import CONFIG
 from neox_model.convert.lora.proof import prove_adapters
 from neox_model.convert.lora.sides import sides_of_base
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
+from neox_model.convert.requests import ADAPTERS
 from neox_model.convert.tokenizer_files import write_json
 from neox_model.convert.weights import write_weights
 
@@ -44,9 +44,9 @@ def to_peft(
         NeoXError: a checkpoint is damaged, the adapters or their base do not exist in transformers, peft is
             not installed, or the results differ.
     """
+    refuse_existing(output)
     require_transformers("neox-convert to-peft")
     require_peft("neox-convert to-peft")
-    refuse_existing(output)
     adapters = Adapters(folder)
     sides = sides_of_base(
         recorded_base(adapters.base, base), model, vocab_file=vocab_file, merge_file=merge_file
@@ -54,7 +54,7 @@ def to_peft(
     exported = Exported(adapters, sides.checkpoint, sides.family)
     with folder_written_aside(output) as aside:
         write_weights(aside, exported.planned(), exported.values(), single=WEIGHTS)
-        write_json(aside / CONFIG, exported.settings(model))
+        write_json(aside / ADAPTERS, exported.settings(model))
         result = prove_adapters(exported, sides, aside)
         result |= provenance(folder, aside, packages=("transformers", "peft"))
         write_json(aside / "verification.json", result)

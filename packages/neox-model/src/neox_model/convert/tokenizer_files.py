@@ -19,6 +19,7 @@ __all__ = [
     "padding_multiple",
     "read_json",
     "rows_to_keep",
+    "tokenizer_names",
     "write_json",
     "write_tokenizer",
 ]
@@ -72,13 +73,23 @@ def find_tokenizer(folder: Path) -> FoundTokenizer:
     Raises:
         ConversionError: there is none, or it is not valid.
     """
+    kind, files = tokenizer_names(folder)
+    try:
+        paths = {name: folder / file for name, file in files.items()}
+        return FoundTokenizer(kind, files, build_tokenizer(kind, **paths))
+    except TokenizerError as error:
+        raise ConversionError(f"the tokenizer in {folder} cannot be used: {error}") from error
+
+
+def tokenizer_names(folder: Path) -> tuple[str, Mapping[str, str]]:
+    """Return the kind of the tokenizer in a folder, and the names of its files by our parameters.
+
+    Raises:
+        ConversionError: there is none.
+    """
     for kind, files in _KINDS:
         if all((folder / name).is_file() for name in files.values()):
-            try:
-                paths = {name: folder / file for name, file in files.items()}
-                return FoundTokenizer(kind, files, build_tokenizer(kind, **paths))
-            except TokenizerError as error:
-                raise ConversionError(f"the tokenizer in {folder} cannot be used: {error}") from error
+            return kind, files
     raise ConversionError(
         f"{folder} contains no tokenizer ({_TOKENIZER}, vocab.json with merges.txt, or tokenizer.model), "
         "without which the model cannot be trained or evaluated; copy its files into the folder"

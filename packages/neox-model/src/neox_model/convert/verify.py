@@ -21,13 +21,12 @@ from neox_model.convert.families.values import whole_number
 from neox_model.convert.proof import Sides, prove
 from neox_model.convert.proof.rounding import Roundings, compare_values
 from neox_model.convert.reference import require_transformers
-from neox_model.convert.tokenizer_files import read_json, rows_to_keep
+from neox_model.convert.requests import is_model, read_config
+from neox_model.convert.tokenizer_files import rows_to_keep
 from neox_model.convert.weights import WeightFiles
 from neox_model.inspection.finding import find_checkpoint
 
 __all__ = ["verify"]
-
-_CONFIG = "config.json"
 
 
 class _Side(Protocol):
@@ -52,7 +51,7 @@ class _Theirs:
     """A model of transformers."""
 
     def __init__(self, folder: Path) -> None:
-        config = read_json(folder / _CONFIG)
+        config = read_config(folder)
         self.family = family_of_config(config)
         self.architecture = self.family.read(config)
         self._files = WeightFiles(folder)
@@ -144,7 +143,7 @@ def verify(
 
 
 def _open(folder: Path) -> Checkpoint | _Theirs:
-    return _Theirs(folder) if (folder / _CONFIG).is_file() else Checkpoint(find_checkpoint(folder))
+    return _Theirs(folder) if is_model(folder) else Checkpoint(find_checkpoint(folder))
 
 
 def _prove(
@@ -156,7 +155,7 @@ def _prove(
         raise ConversionError(f"{ours.folder} has options that no class of transformers has: {options}")
     tokenizer = ours.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     ours.check_shapes()
-    rows = whole_number(read_json(folder / _CONFIG).get("vocab_size", ours.vocab_size), "vocab_size")
+    rows = whole_number(read_config(folder).get("vocab_size", ours.vocab_size), "vocab_size")
     rows_to_keep(tokenizer, rows, trim_vocab=False)
     sides = Sides(ours, folder, theirs.family, tokenizer, rows=rows)
     return prove(sides, source=ours.folder, output=folder)

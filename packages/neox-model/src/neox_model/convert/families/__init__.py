@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neox_model.convert.architecture import Architecture, Obstacle, differences
+from neox_model.convert.classes import model_type_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.family import Family
 from neox_model.convert.families.gpt2 import GPT2
@@ -53,17 +54,4 @@ def family_of_config(config: Mapping[str, Any]) -> Family:
     Raises:
         ConversionError: it names none, or one that cannot be converted.
     """
-    known = ", ".join(family.class_name for family in FAMILIES.values())
-    if "auto_map" in config:
-        raise ConversionError(
-            "config.json names code in the model's folder (auto_map), which is never run; only "
-            f"transformers' own classes can be converted: {known}"
-        )
-    name, classes = config.get("model_type"), config.get("architectures") or []
-    family = FAMILIES.get(name) if isinstance(name, str) else None
-    is_list = isinstance(classes, list)
-    if family is None or not is_list or (classes and family.class_name not in classes):
-        raise ConversionError(
-            f"config.json has model_type {name!r} with architectures {classes}; only {known} can be converted"
-        )
-    return family
+    return FAMILIES[model_type_of(config)]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_model.convert.classes import CLASSES
 from neox_model.convert.families.family import Family, Key, Row
 from neox_model.convert.families.windows import NoWindows
 from neox_model.convert.forms import FUSED_QKV, TRANSPOSED
@@ -29,7 +30,7 @@ def _four_times(config: Mapping[str, Any]) -> Any:
 
 GPT2 = Family(
     name="gpt2",
-    class_name="GPT2LMHeadModel",
+    class_name=CLASSES["gpt2"],
     layer="transformer.h.{}.",
     in_layer=(
         Row("norm1", ("ln_1",)),

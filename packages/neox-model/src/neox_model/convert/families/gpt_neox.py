@@ -1,6 +1,7 @@
 """GPT-NeoX."""
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_model.convert.classes import CLASSES
 from neox_model.convert.families.family import Family, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryFraction, RotaryScaling
 from neox_model.convert.families.windows import NoWindows
@@ -20,7 +21,7 @@ _ACTIVATIONS = {
 
 GPT_NEOX = Family(
     name="gpt_neox",
-    class_name="GPTNeoXForCausalLM",
+    class_name=CLASSES["gpt_neox"],
     layer="gpt_neox.layers.{}.",
     in_layer=(
         Row("norm1", ("input_layernorm",)),

@@ -6,6 +6,7 @@ from typing import Any
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.convert.architecture import Architecture
+from neox_model.convert.classes import CLASSES
 from neox_model.convert.families.family import Entry, Family, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryScaling
 from neox_model.convert.families.values import truth
@@ -84,10 +85,10 @@ def _one_per_head(config: Mapping[str, Any]) -> Any:
     return config.get("num_attention_heads")
 
 
-def _like_llama(name: str, class_name: str, entries: tuple[Entry, ...], **fixed: Any) -> Family:
+def _like_llama(name: str, entries: tuple[Entry, ...], **fixed: Any) -> Family:
     return Family(
         name=name,
-        class_name=class_name,
+        class_name=CLASSES[name],
         layer="model.layers.{}.",
         in_layer=_IN_LAYER,
         outside=_OUTSIDE,
@@ -102,7 +103,6 @@ def _like_llama(name: str, class_name: str, entries: tuple[Entry, ...], **fixed:
 
 LLAMA = _like_llama(
     "llama",
-    "LlamaForCausalLM",
     (
         *_entries(_one_per_head),
         NoWindows(),
@@ -112,9 +112,5 @@ LLAMA = _like_llama(
     ),
 )
 _NO_BIASES = {"output_bias": False, "mlp_bias": False}
-MISTRAL = _like_llama(
-    "mistral", "MistralForCausalLM", (*_entries(8), OneWindow()), qkv_bias=False, **_NO_BIASES
-)
-QWEN2 = _like_llama(
-    "qwen2", "Qwen2ForCausalLM", (*_entries(32), ChosenWindows()), qkv_bias=True, **_NO_BIASES
-)
+MISTRAL = _like_llama("mistral", (*_entries(8), OneWindow()), qkv_bias=False, **_NO_BIASES)
+QWEN2 = _like_llama("qwen2", (*_entries(32), ChosenWindows()), qkv_bias=True, **_NO_BIASES)

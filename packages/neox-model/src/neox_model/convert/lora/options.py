@@ -7,11 +7,11 @@ from typing import Any
 
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.reference import lora_defaults
+from neox_model.convert.requests import ADAPTERS
 from neox_model.convert.tokenizer_files import read_json
 
-__all__ = ["CONFIG", "Options", "read_options"]
+__all__ = ["Options", "read_options"]
 
-CONFIG = "adapter_config.json"
 _KIND = {"peft_type": ("LORA",), "task_type": ("CAUSAL_LM", None)}
 # How B and A were initialized; other ways change the weights of the base as well.
 _INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -61,7 +61,7 @@ def read_options(folder: Path, *, is_transposed: bool) -> Options:
     Raises:
         ConversionError: an option is missing, or ours cannot have it.
     """
-    path = folder / CONFIG
+    path = folder / ADAPTERS
     found = read_json(path)
     for name, allowed in _KIND.items():
         if found.get(name) not in allowed:

@@ -8,7 +8,7 @@ from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import family_of_config
 from neox_model.convert.families.values import whole_number
 from neox_model.convert.proof import Sides
-from neox_model.convert.tokenizer_files import read_json
+from neox_model.convert.requests import read_config
 
 __all__ = ["sides_of_base"]
 
@@ -30,7 +30,7 @@ def sides_of_base(
     checkpoint = Checkpoint(base)
     checkpoint.check_shapes()
     tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
-    config = read_json(model / "config.json")
+    config = read_config(model)
     family = family_of_config(config)
     found = [*checkpoint.obstacles, *differences(checkpoint.architecture, family.read(config))]
     if found:

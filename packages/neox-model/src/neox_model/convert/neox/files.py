@@ -19,19 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config.facts.checkpoints import LATEST
 from neox_config.problems import in_words
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.neox.folder import LAYER_FILE, RANK_FILE
 from neox_model.convert.neox.records import read_record
 from neox_model.convert.weights import CHUNK
 
-__all__ = ["FIRST_BLOCK", "Key", "NeoXFiles", "find_folder"]
+__all__ = ["FIRST_BLOCK", "Key", "NeoXFiles"]
 
 FIRST_BLOCK = 2
 """Number of the first block's layer; 0 is the embedding, and 1 has no weights."""
 
-_LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
-_RANK = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _SEQUENTIAL = re.compile(r"sequential\.(\d+)\.(.+)")
 _COMPLETE = "copy the checkpoint again, with all its files"
 # Entries that all ranks record alike, and that are used.
@@ -60,31 +58,6 @@ class _Part:
     dtype: torch.dtype
 
 
-def find_folder(given: Path) -> Path:
-    """Return the folder of one checkpoint: `given`, or the one that its file `latest` names.
-
-    Raises:
-        ConversionError: there is none.
-    """
-    if not given.is_dir():
-        raise ConversionError(f"{given} is not a folder; pass the folder of a checkpoint of GPT-NeoX")
-    if any(_LAYER.fullmatch(path.name) or _RANK.fullmatch(path.name) for path in given.iterdir()):
-        return given
-    latest = given / LATEST
-    if not latest.is_file():
-        raise ConversionError(
-            f"{given} contains neither files of a checkpoint of GPT-NeoX (layer_00-model_00-model_states.pt, "
-            "mp_rank_00_model_states.pt) nor a file latest; pass the folder global_stepN"
-        )
-    try:
-        name = latest.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConversionError(f"cannot read {latest}: {error}; pass the folder global_stepN") from error
-    if Path(name).name != name or not (given / name).is_dir():
-        raise ConversionError(f"{latest} names {name!r}, which is no folder in {given}; pass the right one")
-    return given / name
-
-
 class NeoXFiles:
     """The tensors and the recorded state of a checkpoint.
 
@@ -109,8 +82,8 @@ class NeoXFiles:
     def __init__(self, folder: Path, *, average_copies: bool = False) -> None:
         self.folder, self.average_copies = folder, average_copies
         self.differences: dict[Key, float] = {}
-        states = {rank: path for (rank,), path in _numbered(folder, _RANK).items()}
-        layers = _numbered(folder, _LAYER)
+        states = {rank: path for (rank,), path in _numbered(folder, RANK_FILE).items()}
+        layers = _numbered(folder, LAYER_FILE)
         if not states:
             raise ConversionError(f"{folder} contains no mp_rank_00_model_states.pt; {_COMPLETE}")
         _require_all(folder, states.keys(), "mp_rank_{:02d}_model_states.pt")

@@ -1,0 +1,92 @@
+"""What the command line names, checked without torch, which takes seconds to import."""
+
+from pathlib import Path
+from typing import Any
+
+from neox_model.convert.classes import model_type_of
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.tokenizer_files import read_json, tokenizer_names
+from neox_model.inspection.finding import find_checkpoint
+
+__all__ = [
+    "ADAPTERS",
+    "check_adapters",
+    "check_model",
+    "check_side",
+    "is_model",
+    "named_model",
+    "read_config",
+]
+
+ADAPTERS = "adapter_config.json"
+"""File that describes adapters of PEFT."""
+_CONFIG = "config.json"
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether a folder contains a model of transformers."""
+    return (folder / _CONFIG).is_file()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the `config.json` of a model of transformers, whose class can be converted.
+
+    Raises:
+        ConversionError: there is none, it is damaged, or its class cannot be converted.
+    """
+    if not folder.is_dir():
+        raise ConversionError(
+            f"{folder} is not a folder; nothing is downloaded, so pass the folder of a model, such as that "
+            "of: hf download NAME --local-dir FOLDER"
+        )
+    config = read_json(folder / _CONFIG)
+    model_type_of(config)
+    return config
+
+
+def check_model(folder: Path) -> dict[str, Any]:
+    """Return the `config.json` of a model of transformers with a tokenizer.
+
+    Raises:
+        ConversionError: it cannot be converted, or has no tokenizer.
+    """
+    config = read_config(folder)
+    tokenizer_names(folder)
+    return config
+
+
+def check_side(folder: Path) -> None:
+    """Check that a folder contains a checkpoint of ours, or a model of transformers that can be converted.
+
+    Raises:
+        NeoXError: it contains neither.
+    """
+    if is_model(folder):
+        read_config(folder)
+    else:
+        find_checkpoint(folder)
+
+
+def check_adapters(folder: Path, model: Path | None) -> None:
+    """Check adapters of PEFT, and their base of transformers (None: the one that they name).
+
+    Raises:
+        ConversionError: one of them is not there, or the base cannot be converted.
+    """
+    read_json(folder / ADAPTERS)
+    read_config(model or named_model(folder))
+
+
+def named_model(folder: Path) -> Path:
+    """Return the folder of the base that PEFT's adapters name.
+
+    Raises:
+        ConversionError: it is not a folder here.
+    """
+    named = read_json(folder / ADAPTERS).get("base_model_name_or_path")
+    if isinstance(named, str) and is_model(Path(named)):
+        return Path(named)
+    raise ConversionError(
+        f"{folder / ADAPTERS} names the base {named!r}, which is not the folder of a model here; pass the "
+        "folder with --model"
+    )

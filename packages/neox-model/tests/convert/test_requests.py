@@ -1,0 +1,99 @@
+"""What the command line names is checked before torch is imported, and refused with exit code 2."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from neox_model.convert import cli
+from neox_model.convert.classes import CLASSES
+from neox_model.convert.families import FAMILIES
+
+NO_FOLDER = "nothing is downloaded, so pass the folder of a model"
+FULL = "already exists; pass another --output, or remove it first"
+NO_CHECKPOINT = "pass the folder given by `save`, or one checkpoint in it"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with models and checkpoints as far as requests are checked; conversions do not begin."""
+
+    def refused(name):
+        raise AssertionError(f"{name} would import torch")
+
+    monkeypatch.setattr(cli, "_with_torch", refused)
+    monkeypatch.chdir(tmp_path)
+    model = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+    write(tmp_path, "model", {"config.json": model, "tokenizer.json": {}})
+    write(tmp_path, "bert", {"config.json": {"model_type": "bert", "architectures": ["BertModel"]}})
+    write(tmp_path, "code", {"config.json": {**model, "auto_map": {}}})
+    write(tmp_path, "untokenized", {"config.json": model})
+    write(tmp_path, "adapters", {"adapter_config.json": {"base_model_name_or_path": "org/base"}})
+    write(tmp_path, "ours/global_step1", {"manifest.json": {}})
+    (tmp_path / "ours" / "latest").write_text("global_step1\n")
+    write(tmp_path, "full", {"file": {}})
+    return tmp_path
+
+
+def write(folder, name, files):
+    (folder / name).mkdir(parents=True)
+    for file, contents in files.items():
+        (folder / name / file).write_text(json.dumps(contents))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("from-hf nowhere --output new", f"nowhere is not a folder; {NO_FOLDER}"),
+        ("from-hf EleutherAI/pythia-70m --output new", f"pythia-70m is not a folder; {NO_FOLDER}"),
+        ("from-hf bert --output new", "config.json has model_type 'bert' with architectures ['BertModel']"),
+        ("from-hf code --output new", "config.json names code in the model's folder (auto_map)"),
+        ("from-hf full --output new", "cannot read full/config.json"),
+        ("from-hf untokenized --output new", "untokenized contains no tokenizer (tokenizer.json"),
+        ("from-hf model --output full", FULL),
+        ("to-hf --load ours --output full", FULL),
+        ("to-hf --load nowhere --output new", f"nowhere is not a folder; {NO_CHECKPOINT}"),
+        ("to-peft --load ours --model model --output full", FULL),
+        ("to-peft --load nowhere --model model --output new", NO_CHECKPOINT),
+        ("to-peft --load ours --model nowhere --output new", NO_FOLDER),
+        ("from-peft adapters --base ours --output full", FULL),
+        ("from-peft adapters --base nowhere --output new", NO_CHECKPOINT),
+        ("from-peft nowhere --base ours --output new", "cannot read nowhere/adapter_config.json"),
+        ("from-peft adapters --base ours --output new", "names the base 'org/base', which is not the folder"),
+        ("from-peft adapters --base ours --model bert --output new", "model_type 'bert'"),
+        ("from-neox model --output full", FULL),
+        ("from-neox nowhere --output new", "nowhere is not a folder; pass the folder of a checkpoint of GPT"),
+        ("from-neox model --output new", "contains neither files of a checkpoint of GPT-NeoX"),
+        ("compress --load ours --output full", FULL),
+        ("compress --load nowhere --output new", NO_CHECKPOINT),
+        ("compress --load ours --output full --packed", FULL),
+        ("verify ours nowhere", NO_CHECKPOINT),
+        ("verify bert ours", "model_type 'bert'"),
+        (f"from-hf model --output {'x' * 300}", "File name too long; give a shorter path"),
+        (f"from-hf {'x' * 300} --output new", "File name too long; give a shorter path"),
+        (f"to-hf --load {'x' * 300} --output new", "File name too long; give a shorter path"),
+        (f"verify {'x' * 300} ours", "File name too long; give a shorter path"),
+    ],
+)
+def test_a_wrong_request_is_refused_without_torch(folder, line, message):
+    found = CliRunner().invoke(cli.main, line.split())
+    assert isinstance(found.exception, SystemExit), found.exception
+    assert (found.exit_code, message in found.stderr) == (2, True), found.stderr
+    assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from-hf model --output new",
+        "to-hf --load ours --output new",
+        "from-peft adapters --base ours --model model --output new",
+        "verify model ours",
+    ],
+)
+def test_a_request_that_may_be_right_begins(folder, line):
+    assert "would import torch" in str(CliRunner().invoke(cli.main, line.split()).exception)
+
+
+def test_every_class_is_declared_once():
+    assert {name: family.class_name for name, family in FAMILIES.items()} == CLASSES
