@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
+from neox_config.facts import corpora
 from neox_config.facts.splits import PARTS, empty_parts, parts_with_documents, training_documents
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_data import block_index
 from neox_data.indexed import layout
+from neox_data.preprocess.inputs import ENDINGS, format_of
 from neox_data.splits import split_documents
 from neox_data.tokenizers import TOKENIZERS, build_tokenizer
 from neox_launcher.plan import dataset_files
@@ -105,3 +107,13 @@ def test_the_launcher_counts_the_entries_of_a_vocabulary_as_the_tokenizer_does(n
 def test_every_vocabulary_that_the_launcher_counts_is_compared():
     counted = {name for name, facts in TOKENIZER_FACTS.items() if facts.is_fixed or facts.entries_of}
     assert counted == {"CharLevelTokenizer", "GPT2BPETokenizer", "HFTokenizer"}
+
+
+def test_files_of_texts_are_known_by_the_same_names():
+    assert corpora.ENDINGS == ENDINGS
+    kinds = ["", *(".jsonl .json .txt .md .markdown .dat .parquet .tar .zip .html .MD .bin .tgz").split()]
+    packings = ["", ".gz", ".zst", ".bz2", ".xz", ".lz4", ".gz.gz"]
+    names = [f"{stem}{kind}{packing}" for stem in ("a", "a_data") for kind in kinds for packing in packings]
+    known = {name: bool(format_of(Path(name)).kind) for name in names}
+    assert {name: corpora.is_corpus_file(Path(name)) for name in names} == known
+    assert [known[name] for name in ("a.md.gz", "a_data.xz", "a.parquet.gz")] == [True, True, False]

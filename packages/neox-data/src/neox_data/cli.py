@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from neox_data.amounts import bytes_in_words
 from neox_data.analyze_cli import analyze
 from neox_data.blend_report_cli import blend_report
 from neox_data.command import (
@@ -298,7 +299,7 @@ def train_tokenizer(
         click.echo(counted(reader.num_skipped, *what), err=True)
     seconds = time.monotonic() - started
     click.echo(
-        f"wrote {output}: {entries:,} entries from {reader.total_bytes / 1e6:,.1f} MB in {seconds:.1f} s"
+        f"wrote {output}: {entries:,} entries from {bytes_in_words(reader.total_bytes)} in {seconds:.1f} s"
     )
 
 
@@ -349,7 +350,7 @@ def stdlib_corpus(output: Path) -> None:
             f"this Python does not have {len(counts.missing):,} of the files: {', '.join(counts.missing)}",
             err=True,
         )
-    click.echo(f"wrote {output}: {counted(counts.files, 'file')}, {counts.num_bytes / 1e6:,.1f} MB")
+    click.echo(f"wrote {output}: {counted(counts.files, 'file')}, {bytes_in_words(counts.num_bytes)}")
     click.echo(f"SHA-256 {counts.sha256}")
 
 

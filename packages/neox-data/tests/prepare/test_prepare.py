@@ -178,10 +178,10 @@ def test_a_given_tokenizer_is_used(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "has no file with text; pass a folder with files that end in .txt, .md"),
+        (None, "has no file with text; pass a folder with files that end in .jsonl, .json, .txt, .md, "),
         ({"program": b"\x7fELF"}, "skipped 1: another ending than that of texts"),
-        ({"blank.txt": b" \n"}, "none of the files contains text"),
-        ({"bad.txt": b"\xff"}, "none of the files contains text"),
+        ({"blank.txt": b" \n"}, "none of the files contains text; pass other files\n"),
+        ({"bad.txt": b"\xff"}, "none of the files contains text; pass other files\n"),
         (
             {"chats.jsonl": b'{"messages": []}\n'},
             "key of the text with --jsonl-key; for conversations use preprocess_data --loss-mask chat\n"
@@ -229,3 +229,17 @@ def test_the_output_folder_is_not_an_input(tmp_path):
         found = prepare("--input", tmp_path, "--output", tmp_path / "run")
         assert found.exit_code == 0, found.output
     assert result_in(tmp_path / "run")["files"] == 1
+
+
+def test_a_note_names_files_of_which_each_line_is_a_document(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "notes.txt.gz").write_bytes(gzip.compress(SENTENCE.encode() * 40))
+    (tmp_path / "texts" / "more.txt").write_text(SENTENCE * 40)
+    found = prepare("--input", tmp_path / "texts", "--output", tmp_path / "run")
+    assert found.exit_code == 0, found.output
+    assert result_in(tmp_path / "run")["documents"] == 41
+    (note,) = (line for line in found.output.splitlines() if line.startswith("note: each line"))
+    assert note == (
+        f"note: each line of {tmp_path}/texts/notes.txt.gz is a document; decompress it if the whole file is "
+        "one"
+    )

@@ -189,7 +189,7 @@ def test_only_responses_count(corpus: Path, tokenizer_json: Path, resume) -> Non
     assert open_indexed(f"{out}_text_document").dtype == np.int32
     total = sum(map(len, tokens))
     counted = sum(label >= 0 for row in labels for label in row)
-    assert f"4 documents, 0.0 MB -> {total} tokens (" in result.output
+    assert f" bytes -> {total} tokens (" in result.output
     assert f"{counted} of {total} tokens count in the loss; 0 documents have none that does" in result.output
     manifest = read_manifest(f"{out}_label_document")
     assert manifest["counts"]["masked"] == total - counted
@@ -224,6 +224,11 @@ def test_the_template_next_to_the_vocabulary_is_the_default(corpus: Path, tokeni
     (corpus.parent / "tokenizer_config.json").write_text(json.dumps({"chat_template": PLAIN}))
     result = run(corpus, vocab_file, "--loss-mask", "chat")
     assert result.exit_code == 0, result.output
+    template = f"chat template {corpus.parent}/tokenizer_config.json)"
+    assert f"encoded by HFTokenizer, in parts (messages 'messages', {template}\n" in result.output
+    mask = read_manifest(corpus.parent / "out_messages_document")["options"]["loss_mask"]
+    assert mask.startswith("messages 'messages', chat template ")
+    assert len(mask.split()[-1]) == 64
     tokenizer = build_tokenizer("HFTokenizer", vocab_file=vocab_file)
     texts = ["".join(part.text for part in ChatTemplate(PLAIN, name="", tokens={}).segments(CHAT))]
     assert [tokenizer.decode(row) for row in read(corpus.parent / "out_messages_document")][:1] == texts

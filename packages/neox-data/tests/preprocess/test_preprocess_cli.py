@@ -41,13 +41,23 @@ def test_documents_are_written_in_order(corpus: Path, tokenizer_json: Path, tmp_
     assert [row.tolist() for row in dataset] == expected
     assert dataset.document_starts.tolist() == [0, 1, 2, 3]
     per_token = sum(map(len, TEXTS)) / dataset.num_tokens
-    sentence = (
-        f"4 documents, 0.0 MB -> {dataset.num_tokens:,} tokens ({per_token:.2f} characters per token) in "
-    )
-    assert sentence in result.stdout
+    size = corpus.stat().st_size
+    sentence = f"{size} bytes -> {dataset.num_tokens:,} tokens ({per_token:.2f} characters per token) in "
+    assert f"4 documents, {sentence}" in result.stdout
+    assert "MB/s" not in result.stdout
     assert "1 document without tokens was skipped" in result.stdout
     assert f"wrote {output}_text_document.bin and {output}_text_document.idx" in result.stdout
     assert "4 documents (100%)" in result.stderr
+
+
+def test_the_vocabulary_may_be_given_as_in_the_readme_of_gpt_neox(
+    corpus: Path, tokenizer_json: Path, tmp_path: Path
+) -> None:
+    result = run(
+        "--input", corpus, "--tokenizer-type", "HFTokenizer", "--vocab", tokenizer_json, output=tmp_path / "a"
+    )
+    assert result.exit_code == 0, result.output
+    assert open_indexed(f"{tmp_path}/a_text_document").num_tokens
 
 
 def test_the_number_of_workers_changes_nothing(tmp_path: Path, tokenizer_json: Path) -> None:

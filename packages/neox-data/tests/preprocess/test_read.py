@@ -33,7 +33,7 @@ def test_lines_are_documents(tmp_path: Path, name: str) -> None:
     assert texts(path) == [("one",), ("two\nlines",)]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.xz", "a.txt.zst"])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.xz", "a.txt.zst", "a.md", "a.markdown", "a.md.gz"])
 def test_a_txt_file_is_one_document(tmp_path: Path, name: str) -> None:
     assert texts(write(tmp_path / name, "one", "two")) == [("one\ntwo",)]
 
@@ -138,10 +138,7 @@ def test_inputs_are_files_patterns_and_lists(tmp_path: Path) -> None:
     [
         ("missing.jsonl", "missing.jsonl does not exist; correct the path"),
         ("*.jsonl", r"no file matches .*; correct the pattern"),
-        (
-            "",
-            r"contains no file with the ending .jsonl, .json, .txt, .dat, .parquet, .tar, .zip; pass another",
-        ),
+        ("", r"contains no file that ends in .jsonl, .json, .txt, .md, .*, .bz2 or .xz; pass another folder"),
         ("a.csv", r"a.csv has an unsupported ending; pass files that end in .jsonl, .json, .txt"),
     ],
 )

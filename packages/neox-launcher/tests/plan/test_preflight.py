@@ -148,6 +148,18 @@ def test_data_to_evaluate_is_a_dataset_or_files(load, files):
     assert found[0] == "eval_data"
 
 
+@pytest.mark.parametrize("value", ["page.html", "'texts.md, page.html'", "'*.html'"])
+def test_files_of_another_ending_are_refused_before_an_evaluation_starts(load, files, value):
+    for name in ("texts.md", "page.html"):
+        (files / name).write_text("a")
+    config = load(f"{SETTINGS}eval-data: {value}\n")
+    (found,) = (one for one in check_files(config, program="evaluate") if one.name == "eval_data")
+    assert found.what == "page.html has an unsupported ending"
+    assert found.remedy.startswith("use files that end in .jsonl, .json, .txt, .md, ")
+    config = load(f"{SETTINGS}eval-data: texts.md\n")
+    assert "eval_data" not in [one.name for one in check_files(config, program="evaluate")]
+
+
 def test_evaluations_on_tasks_and_texts_need_no_training_data(load, files):
     (files / "texts.txt").write_text("a")
     text = SETTINGS.replace("data-path: data\n", "").replace("data-path: data", "")

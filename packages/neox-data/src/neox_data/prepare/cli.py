@@ -8,6 +8,7 @@ from neox_data.command import DataCommand, jsonl_key_option, log_interval_option
 from neox_data.command_line import quiet_option
 from neox_data.prepare.run import RESULT
 from neox_data.prepare.run import prepare as run
+from neox_data.preprocess.inputs import ENDINGS
 
 __all__ = ["prepare"]
 
@@ -28,7 +29,7 @@ __all__ = ["prepare"]
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PATH...",
-    help="Files and folders with texts: .txt, .md, .jsonl, .json, .parquet, .tar, .zip, also compressed.",
+    help=f"Files and folders with texts: {ENDINGS}.",
 )
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write to."

@@ -66,7 +66,7 @@ class _Lines:
             yield self._file.read(self._sizes[number])
 
 
-def write_corpus(texts: Iterable[str], output: Path, *, skipped: Callable[[], str]) -> CorpusCounts:
+def write_corpus(texts: Iterable[str], output: Path, *, remedy: Callable[[], str]) -> CorpusCounts:
     """Write one JSON line per document, `{"text": ...}`, in a fixed pseudo-random order.
 
     Documents that are larger than a hundredth of all texts are cut at line ends, or else at spaces. Two
@@ -75,7 +75,7 @@ def write_corpus(texts: Iterable[str], output: Path, *, skipped: Callable[[], st
     Args:
         texts: the texts.
         output: the file.
-        skipped: returns what was left out and why, for the error if there are no texts.
+        remedy: returns what to do if there are no texts, for the error.
 
     Raises:
         CorpusError: there are no texts.
@@ -87,10 +87,7 @@ def write_corpus(texts: Iterable[str], output: Path, *, skipped: Callable[[], st
             for text in texts:
                 read.add(text)
             if not len(read):
-                raise CorpusError(
-                    "none of the files contains text; pass other files, or the key of the text with "
-                    f"--jsonl-key; for conversations use preprocess_data --loss-mask chat{skipped()}"
-                )
+                raise CorpusError(f"none of the files contains text; {remedy()}")
             written, cut = _cut(read, _Lines(other))
             with written_aside(output) as result:
                 for line in written.read(_mixed(len(written))):

@@ -8,12 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from neox_data.amounts import bytes_in_words
 from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed import open_indexed
 from neox_data.manifest import check_tokenizer, read_manifest
 from neox_data.prepare.corpus import write_corpus
 from neox_data.prepare.texts import Skips, find_texts, texts_of
+from neox_data.preprocess.inputs import format_of
 from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import CorpusReader
 from neox_data.preprocess.run import Options, output_prefix_of, preprocess
@@ -35,6 +37,9 @@ _TYPE = "HFTokenizer"
 _FEWEST_ENTRIES, _MOST_ENTRIES, _BYTES_PER_ENTRY = 512, 32_768, 1_000
 # Documents per document for validation, and the fewest with which there is a validation.
 _PER_VALIDATION_DOCUMENT, _FEWEST_TO_SPLIT = 20, 5
+
+# Formats in which a text has a key, and archives, which may contain these.
+_WITH_KEYS = (".jsonl", ".json", ".parquet", ".tar", ".zip")
 
 Say = Callable[[str], None]
 
@@ -116,13 +121,16 @@ def _corpus(
             )
     say(f"reading {counted(len(files), 'file')}")
     texts = (text for each in files for text in texts_of(each, key, skips))
-    counts = write_corpus(texts, path, skipped=skips.indented)
+    counts = write_corpus(texts, path, remedy=lambda: _remedy(files, skips))
     found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
     _write_json(record, {"identity": identity, **found})
     say(
         f"read {counted(len(files), 'file')}: {counted(counts.documents, 'document')}, "
-        f"{counts.num_bytes / 1e6:,.2f} MB of text"
+        f"{bytes_in_words(counts.num_bytes)} of text"
     )
+    for file in files:
+        if format_of(file).kind == ".txt.gz":
+            say(f"note: each line of {file} is a document; decompress it if the whole file is one")
     for line in skips.lines():
         say(line)
     if counts.cut:
@@ -132,6 +140,13 @@ def _corpus(
         )
     say(f"wrote {path}: documents in a fixed pseudo-random order")
     return found
+
+
+def _remedy(files: Sequence[Path], skips: Skips) -> str:
+    """Return what to do if the files contain no text, and what was left out of them."""
+    has_keys = any(format_of(file).kind in _WITH_KEYS for file in files)
+    key = ", or the key of the text with --jsonl-key; for conversations use preprocess_data --loss-mask chat"
+    return f"pass other files{key if has_keys else ''}{skips.indented()}"
 
 
 def _prefix_in(output: Path) -> Path:

@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neox_data.errors import CorpusError
-from neox_data.preprocess.inputs import format_of
+from neox_data.preprocess.inputs import ENDINGS, format_of
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.read import CorpusReader
-from neox_data.preprocess.texts import decode
 
 __all__ = ["Skips", "find_texts", "texts_of"]
 
-_MARKDOWN = (".md", ".markdown")
-_ENDINGS = ".txt, .md, .jsonl, .json, .parquet, .tar, .zip, and compressed ones such as .jsonl.zst"
 _MOST_NAMED = 3
 
 
@@ -67,7 +64,7 @@ def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Pa
     names = list(names)
     for name in names:
         if not name.is_dir() and (reason := _why_not_read(name)):
-            raise CorpusError(f"{name}: {reason}; pass a folder, or a file that ends in {_ENDINGS}")
+            raise CorpusError(f"{name}: {reason}; pass a folder, or a file that ends in {ENDINGS}")
         for path in _files_below(name, skips, without.resolve()) if name.is_dir() else [name]:
             status = path.stat()
             first = found.setdefault((status.st_dev, status.st_ino), path)
@@ -76,7 +73,7 @@ def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Pa
     if not found:
         raise CorpusError(
             f"{', '.join(map(str, names))} has no file with text; pass a folder with files that end in "
-            f"{_ENDINGS}{skips.indented()}"
+            f"{ENDINGS}{skips.indented()}"
         )
     return list(found.values())
 
@@ -112,7 +109,7 @@ def _why_not_read(path: Path) -> str:
         return f"cannot be read ({error.strerror})"
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
-    if path.suffix not in _MARKDOWN and not format_of(path).kind:
+    if not format_of(path).kind:
         return "another ending than that of texts"
     if not os.access(path, os.R_OK):
         return "cannot be read (Permission denied)"
@@ -140,14 +137,6 @@ def texts_of(path: Path, key: str, skips: Skips) -> Iterator[str]:
 
 
 def _all_texts(path: Path, key: str, skips: Skips) -> Iterator[str]:
-    if path.suffix in _MARKDOWN:
-        try:
-            text = decode(path.read_bytes())
-        except ValueError as error:
-            skips.add("cannot be read as text", f"{path}: {error}")
-        else:
-            yield text.replace("\r\n", "\n").replace("\r", "\n")
-        return
     members = PassedOver()
     reader = CorpusReader([path], (key,), skip_bad_lines=True, split_long=True, passed_over=members)
     for document in reader:

@@ -83,6 +83,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
+        self.name = name
         self._source = source
         self._tokens = tokens
         try:

@@ -8,7 +8,7 @@ from click.core import ParameterSource
 from neox_data.command import DataCommand, log_interval_option
 from neox_data.command_line import option, quiet_option
 from neox_data.preprocess.chat_template import load_chat_template
-from neox_data.preprocess.inputs import find_inputs
+from neox_data.preprocess.inputs import ENDINGS, find_inputs
 from neox_data.preprocess.loss_mask import ChatMask, LossMask, PromptMask
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import report_progress
@@ -61,8 +61,7 @@ _INSTEAD = {"prompt-response": "--prompt-key and --response-key", "chat": "--mes
     required=True,
     multiple=True,
     metavar="FILE...",
-    help="Corpus files (.jsonl, .json, .txt, .dat, .parquet, .tar, .zip; compressed .gz, .zst, .bz2, .xz) or "
-    "folders: several names, a quoted pattern, or a comma-separated list.",
+    help=f"Corpus files ({ENDINGS}) or folders: several names, a quoted pattern, or a comma-separated list.",
 )
 @option(
     "--jsonl-keys",
@@ -109,6 +108,7 @@ _INSTEAD = {"prompt-response": "--prompt-key and --response-key", "chat": "--mes
 )
 @option(
     "--vocab-file",
+    "--vocab",
     heading=_TOKENIZER,
     type=click.Path(path_type=Path),
     help="The tokenizer's vocabulary, or its only file, such as tokenizer.json.",

@@ -12,16 +12,19 @@ from neox_data.errors import CorpusError
 from neox_data.preprocess.json_array import begins_array
 from neox_data.preprocess.passed_over import PassedOver
 
-__all__ = ["CorpusPart", "FileFormat", "cut_file", "find_inputs", "format_of"]
+__all__ = ["ENDINGS", "CorpusPart", "FileFormat", "cut_file", "find_inputs", "format_of"]
 
 # Suffixes of the formats of documents and archives, and of compression.
-_DOCUMENTS = (".jsonl", ".json", ".txt", ".dat")
+_DOCUMENTS = (".jsonl", ".json", ".txt", ".md", ".markdown", ".dat")
+_OTHER_NAMES = {".md": ".txt", ".markdown": ".txt"}
 _TABLES = (".parquet",)
 _ARCHIVES = (".tar", ".zip")
 _PACKED = (".gz", ".zst", ".bz2", ".xz")
 # Formats whose end must be read first, which a compressed file does not allow.
 _NEVER_PACKED = (".parquet", ".zip")
 _READABLE = (*_DOCUMENTS, *_TABLES, *_ARCHIVES)
+ENDINGS = f"{', '.join(_READABLE)}, optionally followed by {', '.join(_PACKED[:-1])} or {_PACKED[-1]}"
+"""The endings of files that are read, for messages."""
 _BUFFER_BYTES = 1 << 20
 
 
@@ -29,8 +32,8 @@ class FileFormat(NamedTuple):
     """The format of a file, by its name.
 
     Attributes:
-        kind: suffix of the format of the content, such as ".jsonl"; ".txt.gz", because lm_dataformat reads a
-            document per line from it; "": not readable.
+        kind: suffix of the format of the content, such as ".jsonl"; ".txt" also of Markdown; ".txt.gz",
+            because lm_dataformat reads a document per line from it; "": not readable.
         packing: suffix of the compression; "": none.
     """
 
@@ -51,7 +54,7 @@ def format_of(path: Path) -> FileFormat:
     packing = path.suffix if path.suffix in _PACKED else ""
     kind = path.with_suffix("").suffix if packing else path.suffix
     is_readable = kind in _READABLE and not (packing and kind in _NEVER_PACKED)
-    return FileFormat(kind if is_readable else "", packing)
+    return FileFormat(_OTHER_NAMES.get(kind, kind) if is_readable else "", packing)
 
 
 class CorpusPart(NamedTuple):
@@ -169,9 +172,7 @@ def _files_below(folder: Path, passed_over: PassedOver) -> Iterator[Path]:
     for path in sorted(set(paths) - set(readable)):
         passed_over.add(str(path))
     if not readable:
-        raise CorpusError(
-            f"{folder} contains no file with the ending {', '.join(_READABLE)}; pass another folder"
-        )
+        raise CorpusError(f"{folder} contains no file that ends in {ENDINGS}; pass another folder")
     yield from readable
 
 
@@ -194,7 +195,4 @@ def _check_readable(path: Path) -> None:
         return
     if packing and path.with_suffix("").suffix in _NEVER_PACKED:
         raise CorpusError(f"{path} cannot be read while it is compressed; decompress it first")
-    raise CorpusError(
-        f"{path} has an unsupported ending; pass files that end in {', '.join(_READABLE)}, "
-        f"optionally followed by {', '.join(_PACKED[:-1])} or {_PACKED[-1]}"
-    )
+    raise CorpusError(f"{path} has an unsupported ending; pass files that end in {ENDINGS}")

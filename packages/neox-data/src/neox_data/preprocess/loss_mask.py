@@ -50,6 +50,9 @@ class LossMask(Protocol):
     def described(self) -> str:
         """Return a text that identifies the mask, for manifests."""
 
+    def in_words(self) -> str:
+        """Return a description of the mask, for the summary."""
+
     def text_of(self, value: Any, name: str) -> str | None:
         """Return the value of a key as text; raise ValueError with the reason if it has another form."""
 
@@ -92,6 +95,10 @@ class PromptMask:
     def described(self) -> str:
         """Return a text that identifies the mask."""
         return f"prompts {self.prompt_key!r}, responses {self.response_key!r}"
+
+    def in_words(self) -> str:
+        """Return what is counted, for the summary."""
+        return self.described()
 
     def text_of(self, value: Any, name: str) -> str | None:
         """Return a value as text."""
@@ -138,6 +145,10 @@ class ChatMask:
     def described(self) -> str:
         """Return a text that identifies the mask."""
         return f"messages {self.key!r}, chat template {self.template.fingerprint}"
+
+    def in_words(self) -> str:
+        """Return what is counted, for the summary."""
+        return f"messages {self.key!r}, chat template {self.template.name}"
 
     def text_of(self, value: Any, name: str) -> str | None:
         """Render a list of messages; the parts are written as JSON."""

@@ -1,8 +1,8 @@
 """Read corpus files as a stream of documents, with at most one of them in memory.
 
 A line of a `.jsonl` file is an object with the requested keys, or a bare string; a value may be a list of
-paragraphs. A `.json` file contains such lines, or one array of them. A `.txt` file is one document, a
-`.txt.gz` one per line. A `.dat` file of lm_dataformat contains texts, each after its length. Any of these
+paragraphs. A `.json` file contains such lines, or one array of them. A `.txt` or `.md` file is one document,
+a `.txt.gz` one per line. A `.dat` file of lm_dataformat contains texts, each after its length. Any of these
 may be compressed, and may be in a `.tar` or `.zip`. In a `.parquet` file, rows are documents and columns are
 keys.
 """

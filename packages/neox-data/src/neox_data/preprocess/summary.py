@@ -4,10 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from neox_data.amounts import bytes_in_words
 from neox_data.counted import counted
 from neox_data.preprocess.passed_over import PassedOver
 
 __all__ = ["Summary"]
+
+# The time of smaller inputs is that of the start.
+_FEWEST_TIMED_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +61,11 @@ class Summary:
         """Yield the lines of the summary."""
         # With a loss mask, tokens and labels are counted together, as two datasets.
         tokens = self.tokens if self.labels is None else self.tokens // 2
+        speed = f" ({self.num_bytes / self.seconds / 1e6:,.1f} MB/s)"
         yield (
-            f"{counted(self.documents, 'document')}, {self.num_bytes / 1e6:,.1f} MB -> {tokens:,} tokens "
-            f"({self.characters / max(tokens, 1):.2f} characters per token) in {self.seconds:.1f} s "
-            f"({self.num_bytes / self.seconds / 1e6:,.1f} MB/s)"
+            f"{counted(self.documents, 'document')}, {bytes_in_words(self.num_bytes)} -> {tokens:,} tokens "
+            f"({self.characters / max(tokens, 1):.2f} characters per token) in {self.seconds:.1f} s"
+            f"{speed if self.num_bytes >= _FEWEST_TIMED_BYTES else ''}"
         )
         yield f"encoded by {self.encoder}"
         if self.labels is not None:

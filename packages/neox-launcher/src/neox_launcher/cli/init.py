@@ -14,6 +14,7 @@ from neox_config.atomic import atomic_write
 from neox_config.command_line import INTERRUPTED, Command, option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
+from neox_config.facts.corpora import ENDINGS
 from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import parse_bytes
@@ -53,8 +54,7 @@ class _InitCommand(Command):
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Folder or file with texts: .txt, .md, .jsonl, .json, .parquet, .tar, .zip, also compressed. May be "
-    "given several times.",
+    help=f"Folder or file with texts: {ENDINGS}. May be given several times.",
 )
 @option(
     "--output",

@@ -26,6 +26,7 @@ from neox_config.facts.checkpoints import (
     complete_checkpoints,
     iteration_of,
 )
+from neox_config.facts.corpora import ENDINGS, is_corpus_file
 from neox_config.facts.splits import EVALUATED, empty_parts, parts_with_documents
 from neox_config.facts.stores import is_url, packages_for
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
@@ -367,6 +368,19 @@ def _texts(config: NeoXConfig, source: str) -> Iterator[Problem]:
     elif not os.path.lexists(source) and not glob.has_magic(source) and "," not in source:
         what = f"does not exist, and neither does the dataset {index_path(source)}"
         yield Problem("eval_data", what, "check the path (relative to the working directory)")
+    else:
+        for path in _text_files(source):
+            if not is_corpus_file(path):
+                remedy = f"use files that end in {ENDINGS}"
+                yield Problem("eval_data", f"{path} has an unsupported ending", remedy)
+
+
+def _text_files(source: str) -> list[Path]:
+    """Return the files that a source of texts names itself; those in folders are chosen by their endings."""
+    names = [source]
+    if not os.path.lexists(source):
+        names = [name.strip() for name in source.split(",")] if "," in source else glob.glob(source)
+    return [path for path in map(Path, names) if os.path.isfile(path)]
 
 
 def _made_with_another_tokenizer(config: NeoXConfig, name: str, prefix: str) -> Iterator[Problem]:
