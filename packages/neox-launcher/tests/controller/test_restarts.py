@@ -3,6 +3,7 @@
 import errno
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -193,13 +194,20 @@ def test_a_failure_is_reported_with_checkpoints_that_cannot_be_read(plan, monkey
     assert said.endswith("saved cannot be read: Input/output error; make it readable")
 
 
+def send_twice(thread):
+    """Send SIGTERM as `timeout` does, which also signals the process group of its command."""
+    for _ in range(2):
+        signal.pthread_kill(thread, signal.SIGTERM)
+        time.sleep(0.01)
+
+
 def test_a_signal_ends_the_wait(plan, monkeypatch, capsys):
     monkeypatch.undo()
     monkeypatch.setattr(restarts, "checkpoints_of", lambda plan: set())
     monkeypatch.setattr(restarts, "_FIRST_WAIT_SECONDS", 100.0)
     # Pending, if it arrives before the wait.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    sender = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGTERM))
+    sender = threading.Timer(0.3, send_twice, (threading.main_thread().ident,))
     sender.start()
     try:
         seen, outcome = attempts(plan, FAILED)

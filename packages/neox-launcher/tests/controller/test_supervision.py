@@ -518,10 +518,13 @@ def test_repeated_progress_is_no_hang(run):
 
 
 LAUNCHER = """
-import json, pathlib, sys
+import json, os, pathlib, sys
+from neox_launcher.controller import supervision
 from neox_launcher.controller.supervision import supervise
 from test_supervision import mpi_commands, orders_for
 orders = orders_for(pathlib.Path(sys.argv[1]), sys.argv[2], **json.loads(sys.argv[3]))
+if "NO_REPEATS" in os.environ:
+    supervision._REPEAT_SECONDS = 0.0
 outcome = supervise(mpi_commands, orders, is_local=True, start_timeout=60)
 print("outcome", outcome.exit_code, outcome.first_failure, flush=True)
 sys.exit(outcome.exit_code)
@@ -585,14 +588,70 @@ def test_one_signal_lets_the_workers_save(tmp_path, number, code):
     assert f"\n{name} received: stopping after this iteration{hint}\n" in err
 
 
+@pytest.fixture
+def _no_repeats(monkeypatch):
+    """Start launchers to which every signal is a request of its own, so that no test has to wait."""
+    monkeypatch.setenv("NO_REPEATS", "1")
+
+
+@pytest.mark.usefixtures("_no_repeats")
 def test_a_second_signal_kills(tmp_path):
     launcher = start(STUBBORN, tmp_path)
     launcher.send_signal(signal.SIGINT)
     assert "stopping" in launcher.stderr.readline() + launcher.stderr.readline()
     launcher.send_signal(signal.SIGINT)
-    out, _ = launcher.communicate(timeout=60)
+    out, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 130
     assert out == "outcome 130 None\n"
+    assert err.endswith("\nCtrl-C received again: stopping immediately; what is not saved is lost\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_arrives_twice_lets_the_workers_save(tmp_path, number):
+    """As from `timeout`, which signals its command and then the process group of its command."""
+    launcher = start(SAVING, tmp_path)
+    launcher.send_signal(number)
+    time.sleep(0.05)
+    launcher.send_signal(number)
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 128 + number
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
+    assert "immediately; what" not in err
+
+
+@pytest.mark.parametrize(("seconds", "num_requests"), [(0.5, 1), (2.0, 2)])
+def test_signals_within_a_second_are_one_request(launch, monkeypatch, seconds, num_requests):
+    now = [100.0]
+    monkeypatch.setattr(supervision.time, "monotonic", lambda: now[0])
+    launch._remember(signal.SIGTERM, None)
+    now[0] += seconds
+    launch._remember(signal.SIGTERM, None)
+    assert launch._signals == [signal.SIGTERM] * num_requests
+
+
+# Is still loading, so that a signal ends it.
+LOADING = """
+pathlib.Path(f"ready{rank}").touch()
+time.sleep(600)
+"""
+
+
+def test_a_stop_while_loading_is_described_and_is_no_failure(tmp_path):
+    launcher = start(LOADING, tmp_path, log_dir="logs")
+    launcher.send_signal(signal.SIGTERM)
+    out, err = launcher.communicate(timeout=60)
+    assert (launcher.returncode, out) == (143, "outcome 143 None\n")
+    assert err.endswith("stopped while the training was loading: nothing was saved\n")
+    assert not (tmp_path / "logs" / "failures.jsonl").exists()
+
+
+def test_an_error_after_a_request_to_stop_is_recorded(tmp_path):
+    worker = SAVING.replace("sys.exit(0)", "fail(NeoXError('the disk is full'))")
+    launcher = start(worker, tmp_path, log_dir="logs")
+    launcher.send_signal(signal.SIGTERM)
+    launcher.communicate(timeout=60)
+    lines = (tmp_path / "logs" / "failures.jsonl").read_text().splitlines()
+    assert {json.loads(line)["message"] for line in lines} == {"the disk is full"}
 
 
 # Two replies that Ctrl-C ends, and a prompt.
@@ -617,7 +676,7 @@ time.sleep(600)
 
 
 def test_ctrl_c_ends_the_reply_and_at_the_prompt_the_session(tmp_path):
-    launcher = start(TALKING, tmp_path, is_interactive=True)
+    launcher = start(TALKING, tmp_path, is_interactive=True, is_training=False)
     for following in ("reply1", "prompt"):
         launcher.send_signal(signal.SIGINT)
         wait_for((tmp_path / following).exists)
@@ -629,7 +688,7 @@ def test_ctrl_c_ends_the_reply_and_at_the_prompt_the_session(tmp_path):
 
 def test_a_second_ctrl_c_during_a_reply_ends_the_session(tmp_path):
     (tmp_path / "slow").touch()
-    launcher = start(TALKING, tmp_path, is_interactive=True)
+    launcher = start(TALKING, tmp_path, is_interactive=True, is_training=False)
     launcher.send_signal(signal.SIGINT)
     wait_for((tmp_path / "interrupted").exists)
     launcher.send_signal(signal.SIGINT)
@@ -640,7 +699,7 @@ def test_a_second_ctrl_c_during_a_reply_ends_the_session(tmp_path):
 
 
 def test_ctrl_c_stops_the_job_if_the_agent_of_a_reply_does_not_answer(launch, monkeypatch):
-    launch._orders = replace(launch._orders, is_interactive=True)
+    launch._orders = replace(launch._orders, is_interactive=True, is_training=False)
     launch._is_started = True
     for _ in range(3):
         launch._remember(signal.SIGINT, None)

@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from neox_model.errors import StopRequested
+from neox_model.generate import interruption
 from neox_model.generate.interruption import ending_on_signals
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
@@ -37,3 +38,27 @@ def test_a_signal_that_other_code_converts_is_raised_at_the_end(number, code):
 def test_other_errors_of_the_block_are_raised_as_they_are():
     with pytest.raises(ZeroDivisionError), ending_on_signals():
         _ = 1 // 0
+
+
+@contextmanager
+def twice(seconds_between, monkeypatch) -> Iterator[None]:
+    """Receive a signal, and after some seconds again, while code of others passes over the first."""
+    now = [100.0]
+    monkeypatch.setattr(interruption.time, "monotonic", lambda: now[0])
+    with suppress(StopRequested):
+        signal.raise_signal(signal.SIGTERM)
+    now[0] += seconds_between
+    signal.raise_signal(signal.SIGTERM)
+    yield
+
+
+@pytest.mark.parametrize(("seconds_between", "ends"), [(0.5, False), (2.0, True)])
+def test_a_signal_within_a_second_of_the_first_is_the_same_request(monkeypatch, seconds_between, ends):
+    ended: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    try:
+        with pytest.raises(StopRequested), ending_on_signals(), twice(seconds_between, monkeypatch):
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended == [signal.SIGTERM] * ends

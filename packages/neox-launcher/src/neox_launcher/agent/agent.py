@@ -31,7 +31,7 @@ from neox_launcher.protocol.failure_record import record_failures
 from neox_launcher.protocol.handshake import TOKEN_VARIABLE, connect
 from neox_launcher.protocol.messages import Message
 from neox_launcher.protocol.orders import AgentOrders, Place
-from neox_launcher.protocol.outcome import Failure
+from neox_launcher.protocol.outcome import Failure, ended_by_stop
 from neox_launcher.protocol.run_folder import run_folder
 from neox_launcher.protocol.stop_signals import STOP_SIGNALS, block_warning, unblock_warning
 from neox_launcher.worker.bootstrap import CORES_FILE, OUTPUT_STREAMS
@@ -147,7 +147,7 @@ class Agent:
         self._progress: dict[int, tuple[int, float]] = {}
         self._next_progress = 0.0
         self._status: Message = {}
-        self._has_leave = False
+        self._has_leave = self._is_stopping = False
         self.exit_code = 0
         """Exit code of the launch, once the launcher has dismissed this agent."""
         self._answers: Mapping[str, Callable[[Message], None]] = {
@@ -357,8 +357,10 @@ class Agent:
         if self._orders.log_dir is None:
             return
         folder = Path(self._orders.working_directory, self._orders.log_dir)
+        # A worker that was still loading has ended as requested.
+        kept = [failure for failure in failures if not (self._is_stopping and ended_by_stop(failure))]
         try:
-            record_failures(folder, failures, **start_of(self._orders.environment))
+            record_failures(folder, kept, **start_of(self._orders.environment))
         except OSError as error:
             sys.stderr.write(f"neox-launch, on {self._host}: failures are not recorded: {error}\n")
 
@@ -367,6 +369,7 @@ class Agent:
         self._send("interrupted", is_passed_on=is_passed_on)
 
     def _stop(self, message: Message) -> None:
+        self._is_stopping = True
         if self._workers is not None:
             self._workers.stop(message["number"], within=self._orders.stop_timeout)
 

@@ -33,6 +33,8 @@ _LONGEST_WAIT_SECONDS = 300.0
 # Before the first iteration, the cause may be a file server or a network that recovers while restarts wait.
 _ATTEMPTS_IN_ONE_ITERATION = 2
 _ATTEMPTS_AT_THE_START = 3
+# `timeout` signals its command and then the whole process group, of which the command is a member.
+_REPEAT_SECONDS = 0.1
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
@@ -139,6 +141,8 @@ def _wait(seconds: float) -> int | None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         received = signal.sigtimedwait(numbers, seconds)
+        while received is not None and signal.sigtimedwait(numbers, _REPEAT_SECONDS):
+            pass  # The same request again, which would end this process.
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return None if received is None else received.si_signo

@@ -37,7 +37,7 @@ from neox_launcher.protocol.channel import different_versions
 from neox_launcher.protocol.handshake import new_token
 from neox_launcher.protocol.messages import Message
 from neox_launcher.protocol.orders import Orders
-from neox_launcher.protocol.outcome import HEAD_START_SECONDS, Failure, Outcome, judge
+from neox_launcher.protocol.outcome import HEAD_START_SECONDS, Failure, Outcome, ended_by_stop, judge
 from neox_launcher.protocol.run_folder import run_folder
 from neox_launcher.protocol.stop_signals import STOP_SIGNALS, WARNING_SIGNAL, name_of, unblock_warning
 from neox_launcher.resources.host import name_some
@@ -53,6 +53,8 @@ _PATIENCE_SECONDS = 5.0
 _LOSS_HEAD_START_SECONDS = 5.0
 # A scheduler that signals the whole job reaches the hosts and the launcher at different times.
 _SAME_REQUEST_SECONDS = 3.0
+# `timeout` signals its command and then the whole process group, of which the command is a member.
+_REPEAT_SECONDS = 1.0
 # Requests to interrupt a reply that an agent may leave unanswered.
 _MOST_UNANSWERED = 2
 # A turn of the main loop takes less, unless this process was stopped.
@@ -149,6 +151,7 @@ class _Launch:
         self._num_handled_signals = 0
         self._interrupts_received = self._interrupts_sent = self._interrupts_answered = 0
         self._relayed: tuple[int, float] | None = None
+        self._counted_at: float | None = None
         self._is_stopping = False
         self._port: int | None = None
         self._is_started = False
@@ -206,17 +209,25 @@ class _Launch:
                 signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._may_interrupt_reply:
+            self._interrupts_received += 1
+        elif not self._is_same_request(number):
+            self._signals.append(number)
+            if number != WARNING_SIGNAL:
+                self._counted_at = time.monotonic()
+
+    def _is_same_request(self, number: int) -> bool:
+        """Whether a signal belongs to a request that has been counted already."""
+        now = time.monotonic()
         # A scheduler that signals every process of a job also reaches the agents, possibly earlier.
-        is_same_request = (
+        was_relayed = (
             number != signal.SIGINT
             and self._relayed is not None
             and self._relayed[0] == number
-            and time.monotonic() - self._relayed[1] < _SAME_REQUEST_SECONDS
+            and now - self._relayed[1] < _SAME_REQUEST_SECONDS
         )
-        if number == signal.SIGINT and self._may_interrupt_reply:
-            self._interrupts_received += 1
-        elif not is_same_request:
-            self._signals.append(number)
+        is_repeated = self._counted_at is not None and now - self._counted_at < _REPEAT_SECONDS
+        return was_relayed or (is_repeated and number != WARNING_SIGNAL)
 
     def _note_suspension(self, number: int, frame: FrameType | None) -> None:
         self._is_suspending = True
@@ -251,6 +262,8 @@ class _Launch:
         # After a request to stop, hosts may end in any way.
         if not self._signals:
             keep_failures(self._own_failures, self._orders)
+        elif self._was_loading:
+            print_message("stopped while the training was loading: nothing was saved\n")
         return replace(
             self._judged(),
             facts=self._facts,
@@ -259,6 +272,12 @@ class _Launch:
             lost_hosts=tuple(self._orders.hosts[number].name for number in sorted(self._lost)),
             other_versions=self._other_versions,
         )
+
+    @property
+    def _was_loading(self) -> bool:
+        """Whether a request to stop has ended workers that could not handle it yet."""
+        has_begun = self._hang.iteration is not None or not self._orders.is_training
+        return self._is_started and not has_begun and any(map(ended_by_stop, self._failures))
 
     def _judged(self) -> Outcome:
         return judge(self._failures, self._signals, stops_regularly=self._orders.is_server)
@@ -482,6 +501,8 @@ class _Launch:
         last = name_of(signals[-1])
         # Schedulers repeat their warning: it never counts as the second request, which kills all workers.
         if sum(number != WARNING_SIGNAL for number in signals) > 1:
+            if self._killed_at is None:
+                print_message(f"\n{last} received again: stopping immediately; what is not saved is lost\n")
             self._kill()
         elif not self._is_started:
             print_message(f"\n{last} received before the workers were started: ending\n")
@@ -489,8 +510,7 @@ class _Launch:
         elif not self._is_stopping:
             self._is_stopping = True
             hint = "" if signals[-1] == WARNING_SIGNAL else "; repeat to stop immediately"
-            has_iterations = not (self._orders.is_interactive or self._orders.is_server)
-            when = " after this iteration" if has_iterations else ""
+            when = " after this iteration" if self._orders.is_training else ""
             print_message(f"\n{last} received: stopping{when}{hint}\n")
             self._display.show_request("stopping")
             self._agents.send_all("stop", {"number": signals[0]})

@@ -147,6 +147,7 @@ class LaunchPlan:
             hang_timeout=launch.hang_timeout,
             first_iteration_timeout=launch.first_iteration_timeout if self.program == "train" else None,
             output=self.output,
+            is_training=self.program == "train",
             is_interactive=self.program == "generate"
             and generation_mode(self.resolved.config) == "interactive",
             is_server=self.program == "serve",

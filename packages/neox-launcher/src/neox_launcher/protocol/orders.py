@@ -64,11 +64,13 @@ class Orders(AgentOrders):
 
     Args:
         hosts: in the order of ranks: host 0 has the ranks from 0 to its number of slots - 1, and so on.
+        is_training: the workers train: on a request to stop they finish the iteration and save.
         is_interactive: rank 0 answers prompts: Ctrl-C during a reply ends the reply, not the job.
         is_server: the workers run until a request to stop, after which they succeed.
     """
 
     hosts: tuple[Host, ...]
+    is_training: bool = True
     is_interactive: bool = False
     is_server: bool = False
 

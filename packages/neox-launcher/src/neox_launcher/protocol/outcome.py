@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from neox_launcher.protocol.exit_codes import SIGNALLED
+from neox_launcher.protocol.stop_signals import STOP_SIGNALS
 
-__all__ = ["HEAD_START_SECONDS", "Failure", "Outcome", "judge"]
+__all__ = ["HEAD_START_SECONDS", "Failure", "Outcome", "ended_by_stop", "judge"]
 
 HEAD_START_SECONDS = 0.5
 """Subtracted from the time of a worker's death, which is detected later than the errors that it causes."""
@@ -91,6 +92,11 @@ class Outcome:
     iteration: int | None = None
     facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     other_versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def ended_by_stop(failure: Failure) -> bool:
+    """Return whether a worker ended by a signal that requests a stop, which is no failure after a request."""
+    return failure.unreported and failure.exit_code in {SIGNALLED + number for number in STOP_SIGNALS}
 
 
 def judge(failures: Iterable[Failure], signals: list[int], *, stops_regularly: bool = False) -> Outcome:

@@ -1,6 +1,7 @@
 """React to Ctrl-C and SIGTERM while text is generated."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,12 +17,15 @@ from neox_model.parallel.groups import Groups
 
 __all__ = ["Interrupts", "agreed_in_copy", "ending_on_signals"]
 
+# A scheduler that ends a job signals every process, and so does the launcher: the same request twice.
+_SAME_REQUEST_SECONDS = 1.0
+
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
     """Raise `StopRequested` in the block on the first SIGTERM or SIGINT; a second one ends the process.
 
-    If code of others passes over the error, or converts it, it is raised at the end of the block.
+    One within a second of the first is the same request. If code of others passes over the error, or converts it, it is raised at the end of the block.
     """
     with _handling((signal.SIGTERM, signal.SIGINT)):
         yield
@@ -89,7 +93,14 @@ def agreed_in_copy(groups: Groups, is_true: bool) -> bool:
 @contextmanager
 def _handling(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
-        restore()
+        nonlocal received_at
+        now = time.monotonic()
+        if received:
+            if now - received_at > _SAME_REQUEST_SECONDS:
+                restore()
+                signal.raise_signal(number)
+            return
+        received_at = now
         asked = requested_signal(number)
         received.append(StopRequested(f"{name_of(asked)} received", exit_code=SIGNALLED + asked))
         raise received[0]
@@ -99,6 +110,7 @@ def _handling(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
             signal.signal(each, handler)
 
     received: list[StopRequested] = []
+    received_at = 0.0
     # Known before a signal can arrive.
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
