@@ -108,7 +108,7 @@ ROOMS = {
             "errors",
         },
         "scoring": {
-            *("assembly", "checkpoint", "generate", "parallel", "processes", "versions"),
+            *("assembly", "checkpoint", "generate", "metrics", "parallel", "processes", "versions"),
             *("optional", "errors"),
         },
         "serve": {"generate", "parallel", "processes", "worker", "errors"},

@@ -86,7 +86,16 @@ class WholeDocumentDataset:
         documents = np.asarray(documents, np.int32)
         self.index = load_or_build_whole(
             partial(
-                _build, indexed, labels, documents, num_samples, seq_length, seed, pack_impl, allow_chopped
+                _build,
+                name,
+                indexed,
+                labels,
+                documents,
+                num_samples,
+                seq_length,
+                seed,
+                pack_impl,
+                allow_chopped,
             ),
             prefix=Path(prefix),
             name=name,
@@ -162,6 +171,7 @@ def _count_different(documents: np.ndarray, sizes: np.ndarray) -> int:
 
 
 def _build(
+    name: str,
     indexed: IndexedDataset,
     labels: IndexedDataset | None,
     documents: np.ndarray,
@@ -181,9 +191,10 @@ def _build(
         is_masked=None if labels is None else _masks_of(labels, looked_at),
     )
     logger.info(
-        "%s: %d of %d documents are used; %d are empty, %d have no label that counts in their first %d "
+        "%s, part %s: %d of %d documents are used; %d are empty, %d have no label that counts in their first %d "
         "tokens, %d are longer than %d tokens and %s (%d tokens are left out)",
         indexed.prefix,
+        name,
         int(eligible.is_used.sum()),
         len(documents),
         eligible.empty,

@@ -102,7 +102,7 @@ def test_the_end_screen_shows_results_and_commands(plan, request_, minimal):
     settings += "--set keep-last-n-checkpoints=3 --set log-dir=logs --set num-gpus=2 --set 'load=ck pt'"
     assert shown == {
         "iterations": "10 of 10",
-        "last loss": "2.3457",
+        "last loss": "2.3457 (of one iteration)",
         "validation loss": "2.5000",
         "duration": "1:15",
         "checkpoint": "ck pt/global_step10",

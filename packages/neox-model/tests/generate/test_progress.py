@@ -36,3 +36,14 @@ def test_of_prompts_that_are_too_long_ten_are_named_and_all_counted(caplog):
         "more prompts are too long; they are counted at the end",
         "1,200 prompts in, 1,200 results out; 1,199 too long; 1 token in 2.0 s (0.5 tokens/s)",
     ]
+
+
+def test_tokens_are_logged_before_the_first_result(caplog):
+    times = iter([0.0, 5.0, 10.0, 15.0, 20.0])
+    progress = Progress(1, str, clock=lambda: next(times))
+    for _ in range(4):
+        progress.note(2)
+    assert caplog.messages == [
+        "0 of 1 results, 4 tokens decoded, 0.4 tokens/s",
+        "0 of 1 results, 8 tokens decoded, 0.4 tokens/s",
+    ]

@@ -213,6 +213,13 @@ def test_console_counts_skipped_updates(caplog, skipped, text):
     assert f" | {text} | " in caplog.messages[0]
 
 
+def test_console_shows_a_slow_device_in_gflops(caplog):
+    caplog.set_level(logging.INFO)
+    writer = ConsoleWriter(last_iteration=300)
+    writer.write({**METRICS, "throughput/tflops_per_device": 0.000639}, 100)
+    assert "| 0.639 GFLOP/s |" in caplog.text
+
+
 def test_tensorboard_gets_scalars(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -3,8 +3,10 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 from contextlib import nullcontext
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -13,11 +15,13 @@ import torch
 from neox_config.errors import NeoXError
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Phases, Timers
 from neox_model.metrics.writers.jsonl import JsonlWriter, read_metrics
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_RANK
+from neox_model.train import evaluate
 from neox_model.train.data.position import Position
 from neox_model.train.evaluate import Evaluation, Evaluator
 from neox_model.train.hooks.base import Hook
@@ -531,6 +535,18 @@ def test_a_loss_beyond_floats_has_infinite_perplexity():
     assert Evaluation(1000.0).perplexity == math.inf
 
 
+def test_a_slow_evaluation_is_logged_and_the_last_one_only_returned(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    now = iter(range(0, 1000, 2))
+    monkeypatch.setattr(evaluate, "ProgressLines", partial(ProgressLines, clock=lambda: float(next(now))))
+    run(make_evaluate_hook([])[1], last=4)
+    assert caplog.messages == [
+        "validation: 2 of 6 micro-batches, 0:08 left",
+        "iteration 2: validation loss 2.5000, perplexity 12.18",
+        "validation: 2 of 6 micro-batches, 0:08 left",
+    ]
+
+
 def test_a_stopped_training_is_not_evaluated_at_its_end():
     evaluator, hook = make_evaluate_hook([], interval=None)
     run(StopHook(SINGLE_RANK, exit_interval=2), hook, last=5)
@@ -597,6 +613,16 @@ def test_speed_is_written_once_per_interval_and_interval_ends_are_read_one_itera
     run(*make_log_hook([memory]), Watcher(), last=5)
     assert written == [0, 0, 2, 2, 4]
     assert [number for number, m in memory.lines if "throughput/tokens_per_second" in m] == [2, 4, 5]
+
+
+def test_the_first_iteration_is_logged_if_its_metrics_come_later(caplog):
+    caplog.set_level("INFO")
+    run(*make_log_hook([Memory()], interval=10), last=25, iteration=12)
+    (line,) = caplog.messages
+    assert re.fullmatch(r"iteration 13 finished in 0\.\d s; the next line follows iteration 20", line)
+    caplog.clear()
+    run(*make_log_hook([Memory()], interval=10), last=12, iteration=9)
+    assert caplog.messages == []
 
 
 def test_phases_before_a_pause_do_not_count_in_the_interval_after_it():

@@ -17,15 +17,24 @@ _SPINNER = "-\\-/"
 _TURNS_PER_SECOND = 4
 _SEPARATOR = " | "
 
-_METRICS: Mapping[str, tuple[str, str]] = {
-    "loss/train": ("loss {:.4f}", "bold"),
-    "throughput/tokens_per_second": ("{:,.0f} tokens/s", ""),
-    "throughput/mfu": ("MFU {:.1%}", ""),
-    "throughput/tflops_per_device": ("{:.3g} TFLOP/s", ""),
-    "optimizer/learning_rate": ("lr {:.3e}", ""),
-    "optimizer/loss_scale": ("loss scale {:g}", ""),
-    "loss/validation": ("validation loss {:.4f}", ""),
-    "memory/bytes": ("memory {:.1f} GiB", "dim"),
+
+def _format_tflops(tflops: float) -> str:
+    return f"{tflops:.3g} TFLOP/s" if tflops >= 0.1 else f"{1000 * tflops:.3g} GFLOP/s"
+
+
+def _format_memory(num_bytes: float) -> str:
+    return f"memory {num_bytes / 2**30:.1f} GiB"
+
+
+_METRICS: Mapping[str, tuple[Callable[[float], str], str]] = {
+    "loss/train": ("loss {:.4f}".format, "bold"),
+    "throughput/tokens_per_second": ("{:,.0f} tokens/s".format, ""),
+    "throughput/mfu": ("MFU {:.1%}".format, ""),
+    "throughput/tflops_per_device": (_format_tflops, ""),
+    "optimizer/learning_rate": ("lr {:.3e}".format, ""),
+    "optimizer/loss_scale": ("loss scale {:g}".format, ""),
+    "loss/validation": ("validation loss {:.4f}".format, ""),
+    "memory/bytes": (_format_memory, "dim"),
 }
 """Metric -> its format and its style, the most important first."""
 
@@ -134,8 +143,7 @@ def _fields(state: LiveState, now: float) -> Iterator[tuple[str, str]]:
         yield f"iteration {state.iteration:,}/{state.last_iteration or 0:,}", ""
     for name, (text, style) in _METRICS.items():
         if name in state.metrics:
-            value = state.metrics[name]
-            yield text.format(value / 2**30 if name == "memory/bytes" else value), style
+            yield text(state.metrics[name]), style
 
 
 def format_duration(seconds: float) -> str:

@@ -207,7 +207,7 @@ def _logs(config: NeoXConfig) -> str:
 def _end_rows(plan: LaunchPlan, result: Result) -> Iterator[Row]:
     config, metrics = plan.resolved.config, result.metrics
     yield "iterations", f"{result.iteration:,} of {config.training.iterations:,}"
-    yield "last loss", f"{metrics['loss/train']:.4f}" if "loss/train" in metrics else ""
+    yield "last loss", f"{metrics['loss/train']:.4f} (of one iteration)" if "loss/train" in metrics else ""
     yield "validation loss", f"{metrics['loss/validation']:.4f}" if "loss/validation" in metrics else ""
     yield "duration", format_duration(result.seconds)
     yield "checkpoint", _saved(plan, result)

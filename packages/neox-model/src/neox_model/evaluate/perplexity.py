@@ -35,7 +35,7 @@ from neox_model.train.data.objective import check_special_tokens, samples_of_obj
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import build_datasets, choose_weighting, open_streams
 from neox_model.train.engine_step import as_micro_batches
-from neox_model.train.evaluate import Evaluator
+from neox_model.train.evaluate import PARTS, Evaluator
 
 __all__ = ["evaluate_parts"]
 
@@ -83,7 +83,6 @@ def evaluate_parts(resolved: Resolved) -> str:
         accuracies=accuracies,
     )
     firsts = {"valid": position.validation_samples, "test": 0}
-    names = {"valid": "validation", "test": "test"}
     with explained_shortage("set a smaller train-micro-batch-size-per-gpu"):
         found = {
             part: str(evaluator.evaluate(part, first))
@@ -98,7 +97,7 @@ def evaluate_parts(resolved: Resolved) -> str:
         )
     return "\n".join(
         f"{name} {found.get(part, 'not evaluated: split leaves no document for it')}"
-        for part, name in names.items()
+        for part, name in PARTS.items()
     )
 
 

@@ -13,7 +13,7 @@ reply depends on its request alone, not on the others in the batch.
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -194,15 +194,24 @@ class Engine:
             self._release(place)
         return updates
 
-    def replies(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        """Submit all requests, and yield their replies in the same order."""
+    def replies(
+        self, requests: Iterable[Request], note: Callable[[int], None] = lambda new_tokens: None
+    ) -> Iterator[Reply]:
+        """Submit all requests, and yield their replies in the same order.
+
+        Args:
+            requests: the requests.
+            note: called after each step with the number of tokens that it decoded.
+        """
         expected = deque([self.submit(request) for request in requests])
         found: dict[int, Reply] = {}
         while expected:
             while expected and expected[0] in found:
                 yield found.pop(expected.popleft())
             if expected:
-                found |= {update.ticket: update.reply for update in self.step() if update.reply is not None}
+                updates = self.step()
+                note(sum(len(update.new.tokens) for update in updates))
+                found |= {update.ticket: update.reply for update in updates if update.reply is not None}
 
     def _admit(self) -> list[Update]:
         """Move waiting requests to free slots. Returns the replies to prompts that are too long."""

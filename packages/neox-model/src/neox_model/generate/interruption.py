@@ -25,7 +25,8 @@ _SAME_REQUEST_SECONDS = 1.0
 def ending_on_signals() -> Iterator[None]:
     """Raise `StopRequested` in the block on the first SIGTERM or SIGINT; a second one ends the process.
 
-    One within a second of the first is the same request. If code of others passes over the error, or converts it, it is raised at the end of the block.
+    One within a second of the first is the same request. If code of others passes over the error, or
+    converts it, it is raised at the end of the block.
     """
     with _handling((signal.SIGTERM, signal.SIGINT)):
         yield

@@ -241,7 +241,7 @@ def _generate_all(
         len(contexts), lambda number: f"sample {number + 1}" if lines is None else f"line {lines[number]}"
     )
     with ending_on_signals(), writing_results(output if writes else None) as write:
-        found = replies(job, contexts, mine)
+        found = replies(job, contexts, mine, progress.note)
         for first in range(0, len(contexts), replicas):
             number = first + job.groups.data.rank
             sample = None
@@ -261,13 +261,19 @@ def _generate_all(
         progress.finish()
 
 
-def replies(job: Job, contexts: Sequence[str], numbers: Sequence[int]) -> Iterator[Reply]:
+def replies(
+    job: Job,
+    contexts: Sequence[str],
+    numbers: Sequence[int],
+    note: Callable[[int], None] = lambda new_tokens: None,
+) -> Iterator[Reply]:
     """Yield the continuations of prompts, in the order of their numbers.
 
     Args:
         job: how to generate.
         contexts: the prompts of all replicas; an empty one starts a document.
         numbers: the prompts to continue.
+        note: called after each step with the number of tokens that it decoded.
 
     Raises:
         NeoXError: the model's output is not finite.
@@ -279,7 +285,7 @@ def replies(job: Job, contexts: Sequence[str], numbers: Sequence[int]) -> Iterat
         return
     longest = max(max(1, len(request.prompt)) for request in requests)
     engine = job.engine(min(job.batch_size, len(requests)), min(job.seq_length, longest + job.maximum_tokens))
-    for number, reply in zip(numbers, engine.replies(requests), strict=True):
+    for number, reply in zip(numbers, engine.replies(requests, note), strict=True):
         check_numbers(reply, number)
         yield reply
 

@@ -17,7 +17,7 @@ _MOST_NAMED = 10
 
 
 class Progress:
-    """Counts results, and logs them every ten seconds.
+    """Counts results, and logs them every ten seconds; before the first one, the tokens that are decoded.
 
     Args:
         prompts: number of prompts.
@@ -29,7 +29,7 @@ class Progress:
         self, prompts: int, place: Callable[[int], str], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._prompts, self._place, self._clock = prompts, place, clock
-        self.results = self._tokens = self._refused = 0
+        self.results = self._tokens = self._refused = self._decoded = 0
         self._started = self._logged = clock()
 
     def add(self, tokens: int, refusal: str | None) -> None:
@@ -57,6 +57,20 @@ class Progress:
                 f"{self._prompts:,}",
                 self._tokens / (now - self._started),
                 format_duration(left),
+            )
+
+    def note(self, new_tokens: int) -> None:
+        """Count tokens that a step of this replica has decoded, of texts that may not be complete yet."""
+        self._decoded += new_tokens
+        now = self._clock()
+        if now - self._logged >= _INTERVAL_SECONDS:
+            self._logged = now
+            logger.info(
+                "%s of %s results, %s decoded, %.1f tokens/s",
+                f"{self.results:,}",
+                f"{self._prompts:,}",
+                counted(self._decoded, "token"),
+                self._decoded / (now - self._started),
             )
 
     def finish(self) -> None:

@@ -121,6 +121,7 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
     storage = find_storage(resolved.config, groups)
     cache = resolved.config.checkpoint.store_cache
     directory = folder_with_weights(load, groups, cache=cache, storage=storage)
+    logger.info("loading the weights of %s", directory)
     model = build_forward_model(resolved, groups, tokenizer)
     recorded = recorded_values(resolved, tokenizer)
     base = load_base(

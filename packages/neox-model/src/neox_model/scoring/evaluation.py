@@ -2,6 +2,7 @@
 
 import importlib
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,7 +62,8 @@ class TextEvaluation:
                     include_path=section.eval_include_path,
                     num_fewshot=section.eval_num_fewshot,
                     limit=section.eval_limit,
-                    shows_progress=groups.world.rank == 0,
+                    # Bars that are drawn again would fill a log.
+                    shows_progress=groups.world.rank == 0 and sys.stderr.isatty(),
                 )
 
     def run(

@@ -8,7 +8,7 @@ import logging
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import filter as matching
 from pathlib import Path
@@ -33,6 +33,7 @@ from neox_data.tokenizers import Tokenizer
 from neox_model.errors import ModelError
 from neox_model.generate.engine import Engine, Request, not_finite
 from neox_model.generate.sampling import Sampling
+from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
 from neox_model.scoring.endings import NotFiniteError, gather_in_sections
@@ -129,7 +130,7 @@ class HarnessModel(TemplateLM):
         """
         replicas = self._groups.data
         mine = items[replicas.rank :: replicas.size]
-        found = gather_in_sections(self._groups.control, work(mine))
+        found = gather_in_sections(self._groups.control, _logged(work(mine), len(mine)))
         parts = [dict(found[rank]) for rank in replicas.ranks]
         return [parts[number % replicas.size][number // replicas.size] for number in range(len(items))]
 
@@ -277,6 +278,14 @@ class Tasks:
             )
         assert found is not None, "the harness returns results on each of its ranks 0, which all ranks are"
         return dict(found)
+
+
+def _logged(turns: Iterable[list[_Item]], count: int) -> Iterator[list[_Item]]:
+    """Yield the results of turns, and log from time to time how many there are."""
+    progress = ProgressLines("eval-tasks", "answers scored", count)
+    for found in turns:
+        progress.add(len(found))
+        yield found
 
 
 def _manager_of(names: Sequence[str], include_path: str | None) -> TaskManager:

@@ -20,6 +20,7 @@ import numpy as np
 
 from neox_config.errors import ConfigError
 from neox_data.tokenizers import Tokenizer
+from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.parallel.groups import Groups
 from neox_model.scoring.documents import ScoredDocument, read_documents
 from neox_model.scoring.endings import gather_in_sections
@@ -207,14 +208,17 @@ def _score_documents(
     documents: Iterator[tuple[int, ScoredDocument]], scorer: Scorer, prefix: int
 ) -> Iterator[list[_Document]]:
     """Yield after each forward pass: nothing, or the documents that are complete."""
+    progress = ProgressLines("eval-data", "tokens scored", None)
     while several := list(islice(documents, _AT_ONCE)):
         parts = [
             rolling_parts(document.tokens, prefix=prefix, seq_length=scorer.seq_length)
             for _, document in several
         ]
         scores: dict[int, Score] = {}
-        for turn in scorer.turns([part for each in parts for part in each]):
+        flat = [part for each in parts for part in each]
+        for turn in scorer.turns(flat):
             scores |= dict(turn)
+            progress.add(sum(len(flat[number].continuation) for number, _ in turn))
             yield []
         numbers, found = iter(range(len(scores))), []
         for (number, document), own in zip(several, parts, strict=True):

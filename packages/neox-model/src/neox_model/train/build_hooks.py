@@ -59,7 +59,7 @@ from neox_model.train.loading import owner_of
 from neox_model.train.saving import build_checkpoint_hook
 from neox_model.train.training import Outputs, Training
 
-__all__ = ["Hooks", "build_hooks"]
+__all__ = ["Hooks", "build_hooks", "describe_size"]
 
 logger = logging.getLogger(__name__)
 
@@ -381,17 +381,29 @@ def _norms(training: Training, writers: Sequence[MetricWriter], log: LogHook) ->
     )
 
 
+def describe_size(parameters: Sequence[tuple[Sequence[int], bool]]) -> str:
+    """Return the number of parameters, and of those that are trained if these are not all, in words.
+
+    Args:
+        parameters: the shape of each tensor, and whether it is trained.
+    """
+    count = sum(prod(shape) for shape, _ in parameters)
+    num_trained = sum(prod(shape) for shape, is_trained in parameters if is_trained)
+    trained = "" if num_trained == count else f" ({num_trained:,} of them are trained)"
+    return f"{count:,} parameters{trained}"
+
+
 def _measure_model(training: Training) -> Throughput:
     """Count the model's parameters over all stages. Collective over all ranks."""
     held = {
-        name: parameter.logical.shape  # type: ignore[attr-defined]
+        name: (parameter.logical.shape, parameter.requires_grad)  # type: ignore[attr-defined]
         for name, parameter in named_logical_parameters(training.model)
     }
     stages = gather(training.groups.control, held) if training.groups.pipe.size > 1 else [held]
-    shapes = {name: shape for stage in stages for name, shape in stage.items()}
-    count = sum(prod(shape) for shape in shapes.values())
+    held = {name: parameter for stage in stages for name, parameter in stage.items()}
     layers = counted(training.config.model.num_layers, "layer")
-    logger.info("the model has %s parameters in %s", f"{count:,}", layers)
+    logger.info("the model has %s in %s", describe_size(list(held.values())), layers)
+    shapes = {name: shape for name, (shape, _) in held.items()}
     # Towers have a prefix, and vocabularies of one size.
     vocab_size = next(shape[0] for name, shape in shapes.items() if name.endswith(TOKEN_EMBEDDING))
     flops = flops_per_token(shape_of(training.resolved, vocab_size=vocab_size))

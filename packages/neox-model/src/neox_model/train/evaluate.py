@@ -8,10 +8,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.train.characters import CharacterCount, noted
 from neox_model.train.data.batch import Batch
 
-__all__ = ["BatchStream", "Evaluation", "Evaluator"]
+__all__ = ["PARTS", "BatchStream", "Evaluation", "Evaluator"]
+
+PARTS = {"valid": "validation", "test": "test"}
+"""Part of the data -> the name of its evaluation, in the order in which results are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +132,11 @@ class Evaluator:
         if self._accuracies is not None:
             self._accuracies.begin()
         with closing(self._open_stream[part](first)) as stream:
-            batches = iter(stream) if self._characters is None else noted(iter(stream), sequences)
-            loss = self._mean_loss(batches, self._iterations * self._accumulation)
+            count = self._iterations * self._accumulation
+            progress = ProgressLines(PARTS.get(part, part), "micro-batches", count)
+            batches = progress.track(stream)
+            batches = batches if self._characters is None else noted(batches, sequences)
+            loss = self._mean_loss(batches, count)
         ratio = None if self._characters is None else self._characters.tokens_per_character(sequences)
         accuracies = {} if self._accuracies is None else self._accuracies.of_all_ranks()
         self.results[part] = Evaluation(float(loss), ratio, accuracies)

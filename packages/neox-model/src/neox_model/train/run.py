@@ -47,7 +47,7 @@ from neox_model.train.data.objective import check_special_tokens, samples_of_obj
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import Stream, build_datasets, open_streams
 from neox_model.train.determinism import use_deterministic_algorithms
-from neox_model.train.evaluate import Evaluator
+from neox_model.train.evaluate import PARTS, Evaluator
 from neox_model.train.export import check_export, export
 from neox_model.train.hooks.autoresume import find_service
 from neox_model.train.hooks.base import Hook
@@ -86,7 +86,7 @@ def train_from(resolved: Resolved) -> str | None:
     """Train the configured model as one rank; call it on every rank.
 
     Returns:
-        The last validation in one line; None if the training was stopped before its end.
+        The last evaluations, one per line; None if the training was stopped before its end.
     """
     groups = join_processes(resolved)
     result = train_in(groups, resolved)
@@ -122,10 +122,11 @@ class Run:
 
     @property
     def result(self) -> str | None:
-        """Return the last validation in one line; None if the training was stopped before its end."""
-        if self.training.state.stop_reason is not None or "valid" not in self.evaluator.results:
+        """Return the last evaluations, one per line; None if the training was stopped before its end."""
+        results = self.evaluator.results
+        if self.training.state.stop_reason is not None:
             return None
-        return f"validation {self.evaluator.results['valid']}"
+        return "\n".join(f"{PARTS[part]} {results[part]}" for part in PARTS if part in results) or None
 
     def export(self) -> None:
         """Export the last checkpoint, if that is configured; on rank 0."""

@@ -4,23 +4,23 @@ import logging
 from collections.abc import Callable, Mapping
 
 from neox_config.counted import counted
-from neox_model.metrics.throughput import format_duration
+from neox_model.metrics.throughput import format_duration, format_tflops
 
 __all__ = ["ConsoleWriter"]
 
 logger = logging.getLogger("neox_model.train")
 
-_FIELDS: Mapping[str, str | Callable[[float], str]] = {
-    "loss/train": "loss {:.4f}",
-    "optimizer/learning_rate": "lr {:.3e}",
-    "optimizer/grad_norm": "grad norm {:.3f}",
-    "optimizer/loss_scale": "loss scale {:g}",
+_FIELDS: Mapping[str, Callable[[float], str]] = {
+    "loss/train": "loss {:.4f}".format,
+    "optimizer/learning_rate": "lr {:.3e}".format,
+    "optimizer/grad_norm": "grad norm {:.3f}".format,
+    "optimizer/loss_scale": "loss scale {:g}".format,
     "optimizer/skipped_iterations": lambda skipped: f"{counted(int(skipped), 'update')} skipped",
-    "throughput/tokens_per_second": "{:,.0f} tokens/s",
-    "throughput/tflops_per_device": "{:.3g} TFLOP/s",
-    "throughput/mfu": "MFU {:.1%}",
+    "throughput/tokens_per_second": "{:,.0f} tokens/s".format,
+    "throughput/tflops_per_device": format_tflops,
+    "throughput/mfu": "MFU {:.1%}".format,
 }
-"""Metric -> its format in the line, or a function that returns its text, in this order."""
+"""Metric -> what formats it in the line, in this order."""
 
 
 class ConsoleWriter:
@@ -53,11 +53,7 @@ class ConsoleWriter:
 
     def _line(self, metrics: Mapping[str, float], iteration: int) -> str:
         parts = [f"iteration {iteration}/{self._last_iteration}"]
-        parts += [_shown(form, metrics[name]) for name, form in _FIELDS.items() if name in metrics]
+        parts += [text(metrics[name]) for name, text in _FIELDS.items() if name in metrics]
         if "time/left" in metrics:
             parts.append(f"{format_duration(metrics['time/left'])} left")
         return " | ".join(parts)
-
-
-def _shown(form: str | Callable[[float], str], value: float) -> str:
-    return form.format(value) if isinstance(form, str) else form(value)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from neox_model.metrics.events import NO_EVENTS, Events
 from neox_model.metrics.timers import Timers
 from neox_model.metrics.writers.base import MetricWriter
-from neox_model.train.evaluate import Evaluator
+from neox_model.train.evaluate import PARTS, Evaluator
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluateHook(Hook):
-    """Evaluates, writes the losses and logs them.
+    """Evaluates, writes the losses and logs them, except those at the end, which are the training's result.
 
     Args:
         evaluator: runs the evaluations.
@@ -57,15 +57,19 @@ class EvaluateHook(Hook):
             # Reserve samples for a skipped evaluation too, so that the next one reads the same samples.
             first = state.take_validation_samples(self._evaluator.samples)
             if not is_left_out:
-                self._evaluate("valid", "validation", first, state)
+                self._evaluate("valid", first, state)
+                if self._evaluator.has("valid"):
+                    found = self._evaluator.results["valid"]
+                    logger.info("iteration %d: %s %s", state.iteration, PARTS["valid"], found)
 
     def on_end(self, state: TrainState) -> None:
-        """Test and validate unless the training was stopped before its last iteration."""
+        """Validate and test unless the training was stopped before its last iteration."""
         if state.stop_reason is None:
-            self._evaluate("test", "test", 0, state)
-            self._evaluate("valid", "validation", state.validation_samples, state)
+            self._evaluate("valid", state.validation_samples, state)
+            self._evaluate("test", 0, state)
 
-    def _evaluate(self, part: str, name: str, first: int, state: TrainState) -> None:
+    def _evaluate(self, part: str, first: int, state: TrainState) -> None:
+        name = PARTS[part]
         if not self._evaluator.has(part):
             return
         self._before_evaluation()
@@ -83,4 +87,3 @@ class EvaluateHook(Hook):
             perplexity=evaluation.perplexity,
             seconds=round(time.monotonic() - began, 3),
         )
-        logger.info("iteration %d: %s %s", state.iteration, name, evaluation)

@@ -1,6 +1,8 @@
 """Write the loss, learning rate, gradient norm and throughput at a fixed interval."""
 
+import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
@@ -15,6 +17,8 @@ from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
 __all__ = ["LogHook"]
+
+logger = logging.getLogger(__name__)
 
 # Written only after an update has been skipped, or if the loss is a spike.
 _SKIPPED, _SPIKE = "optimizer/skipped_iterations", "loss/spike"
@@ -36,6 +40,7 @@ class LogHook(Hook):
         interval: iterations between two writes.
         memory: measures this process's memory at the end of each interval.
         phases: times of the phases of training steps; None: they are not measured.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -48,7 +53,9 @@ class LogHook(Hook):
         interval: int,
         memory: Callable[[], Mapping[str, float]] = dict,
         phases: Phases | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._phases = phases
         self._memory = memory
         self._writers = writers
@@ -65,6 +72,7 @@ class LogHook(Hook):
             self._phases.read(0.0)
         self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
+        self._first_iteration, self._started = state.iteration + 1, self._clock()
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Write the reports of a completed interval, and store this one."""
@@ -83,6 +91,14 @@ class LogHook(Hook):
         }
         if state.iteration % self._interval == 0 or state.finished:
             metrics |= self._speed(state)
+        elif state.iteration == self._first_iteration:
+            # The first one may compile for minutes, and a line of metrics follows only after the interval.
+            logger.info(
+                "iteration %d finished in %.1f s; the next line follows iteration %d",
+                state.iteration,
+                self._clock() - self._started,
+                min(state.last_iteration, (state.iteration // self._interval + 1) * self._interval),
+            )
         self._pending.append((state.iteration, metrics))
         self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
 

@@ -1,0 +1,28 @@
+import logging
+
+import pytest
+
+from neox_model.metrics.progress_lines import ProgressLines
+
+
+@pytest.fixture(autouse=True)
+def info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def test_lines_come_after_three_seconds_and_then_every_ten(caplog) -> None:
+    now = iter(range(0, 1000, 2))
+    progress = ProgressLines("validation", "micro-batches", 8, clock=lambda: float(next(now)))
+    assert list(progress.track("abcdefgh")) == list("abcdefgh")
+    assert caplog.messages == [
+        "validation: 2 of 8 micro-batches, 0:12 left",
+        "validation: 7 of 8 micro-batches, 0:02 left",
+    ]
+
+
+def test_an_unknown_amount_has_no_time_left(caplog) -> None:
+    times = iter([0.0, 1.0, 4.0])
+    progress = ProgressLines("eval-data", "tokens", None, clock=lambda: next(times))
+    progress.add(1_000)
+    progress.add(1_000)
+    assert caplog.messages == ["eval-data: 2,000 tokens"]
