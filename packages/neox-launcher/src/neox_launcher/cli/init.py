@@ -20,6 +20,7 @@ from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import parse_bytes
 from neox_launcher.cli.options import complete_models
 from neox_launcher.init.configuration import configuration_text
+from neox_launcher.init.duration import describe_duration
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
 from neox_launcher.init.texts import Prepared, prepare_texts
 from neox_launcher.init.training import Devices, Training, choose_training
@@ -239,9 +240,7 @@ def _report(path: Path, training: Training, prepared: Prepared, devices: Devices
         f"{training.operations:.1e} floating-point operations in all",
         f"the loss begins near {math.log(prepared.entries):.2f}, that of a uniform guess",
     ]
-    if training.seconds_per_iteration is not None:
-        hours = training.seconds_per_iteration * training.iterations / 3600
-        lines.append(f"estimated time at the speed that neox-config suggest assumes: {hours:,.2f} hours")
+    lines += describe_duration(training, devices)
     if prepared.training_tokens < training.layout.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
     command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"
