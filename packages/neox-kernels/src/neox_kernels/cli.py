@@ -16,7 +16,15 @@ from neox_kernels.errors import KernelError
 
 __all__ = ["main"]
 
-_DTYPES = ("float16", "bfloat16", "float32")
+# What may be given -> name in torch.
+_DTYPES = {
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+}
 
 
 class _KernelCommand(Command):
@@ -61,7 +69,7 @@ def build(architectures: tuple[str, ...], jobs: int | None, timeout: float | Non
 
 @main.command(examples=("neox-kernels status", "neox-kernels status --dtype float32"))
 @click.option(
-    "--dtype", type=click.Choice(_DTYPES), default="bfloat16", help="Dtype used to test the operators."
+    "--dtype", type=click.Choice([*_DTYPES]), default="bfloat16", help="Dtype used to test the operators."
 )
 def status(dtype: str) -> None:
     """List the builds, and availability, correctness and speed of each operator."""
@@ -71,7 +79,7 @@ def status(dtype: str) -> None:
     state = importlib.import_module("neox_kernels.native").state(may_build=False)
     click.echo(state.reason[0].upper() + state.reason[1:] + ".")
     operators = importlib.import_module("neox_kernels.status")
-    tested = getattr(importlib.import_module("torch"), dtype)
+    tested = getattr(importlib.import_module("torch"), _DTYPES[dtype])
     for operator in operators.OPERATORS:
         click.echo(f"{operator.name:24}{operators.describe(operator, tested)}")
 

@@ -1,6 +1,7 @@
 """What the command line names is checked before torch is imported, and refused with exit code 2."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -93,6 +94,23 @@ def test_a_wrong_request_is_refused_without_torch(folder, line, message):
 )
 def test_a_request_that_may_be_right_begins(folder, line):
     assert "would import torch" in str(CliRunner().invoke(cli.main, line.split()).exception)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("bf16", "bf16"), ("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32"), (None, None)],
+)
+def test_a_data_type_may_be_given_by_its_name_in_torch(folder, monkeypatch, given, name):
+    calls = []
+
+    def to_hf(checkpoint, output, **options):
+        calls.append(options["dtype"])
+        return {"class": "C", "parameters": 1, "tensors": 1, "largest_differences": {}, "limit": 1.0}
+
+    monkeypatch.setattr(cli, "_with_torch", lambda module: SimpleNamespace(to_hf=to_hf))
+    words = ["to-hf", "--load", "ours", "--output", "new", *([] if given is None else ["--dtype", given])]
+    assert CliRunner().invoke(cli.main, words).exit_code == 0
+    assert calls == [name]
 
 
 def test_every_class_is_declared_once():

@@ -19,6 +19,15 @@ from neox_model.inspection.finding import find_checkpoint
 
 __all__ = ["main"]
 
+# What may be given -> name in this package.
+_DTYPES = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+}
 _FOLDER = click.Path(path_type=Path)
 _OUTPUT = click.option("--output", required=True, type=_FOLDER, metavar="DIR", help="Folder to create.")
 _LOAD = click.option(
@@ -67,7 +76,8 @@ def main() -> None:
 @_OUTPUT
 @click.option(
     "--dtype",
-    type=click.Choice(["fp32", "bf16", "fp16"]),
+    type=click.Choice([*_DTYPES]),
+    callback=lambda context, parameter, value: _DTYPES.get(value),
     help="Data type of the weights; default: as stored.",
 )
 @click.option(
