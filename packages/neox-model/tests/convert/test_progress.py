@@ -1,5 +1,10 @@
 """A long conversion shows what has been written and compared."""
 
+import subprocess
+import sys
+
+import pytest
+
 from neox_data import amount_progress
 from neox_model.convert.from_hf import from_hf
 from neox_model.convert.to_hf import to_hf
@@ -28,3 +33,35 @@ def test_tensors_and_layers_are_counted_up_to_all(tmp_path, monkeypatch, capsys)
     assert shown(capsys)["tensors written"] == every
     verify(source, tmp_path / "theirs")
     assert shown(capsys) == {"tensors compared": every}
+
+
+def stages(folder, *words):
+    """Run neox-convert with its output in pipes, and return the lines of stderr."""
+    command = [sys.executable, "-m", "neox_model.convert", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_every_stage_is_a_line_if_the_output_is_piped(tmp_path):
+    write_model(tmp_path / "source", "gpt2", SIZES)
+    proof = [
+        "comparing architectures and tokenizers",
+        "comparing 40 tensors",
+        "comparing 3 layers",
+        "comparing whole models",
+    ]
+    assert stages(tmp_path, "from-hf", "source", "--output", "ours") == [
+        "importing torch",
+        "reading source",
+        "writing 40 tensors",
+        *proof,
+        "ours/model.yml trains the model",
+    ]
+    assert stages(tmp_path, "to-hf", "--load", "ours", "--output", "theirs") == [
+        "importing torch",
+        "reading ours/global_step0",
+        "writing 40 tensors",
+        *proof,
+    ]
+    assert stages(tmp_path, "verify", "source", "theirs") == ["importing torch", "comparing 40 tensors"]

@@ -19,6 +19,8 @@ from neox_model.inspection.finding import find_checkpoint
 
 __all__ = ["main"]
 
+logger = logging.getLogger(__name__)
+
 # What may be given -> name in this package.
 _DTYPES = {
     "fp32": "fp32",
@@ -63,6 +65,7 @@ def main() -> None:
     differ, nothing is written.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("neox_model.convert").setLevel(logging.INFO)
 
 
 @main.command(
@@ -363,6 +366,7 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
 
 def _with_torch(name: str) -> Any:
     """Import a module of this room by name: torch takes seconds, and `--help` does not use it."""
+    logger.info("importing torch")
     return importlib.import_module(f"neox_model.convert.{name}")
 
 

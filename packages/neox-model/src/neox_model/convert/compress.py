@@ -6,6 +6,7 @@ zeros where weights and heads are pruned. Rows of the MLP are removed if every l
 head follows from their number. The whole model is in memory.
 """
 
+import logging
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -43,6 +44,8 @@ from neox_model.parallel.logical import named_logical_parameters
 
 __all__ = ["Compression", "compress", "write_plain"]
 
+logger = logging.getLogger(__name__)
+
 _PART = "compression_training"
 # Limits of the largest difference of logits over the largest logit, by dtype of the training.
 _LIMITS = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
@@ -65,6 +68,7 @@ def compress(folder: Path, output: Path, *, exact_inputs: bool = False) -> dict[
         NeoXError: the checkpoint is damaged or not compressed, has quantized inputs, or the results differ.
     """
     refuse_existing(output)
+    logger.info("reading %s", folder)
     source = Compression(folder, exact_inputs=exact_inputs)
     with folder_written_aside(output) as aside:
         written, result = write_plain(source, aside)
@@ -273,6 +277,7 @@ class Compression:
         Raises:
             ProofError: they differ by more than rounding.
         """
+        logger.info("comparing logits")
         model = build_sequential(plain.resolved, plain.vocab_size)
         _fill(model, plain)
         model.to(self.dtype).eval()

@@ -55,6 +55,7 @@ def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str
     """
     refuse_existing(output)
     require_transformers("neox-convert from-hf")
+    logger.info("reading %s", folder)
     found = open_hf(folder, trim_vocab=trim_vocab)
     settings = found.settings(output.absolute())
     with folder_written_aside(output) as aside:
@@ -67,7 +68,7 @@ def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str
         )
         result = prove(sides, source=folder, output=checkpoint)
         write_json(aside / "verification.json", result)
-    logger.info("wrote %s: train it with %s", output, output / CONFIGURATION)
+    logger.info("%s trains the model", output / CONFIGURATION)
     return result
 
 

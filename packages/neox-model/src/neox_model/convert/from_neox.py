@@ -72,6 +72,7 @@ def from_neox(
         NeoXError: the checkpoint cannot be read or built, or the written one differs.
     """
     refuse_existing(output)
+    logger.info("reading %s", folder)
     files = NeoXFiles(find_folder(folder), average_copies=average_copies)
     iteration = _iteration(files)
     settings = read_settings(files, config)

@@ -1,5 +1,6 @@
 """Write adapters of PEFT as a checkpoint of ours, with a configuration."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from neox_model.convert.written_checkpoint import recorded_config, write_checkpo
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
 
 __all__ = ["from_peft"]
+
+logger = logging.getLogger(__name__)
 
 
 def from_peft(
@@ -54,6 +57,7 @@ def from_peft(
     require_transformers("neox-convert from-peft")
     require_peft("neox-convert from-peft")
     model, record = model or named_model(folder), base_record(base)
+    logger.info("reading %s, %s and %s", folder, base, model)
     sides = sides_of_base(base, model, vocab_file=vocab_file, merge_file=merge_file)
     checkpoint, family = sides.checkpoint, sides.family
     is_transposed = any(matrix.weight.form.is_transposed for matrix in matrices_of(family, checkpoint))

@@ -5,6 +5,7 @@ bits of the training, next to each other in int32, a `weight_scale` per row or p
 `weight_shape`. Masked weights are 0.
 """
 
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from neox_model.convert.weights import WeightFiles, Written, write_weights
 from neox_model.parallel.compression import Compressed
 
 __all__ = ["write_packed"]
+
+logger = logging.getLogger(__name__)
 
 # One bit has the three numbers -1, 0 and 1.
 _FEWEST_BITS = 2
@@ -86,6 +89,7 @@ def write_packed(
     """
     require_packing("neox-convert compress --packed")
     refuse_existing(output)
+    logger.info("reading %s", folder)
     source = Compression(folder, exact_inputs=exact_inputs)
     source.checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     with folder_written_aside(output) as aside:
@@ -230,6 +234,7 @@ def _compare(source: Compression, folder: Path, family: Family) -> dict[str, Any
     Raises:
         ProofError: they differ by more than rounding.
     """
+    logger.info("comparing logits")
     tokens_BS = source.tokens()
     expected = source.in_float32()(tokens_BS)
     found = computed(load_model(folder, family), tokens_BS, use_cache=False).logits

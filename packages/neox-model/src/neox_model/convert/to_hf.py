@@ -61,6 +61,7 @@ def to_hf(
     """
     refuse_existing(output)
     require_transformers("neox-convert to-hf")
+    logger.info("reading %s", folder)
     checkpoint = Checkpoint(folder)
     checkpoint.check_shapes()
     chosen = fitting_family(checkpoint.architecture, checkpoint.obstacles, family)
@@ -79,7 +80,6 @@ def to_hf(
         sides = Sides(checkpoint, aside, chosen, tokenizer, rows=rows)
         result = prove(sides, source=folder, output=aside)
         write_json(aside / "verification.json", result)
-    logger.info("wrote %s, a %s of %s entries", output, chosen.class_name, f"{rows:,}")
     return result
 
 

@@ -1,5 +1,6 @@
 """Write adapters of ours in the format of PEFT, for a model of transformers."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from neox_model.convert.tokenizer_files import write_json
 from neox_model.convert.weights import write_weights
 
 __all__ = ["to_peft"]
+
+logger = logging.getLogger(__name__)
 
 
 def to_peft(
@@ -47,6 +50,7 @@ def to_peft(
     refuse_existing(output)
     require_transformers("neox-convert to-peft")
     require_peft("neox-convert to-peft")
+    logger.info("reading %s and %s", folder, model)
     adapters = Adapters(folder)
     sides = sides_of_base(
         recorded_base(adapters.base, base), model, vocab_file=vocab_file, merge_file=merge_file

@@ -1,5 +1,6 @@
 """Compare two folders, each a checkpoint of ours or a model of transformers."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ from neox_model.convert.weights import WeightFiles
 from neox_model.inspection.finding import find_checkpoint
 
 __all__ = ["verify"]
+
+logger = logging.getLogger(__name__)
 
 
 class _Side(Protocol):
@@ -174,6 +177,7 @@ def _other_options(one: Checkpoint, other: Checkpoint) -> Iterator[str]:
 def _compare_tensors(one: _Side, other: _Side, roundings: Roundings) -> Iterator[str]:
     """Yield how the tensors of two folders of a kind differ, and count those that are rounded."""
     names = sorted(one.shapes.keys() | other.shapes.keys())
+    logger.info("comparing %s", counted(len(names), "tensor"))
     with tracked(names, len(names), "tensors compared") as each:
         for name in each:
             if name not in one.shapes or name not in other.shapes:

@@ -5,6 +5,7 @@ mapped, and for one tensor at a time.
 """
 
 import json
+import logging
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from neox_config.atomic import flush_file
+from neox_config.counted import counted
 from neox_data.amount_progress import tracked
 from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
 from neox_model.checkpoint.shard_file import ShardFile
@@ -25,6 +27,8 @@ from neox_model.checkpoint.shards import raw_bytes
 from neox_model.convert.errors import ConversionError
 
 __all__ = ["CHUNK", "PRECISIONS", "UNREADABLE", "Stored", "WeightFiles", "Written", "write_weights"]
+
+logger = logging.getLogger(__name__)
 
 CHUNK = 2**24
 """Elements that are read at once."""
@@ -205,6 +209,7 @@ def write_weights(
     groups = [[*tensors]] if single is not None else _groups(tensors, file_bytes)
     names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
     names = names if len(groups) > 1 else [single or _SINGLE]
+    logger.info("writing %s", counted(len(tensors), "tensor"))
     with tracked(values, len(tensors), "tensors written") as stream:
         for name, group in zip(names, groups, strict=True):
             _write_file(folder / name, group, stream)

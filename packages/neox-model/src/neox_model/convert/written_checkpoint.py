@@ -1,6 +1,7 @@
 """Write a converted model as a checkpoint of ours."""
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from neox_config import Resolved
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST, MANIFEST, checkpoint_name
 from neox_data.amount_progress import tracked
 from neox_model.checkpoint.contents import Layout, Manifest
@@ -17,6 +19,8 @@ from neox_model.processes import recorded_values
 from neox_model.versions import package_versions
 
 __all__ = ["recorded_config", "write_checkpoint"]
+
+logger = logging.getLogger(__name__)
 
 
 def recorded_config(resolved: Resolved, tokenizer: Any) -> dict[str, Any]:
@@ -49,6 +53,7 @@ def write_checkpoint(
     """
     folder = output / checkpoint_name(iteration)
     folder.mkdir()
+    logger.info("writing %s", counted(len(tensors), "tensor"))
     with tracked(map(values, (tensor.name for tensor in tensors)), len(tensors), "tensors written") as each:
         records, sizes = write_streamed_shards(folder, tensors, lambda name: next(each))
         assert next(each, None) is None, "more tensors than announced"

@@ -1,5 +1,6 @@
 """Prove that adapters of PEFT and of ours change a model in the same way."""
 
+import logging
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from neox_model.convert.weights import WeightFiles
 from neox_model.parallel.logical import named_logical_parameters
 
 __all__ = ["prove_adapters"]
+
+logger = logging.getLogger(__name__)
 
 # Rounding of a sum in float64, relative to the sum of its absolute terms.
 _ROUNDING = 1e-12
@@ -54,6 +57,7 @@ def prove_adapters(exported: Exported, sides: Sides, folder: Path) -> dict[str, 
     if names != {name: found.shape for name, found in stored.tensors.items()}:
         apart = sorted(names.keys() ^ stored.tensors.keys()) or sorted(names)
         raise ProofError(f"peft reads other tensors from {folder} than are stored there: {apart[0]}")
+    logger.info("comparing adapters")
     _compare_options(exported, folder)
     _compare_values(exported, stored)
     _compare_products(exported, stored)

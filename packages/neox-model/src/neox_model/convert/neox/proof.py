@@ -6,6 +6,7 @@ used. Each block is compared with neox-model's, built from the written checkpoin
 projection are compared value by value.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from neox_config.counted import counted
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import Checkpoint, build_sequential
 from neox_model.convert.errors import ProofError
 from neox_model.convert.neox.files import Key, NeoXFiles
@@ -24,6 +27,8 @@ from neox_model.convert.proof.layers import one_layer
 from neox_model.parallel.logical import named_logical_parameters
 
 __all__ = ["compare_blocks", "compare_rows", "compare_sinusoids"]
+
+logger = logging.getLogger(__name__)
 
 _TOKENS = 16
 _SCALES = (1.0, 1e-3)
@@ -145,18 +150,20 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
         visible.append(attention.sparsity_config.block)
     length = min(_TOKENS, architecture.max_positions, *visible)
     pair: tuple[str, _Ours] | None = None
-    for index, kind in enumerate(kinds):
-        if pair is None or pair[0] != kind:
-            pair = (kind, _Ours(checkpoint, index))
-        pair[1].fill(index)
-        ranks = _Ranks(files, checkpoint, index, order)
-        generator = torch.Generator().manual_seed(index)
-        hidden_SD = torch.randn(length, architecture.hidden_size, generator=generator)
-        hidden_BSD = torch.stack([hidden_SD * scale for scale in _SCALES])
-        results = zip(pair[1].run(hidden_BSD), ranks.run(hidden_BSD.double()).float(), strict=True)
-        for scale, (here, there) in zip(_SCALES, results, strict=True):
-            where = f" {index}, {length} tokens, hidden states of size {scale:g}"
-            figures.compare("layer", here, there, where=where)
+    logger.info("comparing %s", counted(len(kinds), "layer"))
+    with tracked(enumerate(kinds), len(kinds), "layers compared") as each:
+        for index, kind in each:
+            if pair is None or pair[0] != kind:
+                pair = (kind, _Ours(checkpoint, index))
+            pair[1].fill(index)
+            ranks = _Ranks(files, checkpoint, index, order)
+            generator = torch.Generator().manual_seed(index)
+            hidden_SD = torch.randn(length, architecture.hidden_size, generator=generator)
+            hidden_BSD = torch.stack([hidden_SD * scale for scale in _SCALES])
+            results = zip(pair[1].run(hidden_BSD), ranks.run(hidden_BSD.double()).float(), strict=True)
+            for scale, (here, there) in zip(_SCALES, results, strict=True):
+                where = f" {index}, {length} tokens, hidden states of size {scale:g}"
+                figures.compare("layer", here, there, where=where)
 
 
 class _Ours:

@@ -6,6 +6,7 @@ used. In addition, every stored tensor is compared value by value, through these
 """
 
 import hashlib
+import logging
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,8 @@ from neox_model.convert.weights import WeightFiles
 from neox_model.versions import package_versions
 
 __all__ = ["WHOLE_LIMIT", "Sides", "prove", "provenance"]
+
+logger = logging.getLogger(__name__)
 
 WHOLE_LIMIT = 1_000_000_000
 """Parameters of the largest model that is compared as a whole, in addition to each layer."""
@@ -42,6 +45,7 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
         ProofError: they differ.
     """
     figures = Figures()
+    logger.info("comparing architectures and tokenizers")
     compare_architectures(sides)
     files = WeightFiles(sides.folder)
     counted = check_keys(sides, files)
@@ -49,6 +53,7 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
     rounded = compare_tensors(sides, files)
     compare_layers(sides, files, figures)
     if counted["parameters"] <= whole_limit:
+        logger.info("comparing whole models")
         compare_whole(sides, files, figures)
     return {
         "verdict": "equal after rounding" if rounded else "equal",

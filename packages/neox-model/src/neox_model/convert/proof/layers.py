@@ -5,6 +5,7 @@ layer in turn. Hidden states of two sizes are given to both: with small ones the
 large as what they are added to, so that a wrong one shows.
 """
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from neox_config import Resolved
+from neox_config.counted import counted
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import build_sequential
 from neox_model.convert.errors import ProofError
@@ -23,6 +25,8 @@ from neox_model.layers.positions import RotaryPosition
 from neox_model.parallel.logical import named_logical_parameters
 
 __all__ = ["compare_layers", "longest", "one_layer"]
+
+logger = logging.getLogger(__name__)
 
 _LONGEST = 2048
 _SHORT = 16
@@ -47,6 +51,7 @@ def compare_layers(sides: Sides, files: WeightFiles, figures: Figures) -> None:
     dtype = dtype_of(sides, files)
     seen: set[int | None] = set()
     pair = None
+    logger.info("comparing %s", counted(len(windows), "layer"))
     with tracked(enumerate(windows), len(windows), "layers compared") as each:
         for layer, window in each:
             if pair is None or pair.window != window:

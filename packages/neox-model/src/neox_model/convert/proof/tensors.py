@@ -4,6 +4,7 @@ Logits do not depend on everything that is stored: the bias of keys adds the sam
 query, and positions beyond a long sequence are not computed. A tensor that was damaged on its way shows here.
 """
 
+import logging
 from collections.abc import Iterator
 from functools import reduce
 
@@ -21,6 +22,8 @@ from neox_model.convert.weights import WeightFiles
 
 __all__ = ["compare_tensors"]
 
+logger = logging.getLogger(__name__)
+
 
 def compare_tensors(sides: Sides, files: WeightFiles) -> list[str]:
     """Compare every tensor, ours rounded to the dtype of theirs; of the vocabulary, the rows of both.
@@ -37,6 +40,7 @@ def compare_tensors(sides: Sides, files: WeightFiles) -> list[str]:
     }
     roundings = Roundings(("the checkpoint", "the model of transformers"))
     tensors = list(sides.family.tensors(sides.checkpoint.architecture, shapes))
+    logger.info("comparing %s", counted(len(tensors), "tensor"))
     with tracked(tensors, len(tensors), "tensors compared") as each:
         for tensor in each:
             stored = [sides.family.stored_name(name, files.tensors) for name in tensor.theirs]
