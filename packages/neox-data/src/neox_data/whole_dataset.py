@@ -191,8 +191,8 @@ def _build(
         is_masked=None if labels is None else _masks_of(labels, looked_at),
     )
     logger.info(
-        "%s, part %s: %d of %d documents are used; %d are empty, %d have no label that counts in their "
-        "first %d tokens, %d are longer than %d tokens and %s (%d tokens are left out)",
+        "%s, part %s: %d of %d documents are used; %d are empty, %d have no label that counts in their first "
+        "%d tokens, %d are longer than %d tokens and %s (%d tokens are left out)",
         indexed.prefix,
         name,
         int(eligible.is_used.sum()),

@@ -10,6 +10,7 @@ from neox_config.errors import ConfigError
 
 __all__ = [
     "COMMAND_LINE",
+    "DEFAULTS",
     "Place",
     "Problem",
     "as_block",
@@ -22,6 +23,8 @@ __all__ = [
 ]
 
 COMMAND_LINE = "command line"
+DEFAULTS = "default values"
+"""Stands for a file in the place of a value that was not given."""
 _LONGEST_VALUE = 60
 
 
@@ -30,7 +33,7 @@ class Place:
     """Location of a value.
 
     Args:
-        file: path of the file as given by the user, or COMMAND_LINE.
+        file: path of the file as given by the user, COMMAND_LINE or DEFAULTS.
         line: line number, starting at 1; None for the whole file or the command line.
         spelling: name of the parameter as written there.
         precedence: values override those with lower precedence; 0 for files.
@@ -71,12 +74,16 @@ class Problem:
 
 
 def in_words(value: Any) -> str:
-    """Return a value as written in YAML, shortened if it is long."""
+    """Return a value as written in YAML, shortened if it is long.
+
+    Text is quoted if it would not be seen otherwise: empty, with blanks around it or control characters.
+    """
+    is_plain = isinstance(value, str) and value.isprintable() and value == value.strip() != ""
     try:
-        text = value if isinstance(value, str) else json.dumps(value)
+        text = value if is_plain else json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         text = str(value)
-    text = "".join(char if char.isprintable() else " " for char in text)
+    text = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 

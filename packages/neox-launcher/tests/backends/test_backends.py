@@ -246,6 +246,16 @@ def test_a_missing_program_is_reported_with_its_package(plan, programs, launcher
     assert "package" in missing
 
 
+@pytest.mark.parametrize("name", ["torch", "neox_model"])
+def test_what_trains_is_missing_with_the_command_that_installs_it(monkeypatch, name):
+    from neox_launcher.backends import local
+
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda package: None if package == name else name)
+    missing = BACKENDS["local"].missing()
+    assert missing.startswith(f"{name.replace('_', '-')} is not installed here; ")
+    assert "pip install ./packages/neox-{launcher,data,kernels,model}" in missing
+
+
 @pytest.mark.parametrize(
     ("launcher", "name", "flavour"),
     [

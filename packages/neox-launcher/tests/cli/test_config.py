@@ -112,12 +112,36 @@ def test_a_hostfile_that_is_not_on_this_machine_is_noted(minimal):
     )
 
 
+def test_a_schedule_of_another_training_is_noted(minimal):
+    with minimal.open("a") as file:
+        file.write("\nlr-decay-iters: 320000\nwarmup: 0.01\n")
+    result = run("check", minimal, "--set", "train-iters=20")
+    assert result.exit_code == 0
+    assert "train-iters: 20\n    ends the training before its learning rate follows" in result.stderr
+    assert "which has 320,000 iterations, 3,200 of them warmup (" in result.stderr
+    assert "    set lr-decay-iters: 20, too\n" in result.stderr
+    both = ("--set", "train-iters=20", "--set", "lr-decay-iters=320000")
+    assert "follows the schedule" not in run("check", minimal, *both).stderr
+
+
+def test_positions_that_rotary_embeddings_do_not_use_are_not_noted(minimal):
+    positions = ("--set", "pos-emb=rotary", "--set", "max-position-embeddings=512", "--set", "seq-length=32")
+    assert run("check", minimal, *positions).stderr == ""
+
+
+def test_a_misspelled_name_is_suggested_in_its_own_spelling():
+    for given, meant in {"train-itres": "train-iters", "train_itres": "train_iters"}.items():
+        result = run("explain", given)
+        assert result.exit_code == 2
+        assert f"{given} is not a parameter; did you mean {meant}?" in result.stderr
+
+
 def test_an_evaluation_without_a_document_is_noted(minimal, folder):
     result = run("check", minimal, "--set", "data-path=data")
     assert result.exit_code == 0
     assert (
-        "  split: 969, 30, 1\n    leaves no document for validation, which is therefore skipped: data has 1"
-        in result.stderr
+        "default values: 2 notes\n\n  split: 969, 30, 1\n    "
+        "leaves no document for validation, which is therefore skipped: data has 1" in result.stderr
     )
     assert run("check", minimal, "--set", "data-path=data", "--set", "split=1,0,0").stderr == ""
     assert (
@@ -282,7 +306,7 @@ def test_a_name_is_explained(name, sentence):
 def test_an_unknown_name_gets_a_suggestion():
     result = run("explain", "rotary-pc")
     assert result.exit_code == 2
-    assert result.stderr == "rotary_pc is not a parameter; did you mean rotary_pct?\n"
+    assert result.stderr == "rotary-pc is not a parameter; did you mean rotary-pct?\n"
 
 
 def test_several_words_are_one_question():

@@ -57,6 +57,30 @@ def test_files_are_configuration_files(requests, words, paths, directory, comman
         assert (request.program, request.paths, request.directory) == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "overrides"),
+    [
+        ("-i p.txt", {"sample_input_file": "p.txt", "text_gen_type": "input-file"}),
+        (
+            "-i p.txt -o out.jsonl --set text-gen-type=interactive",
+            {"text-gen-type": "interactive", "sample_input_file": "p.txt", "sample_output_file": "out.jsonl"},
+        ),
+        ("--sample_output_file=out.jsonl", {"sample_output_file": "out.jsonl"}),
+    ],
+)
+def test_generate_takes_the_files_as_gpt_neox_does(requests, words, overrides):
+    result = run("generate", "a.yml", *words.split())
+    assert result.exit_code == 0, result.output
+    ((request, _),) = requests
+    found = dict(each.split("=", 1) for each in request.overrides)
+    assert {name: yaml.safe_load(value) for name, value in found.items()} == overrides
+
+
+def test_a_prompt_and_a_file_of_prompts_exclude_each_other(requests):
+    result = run("generate", "a.yml", "-i", "p.txt", "--prompt", "Once")
+    assert (result.exit_code, "--prompt and -i exclude each other" in result.output) == (2, True)
+
+
 def test_a_dry_run_before_a_file_keeps_the_file(requests):
     assert run("--dry-run", "a.yml").exit_code == 0
     (request, dry_run) = requests.pop()
@@ -132,8 +156,20 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ),
         ("evaluate a.yml --eval_tasks piqa arc_easy", "separated by commas: --tasks piqa,arc_easy"),
         ("evaluate --tasks piqa arc_easy sciq a.yml", "separated by commas: --tasks piqa,arc_easy,sciq"),
-        ("generate a.yml -i prompts.txt", "neox-launch generate --set sample-input-file=FILE"),
-        ("generate a.yml -o out.txt", "neox-launch generate --set sample-output-file=FILE"),
+        ("a.yml -i prompts.txt", "use neox-launch generate -i FILE"),
+        ("a.yml -o out.txt", "use neox-launch generate -o FILE"),
+        (
+            "init --data my texts --output r2",
+            "init takes no argument 'texts'; if it belongs to --data, quote the whole value: "
+            "--data 'my texts'",
+        ),
+        ("init texts", "init takes no argument 'texts'"),
+        (
+            "generate a.yml --prompt Once upon a time",
+            "No such configuration file: upon; if it belongs to --prompt, quote the whole value: "
+            "--prompt 'Once upon'",
+        ),
+        ("evaluate a.yml --limit 5 more", "No such configuration file: more"),
         ("a.yml -H hosts", "use --hostfile FILE"),
         ("a.yml --dry-run json", "--dry-run=json"),
         ("script.sh", "script.sh is a file, but not a configuration file"),

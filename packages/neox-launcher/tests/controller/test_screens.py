@@ -98,8 +98,8 @@ def test_the_start_screen_names_the_checkpoint_to_load(plan, tmp_path):
 @pytest.mark.usefixtures("checkpoint")
 def test_the_end_screen_shows_results_and_commands(plan, request_, minimal):
     shown = rows(render_end(plan, request_, DONE, width=120))
-    settings = f"{minimal} --set 'save=ck pt' --set save-interval=2 "
-    settings += "--set keep-last-n-checkpoints=3 --set log-dir=logs --set num-gpus=2 --set 'load=ck pt'"
+    # Without what only trainings use.
+    settings = f"{minimal} --set num-gpus=2 --set 'load=ck pt'"
     assert shown == {
         "iterations": "10 of 10",
         "last loss": "2.3457 (of one iteration)",
@@ -112,6 +112,27 @@ def test_the_end_screen_shows_results_and_commands(plan, request_, minimal):
         "evaluate": f"neox-launch evaluate {settings}",
     }
     assert render_end(plan, request_, DONE, width=120).plain.startswith("neox-launch: finished\n")
+
+
+@pytest.mark.usefixtures("checkpoint")
+def test_commands_have_the_settings_that_they_use(plan, request_, minimal):
+    given = ("eval-interval=5", "eval-iters=3", "seed=7", "precision=bfloat16", "warmup=0.1", "save=ck pt")
+    request = replace(request_, overrides=given)
+    shown = rows(render_end(plan, request, DONE, width=120))
+    settings = {name: shlex.split(shown[name])[4::2] for name in ("generate", "evaluate")}
+    assert settings["generate"] == ["seed=7", "precision=bfloat16", "load=ck pt"]
+    assert settings["evaluate"] == [
+        *("eval-interval=5", "eval-iters=3", "seed=7", "precision=bfloat16"),
+        "load=ck pt",
+    ]
+    # Files that lack what a training sets.
+    text = minimal.read_text().splitlines()
+    lacking = [line for line in text if not line.startswith(("train-iters", "train_iters"))]
+    assert len(lacking) == len(text) - 1
+    minimal.write_text("\n".join(lacking))
+    request = replace(request_, overrides=("train-iters=10", "warmup=0.1"))
+    shown = rows(render_end(plan, request, DONE, width=120))
+    assert shlex.split(shown["generate"])[4::2] == ["train-iters=10", "warmup=0.1", "load=ck pt"]
 
 
 @pytest.mark.usefixtures("checkpoint")

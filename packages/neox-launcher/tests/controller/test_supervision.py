@@ -17,6 +17,7 @@ import pytest
 
 from neox_launcher.backends.base import Command
 from neox_launcher.controller import supervision
+from neox_launcher.controller.display import Display
 from neox_launcher.controller.hang import HangWatch
 from neox_launcher.controller.supervision import supervise
 from neox_launcher.plan.plan import ANY_ENDPOINT
@@ -652,6 +653,32 @@ def test_an_error_after_a_request_to_stop_is_recorded(tmp_path):
     launcher.communicate(timeout=60)
     lines = (tmp_path / "logs" / "failures.jsonl").read_text().splitlines()
     assert {json.loads(line)["message"] for line in lines} == {"the disk is full"}
+
+
+SAVES_SHORTLY = """
+progress = Progress(rank)
+with progress.phase("saving iteration 90", iteration=90):
+    time.sleep(0.6)
+progress.describe(phase="finishing", iteration=92)
+time.sleep(0.6)
+"""
+
+
+def test_the_display_follows_short_phases_and_shows_no_old_one_at_the_end(tmp_path):
+    class Seen(Display):
+        def __init__(self):
+            self.phases = []
+
+        def show_phase(self, phase):
+            self.phases.append(phase)
+
+        def show_status(self, status):
+            self.phases.append(status["phase"])
+
+    seen = Seen()
+    orders = orders_for(tmp_path, SAVES_SHORTLY)
+    supervise(mpi_commands, orders, is_local=True, start_timeout=60, display=seen)
+    assert seen.phases == ["starting 1 host", "loading", "saving iteration 90", "finishing", "ending"]
 
 
 # Two replies that Ctrl-C ends, and a prompt.

@@ -1,3 +1,4 @@
+import errno
 import gc
 import json
 import logging
@@ -367,6 +368,25 @@ def test_failed_scheduled_save_is_logged_and_training_continues(caplog):
 def test_a_last_save_that_fails_fails_the_training():
     with pytest.raises(NeoXError, match="cannot save the training's last iteration, 7: the disk is full"):
         run_saving(full_disk({7}))
+
+
+@pytest.mark.parametrize("iteration", [3, 7])
+def test_a_save_that_fails_on_a_full_disk_has_a_remedy(caplog, iteration):
+    def save(state):
+        if state.iteration == iteration:
+            # As the failure of any rank is reported on all of them.
+            raise CheckpointError(f"saving x failed: {OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))}")
+
+    remedy = (
+        "No space left on device; free disk space (keep-last-n-checkpoints limits the number of checkpoints)"
+    )
+    if iteration == 7:
+        with pytest.raises(NeoXError) as raised:
+            run_saving(save)
+        assert str(raised.value).endswith(f"{remedy}, then start again from the latest checkpoint")
+    else:
+        run_saving(save)
+        assert caplog.messages[0].endswith(remedy)
 
 
 class Slow:

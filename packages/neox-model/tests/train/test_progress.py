@@ -107,6 +107,12 @@ def test_the_last_iteration_is_reported_however_soon_it_follows(reports, tmp_pat
     assert (found["phase"], found["iteration"], found["metrics"]["loss/train"]) == ("finishing", 4, 2.0)
 
 
+def test_the_iteration_that_ends_the_training_is_reported_at_once(reports, tmp_path):
+    reports.state.last_iteration = 4
+    reports.step(10.0, 3.0)
+    assert reports.step(10.1, 2.0)["iteration"] == 4
+
+
 class Arrival:
     """An event of a device that is behind: numbers arrive when a test says so, or when awaited."""
 

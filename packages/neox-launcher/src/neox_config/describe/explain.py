@@ -48,9 +48,11 @@ def explain(text: str) -> str:
     hits = hits or ([] if near else search(text, every_word=False))
     if hits:
         return _listed(f"{in_words(text)} is not a parameter; these are about it:", hits)
-    remedy = f"did you mean {_alternatives(near)}?" if near else "see neox-config docs"
-    quoted = in_words(name) or '""'
-    raise ConfigError(f"{quoted} is not a parameter; {remedy}")
+    has_dashes = "-" in text and "_" not in text
+    meant = _alternatives(near).replace("_", "-") if near and has_dashes else _alternatives(near)
+    remedy = f"did you mean {meant}?" if near else "see neox-config docs"
+    shown = in_words(name.replace("_", "-") if has_dashes else name)
+    raise ConfigError(f"{shown} is not a parameter; {remedy}")
 
 
 def _as_name(text: str) -> str:
@@ -144,7 +146,7 @@ def _similar(name: str) -> list[str]:
 
 def _alternatives(names: Sequence[str]) -> str:
     known = [_names_by_spelling()[name] for name in names]
-    return known[0] if len(known) == 1 else f"{', '.join(known[:-1])} or {known[-1]}"
+    return "".join(known) if len(known) < 2 else f"{', '.join(known[:-1])} or {known[-1]}"
 
 
 def _is_declared(name: str) -> bool:

@@ -42,6 +42,8 @@ __all__ = ["main"]
 
 _POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 1.0
+# Phases may be short: the launcher would show one that has ended.
+_STATUS_SECONDS = 0.25
 _OUTPUT_LIMIT = 1024 * 1024
 _LEAVE_SECONDS = 5.0
 _BEHIND_SECONDS = 0.01
@@ -145,7 +147,7 @@ class Agent:
         self._store_socket: socket.socket | None = None
         self._sent: set[str] = set()
         self._progress: dict[int, tuple[int, float]] = {}
-        self._next_progress = 0.0
+        self._next_progress = self._next_status = 0.0
         self._status: Message = {}
         self._has_leave = self._is_stopping = False
         self.exit_code = 0
@@ -318,17 +320,20 @@ class Agent:
             self._send_end(workers)
 
     def _send_progress(self, workers: Workers, *, is_last: bool = False) -> None:
-        is_due = time.monotonic() >= self._next_progress and self._may_send.is_set()
-        if not is_due and not is_last:
-            return
-        self._next_progress = time.monotonic() + _PROGRESS_SECONDS
-        before, self._progress = self._progress, workers.progress()
-        news = {
-            rank: iteration
-            for rank, (iteration, when) in self._progress.items()
-            if before.get(rank) != (iteration, when)
-        }
-        status = workers.status()
+        now, may_send = time.monotonic(), self._may_send.is_set() or is_last
+        news: dict[int, int] = {}
+        if may_send and (is_last or now >= self._next_progress):
+            self._next_progress = now + _PROGRESS_SECONDS
+            before, self._progress = self._progress, workers.progress()
+            news = {
+                rank: iteration
+                for rank, (iteration, when) in self._progress.items()
+                if before.get(rank) != (iteration, when)
+            }
+        status: Message = {}
+        if may_send and (is_last or now >= self._next_status):
+            self._next_status = now + _STATUS_SECONDS
+            status = workers.status()
         if status == self._status:
             status = {}
         if news or status:

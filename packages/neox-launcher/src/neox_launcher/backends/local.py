@@ -18,7 +18,8 @@ class LocalBackend:
         for package, name in (("torch", "torch"), ("neox_model", "neox-model")):
             if importlib.util.find_spec(package) is None:
                 return (
-                    f"{name} is not installed here; install neox-model and the three packages it depends on"
+                    f"{name} is not installed here; in the repository, run pip install "
+                    "./packages/neox-{launcher,data,kernels,model}, or install the wheels of all four"
                 )
         return None
 

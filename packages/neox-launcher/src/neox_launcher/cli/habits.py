@@ -65,8 +65,8 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "conf_dir": "use -d DIR",
     "conf_file": "use --config FILE",
     "H": "use --hostfile FILE",
-    "i": "use neox-launch generate --set sample-input-file=FILE",
-    "o": "use neox-launch generate --set sample-output-file=FILE",
+    "i": "use neox-launch generate -i FILE",
+    "o": "use neox-launch generate -o FILE",
     "deepspeed": "it is always used as configured; leave it out",
     "deepspeed_config": "the settings of DeepSpeed are parameters of the configuration file; see neox-config "
     "explain",
@@ -187,7 +187,7 @@ def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
             advice = (
                 f"the names of tasks are separated by commas: {_TASKS[0]} {','.join(tasks)}"
                 if tasks
-                else _advice_on_word(words[number:], group.commands, directory)
+                else _advice_on_argument(words, number, command, group, directory)
             )
             raise click.UsageError(advice)
     return named
@@ -258,6 +258,36 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
     meant = did_you_mean(word, commands)
     listed = ", ".join(sorted(commands))
     return f"No such command or file: {word}; {meant or f'the commands are {listed}.'}"
+
+
+def _advice_on_argument(
+    words: Sequence[str], number: int, command: str | None, group: click.Group, directory: Path
+) -> str:
+    """Return what to write in place of `words[number]`, which may be the rest of a value with spaces."""
+    word = words[number]
+    if command == "init":
+        what = f"init takes no argument {word!r}"
+    elif command is not None and _script(word) not in _ADVICE_ON_WORDS and not os.path.exists(word):
+        what = f"No such configuration file: {word}"
+    else:
+        what = _advice_on_word(words[number:], group.commands, directory)
+    before = list(takewhile(lambda word: not word.startswith("-"), reversed(words[:number])))[::-1]
+    option = words[number - len(before) - 1] if before and len(before) < number else ""
+    if option in _DIRECTORY or option not in _options_of_text([group, *group.commands.values()]):
+        return what
+    value = shlex.quote(" ".join([*before, word]))
+    return f"{what.removesuffix('.')}; if it belongs to {option}, quote the whole value: {option} {value}"
+
+
+def _options_of_text(commands: Iterable[click.Command]) -> set[str]:
+    """Return the options whose value may contain spaces."""
+    options = [param for command in commands for param in command.params if isinstance(param, click.Option)]
+    return {
+        name
+        for option in options
+        if not option.is_flag and isinstance(option.type, click.types.StringParamType | click.Path)
+        for name in option.opts
+    }
 
 
 def _script(word: str) -> str:

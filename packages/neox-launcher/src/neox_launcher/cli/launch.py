@@ -12,6 +12,7 @@ import click
 from neox_config.command_line import PATH, option
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.problems import list_problems
+from neox_config.read.reading import normal_name
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
 from neox_launcher.cli.habits import DRY_RUN, LaunchGroup, literal_text, parameter_options, take_overrides
@@ -45,7 +46,8 @@ _EXIT_CODES: Mapping[int | str, str] = {
     "129, 138, 143": "stopped by SIGHUP (lost connection), SIGUSR1, SIGTERM",
     "other": "that of the first worker that failed",
 }
-_EVALUATION, _RETRIEVAL, _VERIFICATION = "Evaluation", "Retrieval", "Verification"
+_GENERATION, _EVALUATION, _RETRIEVAL = "Generation", "Evaluation", "Retrieval"
+_VERIFICATION, _MODE = "Verification", "text_gen_type"
 
 
 def request_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -113,7 +115,8 @@ def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
     """Train a model, or run one of the commands below.
 
     On Ctrl-C, SIGTERM or SIGUSR1 (Slurm's --signal) the workers finish the current iteration, save a
-    checkpoint and exit. A second Ctrl-C or SIGTERM kills them immediately; SIGUSR1 may be repeated.
+    checkpoint and exit. A second Ctrl-C or SIGTERM, more than a second later, kills them; SIGUSR1 may be
+    repeated.
     """
     request = Request(program="train", **take_overrides(options))
     context.obj = (request, dry_run)
@@ -128,27 +131,62 @@ main.add_command(init)
     examples=(
         'neox-launch generate small.yml --prompt "Once upon a time"',
         "neox-launch generate small.yml --set load=checkpoints --set maximum-tokens=64",
+        "neox-launch generate small.yml -i prompts.txt -o texts.jsonl",
     ),
     exit_codes=_EXIT_CODES,
 )
 @option(
     "--prompt",
-    heading="Generation",
+    heading=_GENERATION,
     metavar="TEXT",
     help="Text to continue. Same as --set prompt=TEXT, taken literally.",
 )
+@option(
+    "-i",
+    "--sample_input_file",
+    heading=_GENERATION,
+    type=PATH,
+    metavar="FILE",
+    help="File with one prompt per line. Same as --set sample-input-file=FILE --set "
+    "text-gen-type=input-file.",
+)
+@option(
+    "-o",
+    "--sample_output_file",
+    heading=_GENERATION,
+    type=PATH,
+    metavar="FILE",
+    help="File for the results. Same as --set sample-output-file=FILE.",
+)
 @request_options
 @click.pass_obj
-def generate(common: tuple[Request, DryRun], /, prompt: str | None, **options: Any) -> None:
+def generate(
+    common: tuple[Request, DryRun],
+    /,
+    prompt: str | None,
+    sample_input_file: str | None,
+    sample_output_file: str | None,
+    **options: Any,
+) -> None:
     """Generate text with the latest checkpoint in `load`.
 
     In an interactive session, Ctrl-C during a reply ends the reply. Ctrl-C at the prompt, or a second one
     during the same reply, ends the session; sample-output-file, with .partial appended, keeps the replies.
     """
     request, dry_run = _merged(common, "generate", **options)
-    if prompt is not None:
-        request = replace(request, overrides=(*request.overrides, f"prompt={literal_text(prompt)}"))
-    _launch(request, dry_run)
+    if prompt is not None and sample_input_file is not None:
+        raise click.UsageError("--prompt and -i exclude each other; give one of them")
+    given = {
+        "prompt": prompt,
+        "sample_input_file": sample_input_file,
+        "sample_output_file": sample_output_file,
+    }
+    settings = {name: None if text is None else literal_text(text) for name, text in given.items()}
+    has_mode = any(normal_name(each.partition("=")[0].strip()) == _MODE for each in request.overrides)
+    if sample_input_file is not None and not has_mode:
+        # A configuration file, such as GPT-NeoX's text_generation.yml, may name another mode.
+        settings[_MODE] = "input-file"
+    _launch(_with_settings(request, settings), dry_run)
 
 
 @main.command(

@@ -8,16 +8,17 @@ from pathlib import Path
 import yaml
 from rich.text import Text
 
-from neox_config import NeoXConfig
+from neox_config import NeoXConfig, load_config
 from neox_config.counted import counted
 from neox_config.derive.objective import is_encoder, is_retrieval
-from neox_config.errors import ConfigError
+from neox_config.errors import ConfigError, NeoXError
 from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.estimate.suggest import ATTAINED_TFLOPS
 from neox_config.facts.checkpoints import iteration_of
 from neox_config.facts.stores import is_url
 from neox_config.read.reading import normal_name
+from neox_config.schema.config import section_of
 from neox_launcher.controller.live_line import format_duration
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
@@ -28,6 +29,13 @@ __all__ = ["Result", "render_end", "render_start"]
 
 Row = tuple[str, str]
 _SHOWN_HOSTS = 3
+# Sections that only trainings use, and those that generate does not use either.
+_OF_TRAININGS = ("optimizer", "lr_schedule", "logging", "monitors", "autotuning", "activation_checkpointing")
+_OF_DATA = ("training", "data", "data_efficiency")
+_SAVING = (
+    *("save", "save_interval", "save_growth", "save_interval_minutes", "extra_save_iters", "async_save"),
+    *("keep_last_n_checkpoints", "hf_export"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +290,8 @@ def _command(request: Request, program: str | None = None, *, settings: Mapping[
     words += ["-d", request.directory] if request.directory else []
     replaced = {normal_name(name) for name in settings}
     # A parameter that is set twice is refused.
-    kept = [each for each in request.overrides if normal_name(each.partition("=")[0].strip()) not in replaced]
+    kept = [each for each in request.overrides if _name_of(each) not in replaced]
+    kept = kept if program is None else _used_by(program, request, kept)
     for override in [*kept, *(f"{name}={_as_yaml(value)}" for name, value in settings.items())]:
         words += ["--set", override]
     if program is None:
@@ -290,6 +299,34 @@ def _command(request: Request, program: str | None = None, *, settings: Mapping[
         words += ["--bind-cores"] if request.bind_cores else []
         words += ["--output", request.output] if request.output != "rank0" else []
     return shlex.join(words)
+
+
+def _used_by(program: str, request: Request, overrides: Sequence[str]) -> Sequence[str]:
+    """Return the settings that a command other than a training uses, if its configuration is valid with them.
+
+    The files may lack what the others set.
+    """
+    used = [each for each in overrides if not _is_of_training(_name_of(each), program)]
+    try:
+        load_config(request.paths, overrides=used, directory=request.directory)
+    except NeoXError:
+        return overrides
+    return used
+
+
+def _is_of_training(name: str, program: str) -> bool:
+    """Whether a parameter changes nothing but trainings; data and batches also change evaluations."""
+    try:
+        section = section_of(name.partition(".")[0])
+    except KeyError:
+        return False
+    if name in _SAVING or section in _OF_TRAININGS:
+        return True
+    return program == "generate" and section in _OF_DATA and name != "seed"
+
+
+def _name_of(override: str) -> str:
+    return normal_name(override.partition("=")[0].strip())
 
 
 def _as_yaml(value: str) -> str:

@@ -252,6 +252,8 @@ class _Launch:
                 self._note_silence()
                 exit_code = self._judged().exit_code
             finally:
+                # What rank 0 reported last is of the past.
+                self._display.show_phase("ending")
                 self._listener.close()
                 self._agents.send_all("leave", {"exit_code": exit_code})
                 tools.end(patience=_PATIENCE_SECONDS if len(self._agents) else 0.0)

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from neox_config.facts.splits import EVALUATED, empty_parts, parts_with_document
 from neox_config.facts.stores import is_url, packages_for
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.files import why_not_readable
-from neox_config.problems import Place, Problem, config_error, in_words, place_of
+from neox_config.problems import DEFAULTS, Place, Problem, config_error, in_words, place_of
 from neox_config.schema.parameter import InvalidValue
 from neox_launcher.plan.dataset_files import (
     BLOCK_INDEX,
@@ -142,7 +141,7 @@ def notes_on_data(config: NeoXConfig) -> list[Problem]:
             f"{count:,}",
             "give it a larger share, or set eval-iters: 0",
             value=in_words(config.data.split),
-            place=place_of(config.sources, "split") or _beside(config, "data_path"),
+            place=_place_of_split(config),
         )
         for part in empty
         if part in words and config.training.eval_iters
@@ -178,10 +177,8 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
     ]
 
 
-def _beside(config: NeoXConfig, name: str) -> Place | None:
-    """Return the location of a parameter, for a problem of another one that was not given."""
-    place = place_of(config.sources, name)
-    return None if place is None else replace(place, spelling="")
+def _place_of_split(config: NeoXConfig) -> Place:
+    return place_of(config.sources, "split") or Place(DEFAULTS)
 
 
 def _empty_parts(config: NeoXConfig) -> tuple[int, list[str]]:
@@ -275,7 +272,8 @@ def _documents_for_training(config: NeoXConfig) -> Iterator[Problem]:
     count, empty = _empty_parts(config)
     if "train" in empty:
         what = f"leaves no document for training: {config.data.data_path} has {count:,}"
-        yield Problem("split", what, "give training a larger share")
+        problem = Problem("split", what, "give training a larger share", value=in_words(config.data.split))
+        yield problem.located(_place_of_split(config), None)
 
 
 def _continues_texts(config: NeoXConfig) -> Iterator[Problem]:
@@ -331,7 +329,7 @@ def _evaluations(config: NeoXConfig) -> Iterator[Problem]:
     if count is not None and not set(EVALUATED) & set(parts_with_documents(data.split, count)):
         what = f"leaves no document for validation and the test: {data.data_path} has {count:,}"
         problem = Problem("split", what, "give one of them a larger share", value=in_words(data.split))
-        yield problem.located(place_of(config.sources, "split") or _beside(config, "data_path"), None)
+        yield problem.located(_place_of_split(config), None)
 
 
 def _texts_and_tasks(config: NeoXConfig) -> Iterator[Problem]:

@@ -141,12 +141,12 @@ def test_words_that_nothing_contains_together_find_each_alone():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rotary-pc", "rotary_pc is not a parameter; did you mean rotary_pct?"),
+        ("rotary-pc", "rotary-pc is not a parameter; did you mean rotary-pct?"),
         ("swigluu", "swigluu is not a parameter; did you mean swiglu?"),
         ("zzzz", "zzzz is not a parameter; see neox-config docs"),
         ("", '"" is not a parameter; see neox-config docs'),
         ("the of", "the_of is not a parameter; see neox-config docs"),
-        ("zz\x1b[zz\udcff", "zz [zz  is not a parameter; see neox-config docs"),
+        ("zz\x1b[zz\udcff", r'"zz\u001b[zz\udcff" is not a parameter; see neox-config docs'),
         ("z" * 100_000, f"{'z' * 57}... is not a parameter; see neox-config docs"),
     ],
 )

@@ -230,7 +230,7 @@ vocab-file: "C:\\neox\\tokens.json"
         """\
 run.yml: 1 problem
 
-  line 8  vocab-file: C: eox okens.json
+  line 8  vocab-file: "C:\\neox\\tokens.json"
           contains a line break or a tab, written as a backslash escape in double quotes
           use single quotes, or / instead of \\
 """,
@@ -244,7 +244,7 @@ save-interval: 5
         """\
 run.yml: 1 problem
 
-  line 8  save: runs /one
+  line 8  save: "runs\\ud83d/one"
           contains '\\ud83d', half of a character
           write the whole character
 """,

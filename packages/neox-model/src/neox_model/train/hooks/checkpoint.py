@@ -1,6 +1,8 @@
 """Save checkpoints at the configured iterations and times, and after the last iteration."""
 
+import errno
 import logging
+import os
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +21,8 @@ from neox_model.train.step import StepReport
 __all__ = ["Background", "CheckpointHook", "is_save_due"]
 
 logger = logging.getLogger(__name__)
+
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_save_due(iteration: int, *, interval: int | None, growth: float | None) -> bool:
@@ -167,7 +171,8 @@ class CheckpointHook(Hook):
         except CheckpointError as error:
             self._events.record("save_failed", state.iteration, message=str(error))
             raise NeoXError(
-                f"cannot save the training's last iteration, {state.iteration}: {error}"
+                f"cannot save the training's last iteration, {state.iteration}: {error}; "
+                f"{_remedy(error) or 'remove the cause'}, then start again from the latest checkpoint"
             ) from error
 
     def _try_to_save(self, state: TrainState) -> None:
@@ -207,4 +212,12 @@ class CheckpointHook(Hook):
 
     def _report_failure(self, iteration: int, error: CheckpointError) -> None:
         self._events.record("save_failed", iteration, message=str(error))
-        logger.error("iteration %d was not saved, training continues: %s", iteration, error)
+        what = f"{error}; {_remedy(error)}" if _remedy(error) else str(error)
+        logger.error("iteration %d was not saved, training continues: %s", iteration, what)
+
+
+def _remedy(error: CheckpointError) -> str:
+    """Return what to do about a full disk, possibly that of another rank, known by its text; else nothing."""
+    if any(os.strerror(code) in str(error) for code in _FULL_DISK):
+        return "free disk space (keep-last-n-checkpoints limits the number of checkpoints)"
+    return ""

@@ -86,7 +86,7 @@ class StatusReports:
         )
 
     def step(self, state: TrainState, report: StepReport) -> None:
-        """Report a finished iteration, if the last report is a second old."""
+        """Report a finished iteration, if the last report is a second old or no iteration follows."""
         now = self._clock()
         if self._since[0] == 0.0:
             self._since = (now, state.tokens, self._progress.seconds_in_phases)
@@ -97,7 +97,7 @@ class StatusReports:
         }
         self._rate = self._schedule.current_rate
         self._reading.start(state.iteration, numbers)
-        if now - self._reported < _INTERVAL_SECONDS:
+        if now - self._reported < _INTERVAL_SECONDS and not state.finished:
             return
         arrived = self._reading.newest()
         if arrived is None:
