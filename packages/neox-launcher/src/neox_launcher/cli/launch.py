@@ -130,7 +130,6 @@ main.add_command(init)
 @main.command(
     examples=(
         'neox-launch generate small.yml --prompt "Once upon a time"',
-        "neox-launch generate small.yml --set load=checkpoints --set maximum-tokens=64",
         "neox-launch generate small.yml -i prompts.txt -o texts.jsonl",
     ),
     exit_codes=_EXIT_CODES,
