@@ -24,7 +24,7 @@ __all__ = [
 
 COMMAND_LINE = "command line"
 DEFAULTS = "default values"
-"""Stands for a file in the place of a value that was not given."""
+"""The place of values that were not given, named like a file."""
 _LONGEST_VALUE = 60
 
 
