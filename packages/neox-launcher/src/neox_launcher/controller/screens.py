@@ -289,8 +289,7 @@ def _command(request: Request, program: str | None = None, *, settings: Mapping[
     words = ["neox-launch", *([program] if program else []), *request.paths]
     words += ["-d", request.directory] if request.directory else []
     replaced = {normal_name(name) for name in settings}
-    # A parameter that is set twice is refused.
-    kept = [each for each in request.overrides if _name_of(each) not in replaced]
+    kept: Sequence[str] = [each for each in request.overrides if _name_of(each) not in replaced]
     kept = kept if program is None else _used_by(program, request, kept)
     for override in [*kept, *(f"{name}={_as_yaml(value)}" for name, value in settings.items())]:
         words += ["--set", override]

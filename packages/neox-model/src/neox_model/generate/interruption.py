@@ -93,6 +93,9 @@ def agreed_in_copy(groups: Groups, is_true: bool) -> bool:
 
 @contextmanager
 def _handling(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
+    received: list[StopRequested] = []
+    received_at = 0.0
+
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal received_at
         now = time.monotonic()
@@ -110,8 +113,6 @@ def _handling(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
         for each, handler in before.items():
             signal.signal(each, handler)
 
-    received: list[StopRequested] = []
-    received_at = 0.0
     # Known before a signal can arrive.
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
