@@ -602,6 +602,6 @@ def test_all_that_is_not_finite_is_counted(tmp_path):
     run = two_layers()
     for parameter in run.model.parameters():
         parameter.data.fill_(math.nan)
-    with pytest.raises(CheckpointError, match=r"not finite in layers\.0 and 1 more tensors;"):
+    with pytest.raises(CheckpointError, match=r"not finite in layers\.0 and 1 more tensor;"):
         run.save(tmp_path)
     assert torch.isnan(run.model.layers[0]).all()

@@ -230,7 +230,7 @@ def test_problems_of_a_model_name_the_file_that_has_them(theirs):
         (lambda tensors: tensors.pop(EMBEDDING), f"does not contain {EMBEDDING}; copy the folder again"),
         (
             lambda tensors: tensors.update(more=torch.ones(1)),
-            "contains more (of 1 tensors) that LlamaForCausalLM",
+            "contains more (of 1 tensor) that LlamaForCausalLM",
         ),
         (
             lambda tensors: tensors.update({NORM: torch.ones(17)}),
