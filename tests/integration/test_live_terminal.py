@@ -35,7 +35,8 @@ SETTINGS = {
 }
 DRAWN = re.compile(r"([^\n\r]*)\r+\x1b\[J")
 VARYING = re.compile(
-    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[\d,.e-]+ (tokens/s|[TG]FLOP/s|s\b)|\d+:\d\d left|\S*indexmap\S*|logs-\w+"
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[\d,.e-]+ (tokens/s|[TG]FLOP/s|s\b)|\d+:\d\d left"
+    r"|\S*indexmap\S*|logs-\w+"
 )
 
 

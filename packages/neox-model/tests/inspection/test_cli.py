@@ -307,7 +307,7 @@ DAMAGES = [
     (without_counters, ["engine has no counters"]),
     (with_an_infinite_counter, ["engine / cur_scale is inf"]),
     (with_another_ranks_random_states, ["random generators of 2 ranks, but its layout has 1"]),
-    (with_a_huge_layout, ["random generators of 1 ranks, but its layout has 1,000,000,000,000"]),
+    (with_a_huge_layout, ["random generators of 1 rank, but its layout has 1,000,000,000,000"]),
     (with_an_integer_weight, ["the weight extra has the dtype I64"]),
     (with_the_number_of_no_weight, ["optimizer_scalars has layers.7, which is no weight"]),
     (with_a_state_that_is_nan, [f"optimizer_scalars / {WEIGHT} / step is nan"]),
