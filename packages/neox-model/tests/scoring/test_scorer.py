@@ -288,11 +288,11 @@ def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path, token):
 
 
 def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, caplog):
-    for name in ("texts.jsonl", "notes.md"):
+    for name in ("texts.jsonl", "notes.rst"):
         (tmp_path / name).write_text('{"text": "abc"}\n')
     assert measure(tmp_path).documents == 1
     assert "1 file or member of an archive was not read" in caplog.text
-    assert "notes.md" in caplog.text
+    assert "notes.rst" in caplog.text
 
 
 @pytest.mark.parametrize("place", [0, 1])
