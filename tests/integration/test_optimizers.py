@@ -103,7 +103,7 @@ def test_the_table_and_the_matrix_have_every_optimizer():
 STARTS = ("data 2", *(layout for layout in LAYOUTS if layout != "data 2"))
 
 # Layouts on which a rank holds the whole of each weight that it updates, and those on which it has some rows.
-WHOLE_WEIGHTS = ("one process", "pipeline 2", "data 2")
+WHOLE_WEIGHTS = ("one process", "pipeline 2", "torch, pipeline 2", "data 2")
 WHOLE_ROWS = tuple(layout for layout in LAYOUTS if layout.startswith("torch, ZeRO"))
 
 
