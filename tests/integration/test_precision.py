@@ -98,6 +98,8 @@ def test_every_pair_occurs_in_the_sweep():
         for one, other in combinations(axes, 2)
         for value, another in product(axes[one], axes[other])
     }
+    # One stage is a pipeline for DeepSpeed alone, whose pipelines do not have these stages of ZeRO.
+    wanted -= {(("pipeline", 1), ("ZeRO", stage)) for stage in (2, 3)}
     assert wanted <= occurring
 
 
