@@ -39,12 +39,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tensor 2 to data 2": ({"model_parallel_size": 2}, {}),
     "data 2 to pipeline 2": ({}, {"pipe_parallel_size": 2}),
     "pipeline 2 to torch pipeline 2": (
-        {"pipe_parallel_size": 2},
+        {"pipe_parallel_size": 2, "engine": "deepspeed"},
         {"pipe_parallel_size": 2, "engine": "torch"},
     ),
     "torch pipeline 2 to pipeline 2": (
         {"pipe_parallel_size": 2, "engine": "torch"},
-        {"pipe_parallel_size": 2},
+        {"pipe_parallel_size": 2, "engine": "deepspeed"},
     ),
     "bf16, ZeRO 2 to tensor 2": (
         {"precision": "bfloat16", "zero_optimization": {"stage": 2}},
@@ -60,7 +60,7 @@ OPTIMIZERS = {
     for kind in ("Lamb", "Lion", "Muon", "SM3")
     for precision, settings in (("fp32", {}), ("bf16", {"precision": "bfloat16"}))
 }
-TIED = {"pipe_parallel_size": 2, "no_weight_tying": False}
+TIED = {"engine": "deepspeed", "pipe_parallel_size": 2, "no_weight_tying": False}
 
 
 def plan_of(folder: Path, name: str, settings: dict[str, Any]) -> LaunchPlan:
