@@ -591,7 +591,7 @@ def test_one_signal_lets_the_workers_save(tmp_path, number, code):
 
 @pytest.fixture
 def _no_repeats(monkeypatch):
-    """Start launchers to which every signal is a request of its own, so that no test has to wait."""
+    """Count every signal as a new request to stop, so that no test waits for a second."""
     monkeypatch.setenv("NO_REPEATS", "1")
 
 
