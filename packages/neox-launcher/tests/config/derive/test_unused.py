@@ -87,7 +87,7 @@ CASES = [
     ("max-position-embeddings: 32", []),
     ("--set max-position-embeddings=64", []),
     ("pos-emb: rotary", []),
-    ("pos-emb: rotary\n--set max-position-embeddings=64", ["max_position_embeddings"]),
+    ("pos-emb: rotary\n--set max-position-embeddings=64", []),
     ("init-method: small_init\ninit-method-std: 0.5", []),
     (
         "init-method: small_init\noutput-layer-init-method: wang_init\ninit-method-std: 0.5",

@@ -85,8 +85,11 @@ def test_values_are_read_as_people_write_them(minimal, text, name, value):
         ("save: " + "[" * 1000, "is nested too deeply"),
         ("? [seed]\n: 1", "is not a parameter name"),
         ("'': 1", "is not a parameter name"),
-        ("seed: \x00", "line 1  seed:  \n          contains the character U+0000, which YAML does not allow"),
-        ("seed: 1\nsave: \x1b[0m", "line 2  save:  [0m\n          contains the character U+001B"),
+        (
+            "seed: \x00",
+            'line 1  "seed: \\u0000"\n          contains the character U+0000, which YAML does not allow',
+        ),
+        ("seed: 1\nsave: \x1b[0m", 'line 2  "save: \\u001b[0m"\n          contains the character U+001B'),
         (
             "log-interval: 5\nseed: 0777",
             "line 2  0777\n          starts with a zero: YAML 1.2 reads a decimal number, "
