@@ -15,6 +15,12 @@ from support.retrieval import ITERATIONS, MODEL, SETTINGS, plain_embeddings, wei
 from support.settings import SMALL_TRAINING, resolved_from
 from support.trainings import evaluate_parts_here
 
+_BUFFERED: dict[str, Any] = {
+    "model_parallel_size": 2,
+    "checkpoint_activations": True,
+    "partition_activations": True,
+    "contiguous_checkpointing": True,
+}
 # Layout, number of processes, and what rounding may change in a loss.
 LAYOUTS: dict[str, tuple[dict[str, Any], int, float]] = {
     "one process": ({}, 1, 1e-4),
@@ -29,6 +35,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int, float]] = {
     "ZeRO 3": ({"zero_optimization": {"stage": 3}, "engine": "torch"}, 2, 1e-4),
     "ZeRO 3, DeepSpeed": ({"zero_optimization": {"stage": 3}, "engine": "deepspeed"}, 2, 1e-4),
     "recomputed": ({"checkpoint_activations": True}, 2, 1e-4),
+    "recomputed from one buffer": (_BUFFERED, 2, 1e-4),
+    "recomputed from one buffer, shared": (_BUFFERED | {"ict_shared_towers": True}, 2, 1e-4),
     "bfloat16": ({"precision": "bfloat16"}, 2, 0.1),
     "float16": ({"precision": "fp16"}, 2, 2e-2),
 }

@@ -198,4 +198,4 @@ def test_profiling_logs_both_passes_of_each_segment(caplog):
 
 
 def test_without_recomputation_there_is_none():
-    assert build_recomputation(resolved_from({}), SINGLE_PROCESS) is None
+    assert build_recomputation(resolved_from({}), SINGLE_PROCESS, passes=1) is None

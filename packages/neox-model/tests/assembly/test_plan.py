@@ -31,7 +31,7 @@ def model_of(**settings) -> nn.Module:
     model = as_sequential(
         build_plan(resolved, SINGLE_PROCESS, vocab_size=11),
         loss_fn=LMLoss(padded_vocab_size(resolved.config, 11)),
-        recomputation=build_recomputation(resolved, SINGLE_PROCESS),
+        recomputation=build_recomputation(resolved, SINGLE_PROCESS, passes=1),
     )
     initialize_parameters(model, seed=3)
     return model

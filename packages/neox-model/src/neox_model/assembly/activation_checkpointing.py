@@ -113,8 +113,14 @@ class Recomputation:
         return result
 
 
-def build_recomputation(resolved: Resolved, groups: Groups) -> Recomputation | None:
-    """Build the configured recomputation; None if all activations are stored."""
+def build_recomputation(resolved: Resolved, groups: Groups, *, passes: int) -> Recomputation | None:
+    """Build the configured recomputation; None if all activations are stored.
+
+    Args:
+        resolved: the configuration.
+        groups: this job's process groups.
+        passes: most forward passes through the layers that wait for their backward pass.
+    """
     section = resolved.config.activation_checkpointing
     if not recomputes_layers(resolved.config):
         return None
@@ -130,7 +136,7 @@ def build_recomputation(resolved: Resolved, groups: Groups) -> Recomputation | N
     return Recomputation(
         segment_layers=section.checkpoint_num_layers,
         keeper=keeper,
-        passes=passes_in_flight(resolved, groups),
+        passes=passes,
         synchronizes=section.synchronize_each_layer,
         profiles=section.profile_backward,
     )

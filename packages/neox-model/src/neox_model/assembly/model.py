@@ -117,8 +117,7 @@ def build_plan(
         tied_weight="word_embeddings.weight",
     )
     log_attention_paths(resolved, operators)
-    towers = len(_tower_names(config)) if is_retrieval(config) else 1
-    masks = DocumentMasks(passes_in_flight(resolved, groups) * towers)
+    masks = DocumentMasks(_passes(resolved, groups))
     layers, owners = [], resolved.derived.weight_owners
     for index in range(config.model.num_layers):
         cls, kwargs = build_layer(resolved, index, group=group, operators=operators, masks=masks)
@@ -132,6 +131,13 @@ def build_plan(
             name="retrieval_head", cls=RetrievalHead, kwargs={**sizes, "init": init, "group": group}
         )
     return [embedding, *layers, norm, head]
+
+
+def _passes(resolved: Resolved, groups: Groups) -> int:
+    """Return the most forward passes through the layers that wait for their backward pass."""
+    config = resolved.config
+    towers = len(_tower_names(config)) if is_retrieval(config) else 1
+    return passes_in_flight(resolved, groups) * towers
 
 
 def _tower_names(config: NeoXConfig) -> tuple[str, ...]:
@@ -237,7 +243,7 @@ def _assemble(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn
 
 def _layers(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: LMLoss) -> "Model":
     config = resolved.config
-    recomputation = build_recomputation(resolved, groups)
+    recomputation = build_recomputation(resolved, groups, passes=_passes(resolved, groups))
     autocast = build_autocast(resolved, computing_device())
     if runs_torch_pipeline(config):
         with partitioned_as_built(resolved, groups):
