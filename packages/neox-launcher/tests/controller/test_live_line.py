@@ -2,7 +2,7 @@
 
 import pytest
 
-from neox_launcher.controller.live_line import LiveState, Pace, format_duration, render_line
+from neox_launcher.controller.live_line import LiveState, Pace, render_line
 
 METRICS = {
     "loss/train": 2.34567,
@@ -100,11 +100,3 @@ def test_numbers_that_are_not_finite_are_shown():
         LiveState(iteration=1, last_iteration=2, metrics={"loss/train": float("nan")}), now=0, width=80
     )
     assert line.plain == "iteration 1/2 | loss nan"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.9, "0 s"), (12, "12 s"), (60, "1:00"), (3661, "1:01:01"), (86400 * 3 + 3600 * 4 + 300, "3 d 04:05")],
-)
-def test_durations(seconds, text):
-    assert format_duration(seconds) == text

@@ -17,8 +17,8 @@ def test_progress_is_logged_every_ten_seconds_with_the_rest_of_the_time(caplog):
         progress.add(7, None)
     progress.finish()
     assert caplog.messages == [
-        "2 of 6 results, 1.4 tokens/s, 0:20 left",
-        "4 of 6 results, 1.3 tokens/s, 0:10 left",
+        "2 of 6 results, 1.4 tokens/s, 20 s left",
+        "4 of 6 results, 1.3 tokens/s, 10 s left",
         "6 prompts in, 6 results out; 42 tokens in 40.0 s (1.1 tokens/s)",
     ]
 

@@ -15,8 +15,8 @@ def test_lines_come_after_three_seconds_and_then_every_ten(caplog) -> None:
     progress = ProgressLines("validation", "micro-batches", 8, clock=lambda: float(next(now)))
     assert list(progress.track("abcdefgh")) == list("abcdefgh")
     assert caplog.messages == [
-        "validation: 2 of 8 micro-batches, 0:12 left",
-        "validation: 7 of 8 micro-batches, 0:02 left",
+        "validation: 2 of 8 micro-batches, 12 s left",
+        "validation: 7 of 8 micro-batches, 1 s left",
     ]
 
 

@@ -561,9 +561,9 @@ def test_a_slow_evaluation_is_logged_and_the_last_one_only_returned(caplog, monk
     monkeypatch.setattr(evaluate, "ProgressLines", partial(ProgressLines, clock=lambda: float(next(now))))
     run(make_evaluate_hook([])[1], last=4)
     assert caplog.messages == [
-        "validation: 2 of 6 micro-batches, 0:08 left",
+        "validation: 2 of 6 micro-batches, 8 s left",
         "iteration 2: validation loss 2.5000, perplexity 12.18",
-        "validation: 2 of 6 micro-batches, 0:08 left",
+        "validation: 2 of 6 micro-batches, 8 s left",
     ]
 
 

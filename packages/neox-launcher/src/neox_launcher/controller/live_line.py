@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from rich.cells import cell_len
 from rich.text import Text
 
-__all__ = ["LiveState", "Pace", "format_duration", "render_line"]
+from neox_config.formats import format_duration, format_tflops
+
+__all__ = ["LiveState", "Pace", "render_line"]
 
 # Until old iterations count for less than a third.
 _MEMORY_SECONDS = 1800.0
@@ -18,10 +20,6 @@ _TURNS_PER_SECOND = 4
 _SEPARATOR = " | "
 
 
-def _format_tflops(tflops: float) -> str:
-    return f"{tflops:.3g} TFLOP/s" if tflops >= 0.1 else f"{1000 * tflops:.3g} GFLOP/s"
-
-
 def _format_memory(num_bytes: float) -> str:
     return f"memory {num_bytes / 2**30:.1f} GiB"
 
@@ -30,7 +28,7 @@ _METRICS: Mapping[str, tuple[Callable[[float], str], str]] = {
     "loss/train": ("loss {:.4f}".format, "bold"),
     "throughput/tokens_per_second": ("{:,.0f} tokens/s".format, ""),
     "throughput/mfu": ("MFU {:.1%}".format, ""),
-    "throughput/tflops_per_device": (_format_tflops, ""),
+    "throughput/tflops_per_device": (format_tflops, ""),
     "optimizer/learning_rate": ("lr {:.3e}".format, ""),
     "optimizer/loss_scale": ("loss scale {:g}".format, ""),
     "loss/validation": ("validation loss {:.4f}".format, ""),
@@ -144,16 +142,3 @@ def _fields(state: LiveState, now: float) -> Iterator[tuple[str, str]]:
     for name, (text, style) in _METRICS.items():
         if name in state.metrics:
             yield text(state.metrics[name]), style
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration: `12 s`, `2:05`, `1:00:00`, `3 d 04:05`."""
-    whole = int(seconds)
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours_of_day = divmod(hours, 24)
-    if days:
-        return f"{days:,} d {hours_of_day:02}:{minutes:02}"
-    if hours:
-        return f"{hours}:{minutes:02}:{rest:02}"
-    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"

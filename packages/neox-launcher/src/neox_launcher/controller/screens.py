@@ -17,9 +17,9 @@ from neox_config.estimate.resolved import estimate_resolved
 from neox_config.estimate.suggest import ATTAINED_TFLOPS
 from neox_config.facts.checkpoints import iteration_of
 from neox_config.facts.stores import is_url
+from neox_config.formats import format_duration
 from neox_config.read.reading import normal_name
 from neox_config.schema.config import section_of
-from neox_launcher.controller.live_line import format_duration
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
 from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in, written_checkpoints

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from neox_config.counted import counted
-from neox_model.metrics.throughput import format_duration
+from neox_config.formats import format_duration
 
 __all__ = ["Progress"]
 

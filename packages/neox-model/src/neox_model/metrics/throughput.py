@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Throughput", "format_duration", "format_tflops"]
+__all__ = ["Throughput"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +33,3 @@ class Throughput:
         if self.peak_tflops is not None:
             rates["throughput/mfu"] = tflops / self.peak_tflops
         return rates
-
-
-def format_duration(seconds: float) -> str:
-    """Format hours, minutes and seconds without leading zeros: `2:05`, `1:00:00`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def format_tflops(tflops: float) -> str:
-    """Format a speed with three digits: `130 TFLOP/s`, below 0.1 TFLOP/s in GFLOP/s."""
-    return f"{tflops:.3g} TFLOP/s" if tflops >= 0.1 else f"{1000 * tflops:.3g} GFLOP/s"

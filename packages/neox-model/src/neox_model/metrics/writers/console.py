@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from neox_config.counted import counted
-from neox_model.metrics.throughput import format_duration, format_tflops
+from neox_config.formats import format_duration, format_tflops
 
 __all__ = ["ConsoleWriter"]
 
