@@ -15,6 +15,7 @@ from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.protocol.verification import Answer
 from neox_launcher.verify_resume.phases import phases_from_start
 from neox_model.engine.deepspeed_engine import PipelineEngine
+from neox_model.engine.torch_pipeline import TorchPipelineEngine
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.verify.run import compare
 from support.corpus import write_corpus
@@ -60,7 +61,9 @@ OPTIMIZERS = {
     for kind in ("Lamb", "Lion", "Muon", "SM3")
     for precision, settings in (("fp32", {}), ("bf16", {"precision": "bfloat16"}))
 }
-TIED = {"engine": "deepspeed", "pipe_parallel_size": 2, "no_weight_tying": False}
+TIED = {"pipe_parallel_size": 2, "no_weight_tying": False}
+# The engine that loads a checkpoint into a pipeline, for each of the two.
+ENGINES = {"deepspeed": PipelineEngine, "torch": TorchPipelineEngine}
 
 
 def plan_of(folder: Path, name: str, settings: dict[str, Any]) -> LaunchPlan:
@@ -89,9 +92,9 @@ def verify(where: Path, name: str, one: dict[str, Any], other: dict[str, Any]) -
 
 
 @contextmanager
-def untied_copy() -> Iterator[None]:
+def untied_copy(kind: type[PipelineEngine | TorchPipelineEngine]) -> Iterator[None]:
     """After loading, the last stage computes with another copy of the tied embedding than the first."""
-    load_state_dict = PipelineEngine.load_state_dict
+    load_state_dict = kind.load_state_dict
 
     def loaded(engine, state, **options):
         load_state_dict(engine, state, **options)
@@ -100,7 +103,7 @@ def untied_copy() -> Iterator[None]:
                 with torch.no_grad():
                     parameter[0, 0] += 1.0
 
-    with patch.object(PipelineEngine, "load_state_dict", loaded):
+    with patch.object(kind, "load_state_dict", loaded):
         yield
 
 
@@ -111,9 +114,12 @@ def find_all(folder: str) -> dict[str, Any]:
     distributed.barrier()
     logging.disable(logging.WARNING)
     found = {name: verify(where, name, *case).as_facts() for name, case in CASES.items()}
-    for name, fault in (("tied", nullcontext()), ("untied", untied_copy())):
-        with fault:
-            found[name] = verify(where, name, TIED, TIED).as_facts()
+    for engine, kind in ENGINES.items():
+        settings = TIED | {"engine": engine}
+        for state, fault in (("tied", nullcontext()), ("untied", untied_copy(kind))):
+            name = f"{state}, {engine}"
+            with fault:
+                found[name] = verify(where, name, settings, settings).as_facts()
     return found
 
 
@@ -147,7 +153,7 @@ def found(tmp_path_factory) -> dict[str, Answer]:
     return {name: Answer.from_facts(facts) for name, facts in answers.items()}
 
 
-@pytest.mark.parametrize("case", [*CASES, "tied"])
+@pytest.mark.parametrize("case", [*CASES, *(f"tied, {engine}" for engine in ENGINES)])
 def test_a_resumed_training_agrees(found, case):
     answer = found[case]
     assert answer.first == ""
@@ -174,8 +180,10 @@ def test_on_another_layout_the_size_of_the_difference_is_shown(found):
     assert rows["final weights"].worst.endswith(" relative")
 
 
-def test_a_tied_copy_that_is_out_of_step_is_named(found):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_tied_copy_that_is_out_of_step_is_named(found, engine):
+    answer = found[f"untied, {engine}"]
     place = "embedding.word_embeddings.weight in the optimizer of rank 1"
-    assert found["untied"].first == f"{place} is not what the uninterrupted training held"
-    copies = next(check for check in found["untied"].checks if check.name == "copies of weights")
+    assert answer.first == f"{place} is not what the uninterrupted training held"
+    copies = next(check for check in answer.checks if check.name == "copies of weights")
     assert copies.differing
