@@ -84,7 +84,7 @@ def train_each(folder: str, data_path: str, runs: list[list[Any]]) -> list[dict[
             engine = build_engine(*arguments, **options)
             seen["weights"] = {str(each.dtype) for each in engine.model.parameters()}
             engine.update.before(
-                lambda pending: seen["gradients"].update(str(each.dtype) for each in pending.gradients())
+                lambda pending: seen["gradients"].update(str(each.dtype) for *_, each in pending.weights())
             )
             return engine
 

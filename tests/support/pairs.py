@@ -241,12 +241,12 @@ def pair_of(one: str, other: str, **settings: Any) -> Pair | None:
 
 
 def teacher_of(resolved: Resolved, one: str, other: str, **settings: Any) -> Resolved | None:
-    """The training of the teacher of a pair of options, one iteration; None if the pair has none."""
+    """The training of the teacher of a pair of options, as long; None if the pair has none."""
     if not resolved.config.compression.compression_training.layer_reduction.enabled:
         return None
     given = {**settings, **(_merged(OPTIONS[one], OPTIONS[other]) or {})}
     del given["compression_training"]
-    given |= {"train_iters": 1, "save": "teacher", "save_interval": 1, "async_save": False, "seed": 7}
+    given |= {"save": "teacher", "save_interval": 3, "async_save": False, "seed": 7}
     return resolved_from({**SETTINGS, **given}, devices=resolved.derived.world_size)
 
 

@@ -1,9 +1,13 @@
 """The estimates of the gradient noise scale are unbiased, and their averages forget."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
 from neox_model.metrics.noise_scale import AveragedNoiseScale, NoiseScale, estimate
+from neox_model.train.hooks.gradients import NoiseScaleHook
 
 
 def test_the_estimates_are_unbiased():
@@ -33,3 +37,31 @@ def test_the_average_forgets_old_estimates():
     for _ in range(1000):
         found = average.add(NoiseScale(8.0, 2.0))
     assert (found.noise, found.signal) == pytest.approx((8.0, 2.0), rel=1e-3)
+
+
+def test_a_weight_that_is_trained_later_had_no_gradient_before():
+    calls, written = [], []
+    hook = NoiseScaleHook(
+        SimpleNamespace(before=calls.append),
+        count=2,
+        on_host=False,
+        writers=[SimpleNamespace(write=lambda metrics, iteration: written.append(metrics))],
+        interval=2,
+        before_writing=lambda: None,
+    )
+    for gradients in (
+        {"old": torch.tensor([3.0])},
+        {"new": torch.tensor([4.0, 0.0]), "old": torch.tensor([3.0])},
+    ):
+        calls[0](
+            SimpleNamespace(
+                norm=torch.cat(list(gradients.values())).norm(),
+                weights=lambda gradients=gradients: ((name, None, one) for name, one in gradients.items()),
+                norm_of=lambda sums: torch.cat(list(sums.values())).norm(),
+            )
+        )
+    hook.on_step(SimpleNamespace(iteration=2, samples_per_iteration=8), None)
+    # The mean gradient of both updates is (3, 2, 0).
+    expected = estimate(small=8, small_square=(9 + 25) / 2, large=16, large_square=13)
+    assert written[0]["gradient_noise_scale/noise"] == pytest.approx(expected.noise)
+    assert written[0]["gradient_noise_scale/signal"] == pytest.approx(expected.signal)

@@ -72,6 +72,17 @@ def test_eigenvalues_are_those_of_the_dense_hessian():
     assert all(value.grad is None for value in model.parameters())
 
 
+def test_layers_with_the_same_weights_have_the_same_eigenvalue():
+    resolved = resolved_from(SMALL | {"num_layers": 4, "num_unique_layers": 2})
+    model = build_model(resolved, SINGLE_PROCESS, vocab_size=VOCAB)
+    owners = resolved.derived.weight_owners
+    found = Eigenvalues(model, section(layer_num=4), data=SINGLE_RANK, seed=1, owners=owners)
+    found.measure(batches_of(1))
+    first, second, *shared = found.values.tolist()
+    assert 0.0 != first != second != 0.0
+    assert shared == [first, second]
+
+
 def test_the_power_iteration_stops_at_the_tolerance_or_the_maximum():
     matrix = torch.diag(torch.tensor([1.0, -3.0, 2.0], dtype=torch.float64))
     seen: list[float] = []

@@ -6,7 +6,7 @@ at which ZeRO stage is declared in `neox_config.facts.engines`; rules refuse set
 as `Update.before` under DeepSpeed's ZeRO.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -42,10 +42,10 @@ class PendingUpdate:
             name, for the tensors of this rank's pipeline stage. Collective over the model group. Call
             it before the function that received this returns, and do not keep it. Collective over the data
             group, too, if the optimizer averages over replicas.
-        gradients: yields this rank's gradients, without the loss scale, in a fixed order; the same rules.
-        weights: yields this rank's part of each weight, as logical name, values before the update, and
-            gradient without the loss scale; the same rules.
-        norm_of: computes the 2-norm over the whole model of tensors in the order and shapes of `gradients`.
+        weights: yields this rank's part of each weight that has a gradient, as logical name, values before
+            the update, and gradient without the loss scale; the same rules. A weight that is not trained
+            yet, such as a score of pruning, has none.
+        norm_of: computes the 2-norm over the whole model of tensors like the gradients, by logical name.
             Collective over the model and pipe groups.
         zeros: computes the share of gradient elements equal to 0 over the whole model.
             Collective over the model and pipe groups.
@@ -57,9 +57,8 @@ class PendingUpdate:
 
     norm: Tensor
     tensor_norms: Callable[[], dict[str, Tensor]]
-    gradients: Callable[[], Iterator[Tensor]]
     weights: Callable[[], Iterator[tuple[str, Tensor, Tensor]]]
-    norm_of: Callable[[Sequence[Tensor]], Tensor]
+    norm_of: Callable[[Mapping[str, Tensor]], Tensor]
     zeros: Callable[[], Tensor]
     loss: Callable[[], Tensor]
     leave_out: Callable[[Tensor], None]

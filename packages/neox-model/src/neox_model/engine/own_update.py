@@ -82,6 +82,7 @@ class OwnUpdate:
         paths = {id(parameter): name for name, parameter in named_logical_parameters(self._model)}
         held = zip(self.mixed.parameters, self._all_held(), strict=True)
         names = {id(parameter): paths[id(run.param)] for parameter, run in held}
+        held_as = {names[id(parameter)]: parameter for parameter in self.mixed.parameters}
         if not self.mixed.before_update:
             self.mixed.before_update.append(self._take_losses)
 
@@ -103,13 +104,15 @@ class OwnUpdate:
                         are_averaged=are_averaged,
                         are_sharded=are_sharded,
                     ),
-                    gradients=lambda: (one if scale is None else one / scale for one in gradients),
                     weights=lambda: (
                         (names[id(parameter)], parameter.detach(), one if scale is None else one / scale)
                         for parameter, one in zip(parameters, gradients, strict=True)
                     ),
-                    norm_of=partial(
-                        global_gradient_norm, parameters, groups=self._groups, are_sharded=are_sharded
+                    norm_of=lambda values: global_gradient_norm(
+                        [held_as[name] for name in values],
+                        list(values.values()),
+                        self._groups,
+                        are_sharded=are_sharded,
                     ),
                     zeros=partial(
                         share_of_zeros,

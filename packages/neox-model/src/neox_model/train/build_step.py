@@ -142,7 +142,13 @@ def build_eigenvalues(resolved: Resolved, engine: Engine, groups: Groups) -> Eig
     section = resolved.config.engine.eigenvalue
     if not section.enabled:
         return None
-    return Eigenvalues(engine.model, section, data=groups.data, seed=resolved.config.training.seed)
+    return Eigenvalues(
+        engine.model,
+        section,
+        data=groups.data,
+        seed=resolved.config.training.seed,
+        owners=resolved.derived.weight_owners,
+    )
 
 
 def build_compression(

@@ -87,6 +87,8 @@ class Eigenvalues:
         data: the data-parallel ranks, over which losses are averaged.
         seed: random seed of the first vectors.
         dtype: dtype in which they are computed; weights are converted.
+        owners: first layer with the same weights, for each layer, whose eigenvalue is also that layer's; None
+            if no weights are shared.
 
     Attributes:
         values: one per layer, float64; zeros before the first measurement.
@@ -100,8 +102,10 @@ class Eigenvalues:
         data: Group,
         seed: int,
         dtype: torch.dtype = torch.float32,
+        owners: Sequence[int] | None = None,
     ) -> None:
         assert isinstance(model, SequentialModel), "a rule refuses pipelines"
+        self._owners = range(section.layer_num) if owners is None else owners
         self.values = torch.zeros(section.layer_num, dtype=torch.float64)
         self._model, self._section, self._data = model, section, data
         self._seed, self._dtype = seed, dtype
@@ -148,8 +152,9 @@ class Eigenvalues:
         section, was_training = self._section, self._model.training
         try:
             with self._twice_differentiable():
-                for layer in range(section.layer_num):
-                    self.values[layer] = self._of_layer(layer, batches)
+                for layer, owner in enumerate(self._owners[: section.layer_num]):
+                    is_owner = owner == layer
+                    self.values[layer] = self._of_layer(layer, batches) if is_owner else self.values[owner]
         except (torch.OutOfMemoryError, distributed.DistError):
             raise
         except RuntimeError as error:

@@ -149,7 +149,7 @@ class NoiseScaleHook(Hook):
         self._writers = writers
         self._interval = interval
         self._before_writing = before_writing
-        self._sums: list[Tensor] = []
+        self._sums: dict[str, Tensor] = {}
         self._seen = 0
         self._finite = torch.zeros(())
         self._squares = torch.zeros(())
@@ -185,10 +185,12 @@ class NoiseScaleHook(Hook):
         """Add the gradients of one update, without reading anything back from the device."""
         is_finite = torch.isfinite(pending.norm)
         if not self._sums:
-            self._sums = [self._place(torch.zeros_like(one)) for one in pending.gradients()]
             self._finite = self._squares = torch.zeros_like(pending.norm)
-        for total, gradient in zip(self._sums, pending.gradients(), strict=True):
-            total.add_(self._place(torch.where(is_finite, gradient, 0.0)))
+        for name, _, gradient in pending.weights():
+            if name not in self._sums:
+                # The gradient of a weight that was not trained before was zero.
+                self._sums[name] = self._place(torch.zeros_like(gradient))
+            self._sums[name].add_(self._place(torch.where(is_finite, gradient, 0.0)))
         self._squares = self._squares + torch.where(is_finite, pending.norm.square(), 0.0)
         self._finite = self._finite + is_finite.to(pending.norm.dtype)
         self._seen += 1
@@ -199,7 +201,7 @@ class NoiseScaleHook(Hook):
         norm = pending.norm_of(self._sums)
         number = self._finite.clamp(min=1.0)
         self._measured.append((self._finite, self._squares / number, (norm / number).square()))
-        for total in self._sums:
+        for total in self._sums.values():
             total.zero_()
         self._seen, self._finite, self._squares = 0, 0.0 * number, 0.0 * number
 
