@@ -123,3 +123,36 @@ def test_softmax_gradients(operator, shape, form):
 
 def test_score_far_above_the_others_has_probability_one(form):
     assert form(scaled_softmax)(torch.tensor([0.0, 200.0, 0.0])).tolist() == [0.0, 1.0, 0.0]
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("keys", [8, 264, 1032, 2056, 16392])
+def test_rows_of_whole_vectors_forward_and_backward(operator, keys, dtype, form):
+    """Rows of one warp, of several, and longer than the registers hold; causal rows end within a vector."""
+    scores = torch.randn(2, 3, keys, dtype=torch.float64).mul(4).to(dtype).requires_grad_()
+    masked_out = torch.rand(3, keys) < 0.3
+    hidden = {
+        scaled_softmax: torch.zeros(1, dtype=torch.bool),
+        scaled_causal_softmax: causal_mask(3, keys),
+        scaled_masked_softmax: masked_out,
+    }[operator]
+    above = torch.randn(2, 3, keys, dtype=torch.float64).to(dtype)
+    result = apply(form, operator, scores, masked_out, -0.3)
+    result.backward(above)
+    expected = exact(scores.detach(), hidden, -0.3)
+    torch.testing.assert_close(result.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    p, dp = result.detach().double(), above.double()
+    slope = -0.3 * p * (dp - (dp * p).sum(-1, keepdim=True))
+    torch.testing.assert_close(scores.grad.double(), slope, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert torch.all(scores.grad.masked_select(hidden) == 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_whose_rows_are_not_contiguous(dtype, form):
+    scores = torch.randn(2, 5, 64, dtype=torch.float64).to(dtype)
+    for masked_out in (torch.rand(64, 5).lt(0.4).t(), torch.rand(5, 65).lt(0.4)[:, 1:], torch.rand(5, 1) < 0.4):
+        result = form(scaled_masked_softmax)(scores, masked_out, 0.3)
+        torch.testing.assert_close(
+            result.double(), exact(scores, masked_out, 0.3), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )

@@ -42,7 +42,9 @@ struct dim3 {
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
-inline void __stwb(uint4* address, uint4 words) { *address = words; }
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
 inline uint4 __ldg(const uint4* address) { return *address; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 

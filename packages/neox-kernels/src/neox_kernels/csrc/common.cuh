@@ -40,6 +40,23 @@ __device__ inline T from_float(float value) {
   }
 }
 
+// exp(x). For 16-bit results by the fast instruction, whose error of about 1e-6 is far below their rounding.
+template <typename T>
+__device__ inline float exponential(float x) {
+  if constexpr (sizeof(T) == 4) {
+    return expf(x);
+  } else {
+    constexpr float kLog2E = 1.4426950408889634f;
+#ifdef __CUDA_ARCH__
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * kLog2E));
+    return power;
+#else
+    return exp2f(x * kLog2E);
+#endif
+  }
+}
+
 // N neighbouring elements, read or written in one access; N * sizeof(T) is at most 16 bytes.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vector {
@@ -54,22 +71,60 @@ __device__ inline To bits_of(From value) {
   return bits;
 }
 
-// The four 32-bit words of 16 bytes, combined by shifts and stored by one instruction: nvcc 13.0 compiles an assignment
-// to four or eight stores (seen in its PTX).
+// A vector as 32-bit words. nvcc 13.0 gives each 16-bit element of a Vector a register of its own, and compiles an
+// assignment of a Vector to a store for each element (seen in its PTX).
 template <typename T, int N>
-__device__ inline uint4 words_of(const Vector<T, N>& vector) {
-  static_assert(sizeof(T) * N == 16);
-  uint32_t words[4];
+struct Words {
+  static constexpr int kBytes = static_cast<int>(sizeof(T)) * N;
+  static constexpr int kCount = kBytes < 4 ? 1 : kBytes / 4;
+  uint32_t words[kCount];
+
+  Words() = default;
+
+  __device__ explicit Words(const Vector<T, N>& vector) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (sizeof(T) == 2) {
-      words[i] = static_cast<uint32_t>(bits_of<uint16_t>(vector.values[2 * i + 1])) << 16 |
-                 bits_of<uint16_t>(vector.values[2 * i]);
-    } else {
-      words[i] = bits_of<uint32_t>(vector.values[i]);
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (sizeof(T) == 4) {
+        words[i] = bits_of<uint32_t>(vector.values[i]);
+      } else if constexpr (N == 1) {
+        words[i] = bits_of<uint16_t>(vector.values[i]);
+      } else {
+        words[i] = static_cast<uint32_t>(bits_of<uint16_t>(vector.values[2 * i + 1])) << 16 |
+                   bits_of<uint16_t>(vector.values[2 * i]);
+      }
     }
   }
-  return make_uint4(words[0], words[1], words[2], words[3]);
+
+  __device__ float value(int j) const {
+    if constexpr (sizeof(T) == 4) {
+      return bits_of<float>(words[j]);
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      return bits_of<float>(j % 2 == 0 ? words[j / 2] << 16 : words[j / 2] & 0xffff0000u);
+    } else {
+      return to_float(bits_of<T>(static_cast<uint16_t>(j % 2 == 0 ? words[j / 2] : words[j / 2] >> 16)));
+    }
+  }
+};
+
+template <int N, typename T>
+__device__ inline Words<T, N> load_words(const T* address) {
+  Words<T, N> read;
+  if constexpr (Words<T, N>::kBytes == 16) {
+    const uint4 four = *reinterpret_cast<const uint4*>(address);
+    read.words[0] = four.x;
+    read.words[1] = four.y;
+    read.words[2] = four.z;
+    read.words[3] = four.w;
+  } else if constexpr (Words<T, N>::kBytes == 8) {
+    const uint2 two = *reinterpret_cast<const uint2*>(address);
+    read.words[0] = two.x;
+    read.words[1] = two.y;
+  } else if constexpr (Words<T, N>::kBytes == 4) {
+    read.words[0] = *reinterpret_cast<const uint32_t*>(address);
+  } else {
+    read.words[0] = bits_of<uint16_t>(*address);
+  }
+  return read;
 }
 
 template <int N, typename T>
@@ -81,19 +136,26 @@ __device__ inline Vector<T, N> load(const T* address) {
   }
 }
 
+// One instruction for 4, 8 or 16 bytes. Unlike an intrinsic, it may be moved across other accesses: no kernel reads what
+// it has stored.
 template <int N, typename T>
 __device__ inline void store(T* address, const Vector<T, N>& vector) {
-  if constexpr (sizeof(T) * N == 16) {
-    const uint4 words = words_of(vector);
-#ifdef __CUDA_ARCH__
-    // Unlike the intrinsic, this may be moved across other accesses: no kernel reads what it has stored.
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words.x), "r"(words.y), "r"(words.z),
-                 "r"(words.w));
-#else
-    __stwb(reinterpret_cast<uint4*>(address), words);
-#endif
+  if constexpr (sizeof(T) * N < 4) {
+    *address = vector.values[0];
   } else {
-    *reinterpret_cast<Vector<T, N>*>(address) = vector;
+    const Words<T, N> in(vector);
+#ifdef __CUDA_ARCH__
+    if constexpr (Words<T, N>::kCount == 4) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(in.words[0]), "r"(in.words[1]),
+                   "r"(in.words[2]), "r"(in.words[3]));
+    } else if constexpr (Words<T, N>::kCount == 2) {
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(in.words[0]), "r"(in.words[1]));
+    } else {
+      asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(in.words[0]));
+    }
+#else
+    memcpy(address, in.words, sizeof in.words);
+#endif
   }
 }
 
@@ -219,30 +281,6 @@ __device__ inline void for_each_vector(Index limit, Body body) {
   }
 }
 
-// A row of the input, read once into registers; with ITEMS == 0 (rows too long for registers), at each use.
-template <typename T, int VEC, int ITEMS>
-class Row {
- public:
-  template <typename Index>
-  __device__ Row(const T* start, Index limit) : start_(start) {
-    if constexpr (ITEMS > 0) {
-      for_each_vector<VEC, ITEMS>(limit, [&](int item, Index column) { items_[item] = load<VEC>(start + column); });
-    }
-  }
-
-  __device__ Vector<T, VEC> vector(int item, int64_t column) const {
-    if constexpr (ITEMS > 0) {
-      return items_[item];
-    } else {
-      return load<VEC>(start_ + column);
-    }
-  }
-
- private:
-  const T* start_;
-  Vector<T, VEC> items_[ITEMS > 0 ? ITEMS : 1];
-};
-
 // Launching ---------------------------------------------------------------------------------------------------
 
 inline void check(cudaError_t status) {
@@ -344,49 +382,5 @@ void with_type(Dtype dtype, Body body) {
 
 template <int N>
 using Constant = std::integral_constant<int, N>;
-
-// Threads of a row: block.x threads with `items` vectors each, block.y rows per block.
-struct RowPlan {
-  dim3 block;
-  int items;
-};
-
-constexpr int kMaxRowThreads = 512;
-constexpr int kFewItems = 2;
-constexpr int kMaxItems = 4;  // More would exceed the registers of 512 threads.
-
-inline RowPlan plan_row(int64_t num_vectors, int few_items) {
-  for (const int items : {few_items, kMaxItems}) {
-    if (num_vectors <= kWarp * items) {
-      return {dim3(kWarp, 4), items};
-    }
-    if (num_vectors <= kMaxRowThreads * items) {
-      return {dim3(static_cast<unsigned>(ceil_div(ceil_div(num_vectors, items), kWarp) * kWarp), 1), items};
-    }
-  }
-  return {dim3(kMaxRowThreads, 1), 0};
-}
-
-// Calls body(Constant<VEC>{}, Constant<ITEMS>{}, block) with the values for rows of `columns` elements of T.
-template <typename T, typename Body>
-void with_row_plan(int64_t columns, bool vectorized, Body body) {
-  constexpr int kVec = 16 / sizeof(T);
-  if (!vectorized) {
-    const RowPlan plan = plan_row(columns, kMaxItems);
-    if (plan.items == 0) {
-      return body(Constant<1>{}, Constant<0>{}, plan.block);
-    }
-    return body(Constant<1>{}, Constant<kMaxItems>{}, plan.block);
-  }
-  const RowPlan plan = plan_row(columns / kVec, kFewItems);
-  switch (plan.items) {
-    case kFewItems:
-      return body(Constant<kVec>{}, Constant<kFewItems>{}, plan.block);
-    case kMaxItems:
-      return body(Constant<kVec>{}, Constant<kMaxItems>{}, plan.block);
-    default:
-      return body(Constant<kVec>{}, Constant<0>{}, plan.block);
-  }
-}
 
 }  // namespace neox
