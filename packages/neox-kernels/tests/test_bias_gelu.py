@@ -49,3 +49,19 @@ def test_tanh_and_erf_forms_differ():
     x = torch.tensor([1.5], dtype=torch.float64)
     difference = bias_gelu(x, torch.zeros(1), "tanh") - bias_gelu(x, torch.zeros(1), "erf")
     assert 1e-5 < abs(difference.item()) < 1e-3
+
+
+@pytest.mark.parametrize("gelu_form", ["tanh", "erf"])
+@pytest.mark.parametrize("form", ["emulated"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fast_formulas_are_right_where_the_result_is_small(gelu_form, dtype, form):
+    """A few roundings of the result, not of 1: approximations of tanh and erf lose them below -2."""
+    x = torch.linspace(-4.5, 4.5, 4096, dtype=torch.float64).to(dtype).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    result = form(bias_gelu)(x, torch.zeros_like(x), gelu_form)
+    expected = torch.nn.functional.gelu(wide, approximate="tanh" if gelu_form == "tanh" else "none")
+    result.sum().backward()
+    expected.sum().backward()
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(result.double(), expected, atol=2e-7, rtol=rounding)
+    torch.testing.assert_close(x.grad.double(), wide.grad, atol=1e-6, rtol=rounding)

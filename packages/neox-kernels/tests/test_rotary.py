@@ -21,7 +21,8 @@ def exact(x_SBNK, cos, sin):
     return torch.cat((number.real, number.imag, wide[..., 2 * pairs :]), dim=-1)
 
 
-SIZES = [(1, 1), (3, 1), (7, 3), (16, 8), (64, 16), (64, 32), (40, 8), (127, 60)]
+# Vectors of 1, 2, 4 and 8: (96, 12) is a quarter of a head of GPT-NeoX-20B, (36, 2) and (20, 10) have pairs of two.
+SIZES = [(1, 1), (3, 1), (7, 3), (16, 8), (64, 16), (64, 32), (40, 8), (127, 60), (96, 12), (36, 2), (20, 10)]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -37,6 +38,19 @@ def test_rotary_rotates_the_first_channels_of_queries_and_keys(operator, width, 
         assert result.dtype == dtype
         torch.testing.assert_close(result.double(), value, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
         assert torch.equal(result[..., 2 * pairs :], given[..., 2 * pairs :])
+
+
+@pytest.mark.parametrize("form", ["emulated"], indirect=True)
+@pytest.mark.parametrize("operator", [rotary, rotary_], ids=["new", "in-place"])
+@pytest.mark.parametrize("width", [64, 24, 20])
+def test_heads_that_start_between_vectors(operator, width, form):
+    """Strides, not sizes, decide the vectors; more positions than a thread has at once."""
+    projection = torch.randn(19, 2, 3, 3 * width + 6, dtype=torch.bfloat16)
+    cos, sin = angles(19, width // 4)
+    query, key = projection[..., 2 : 2 + width], projection[..., 2 + width : 2 + 2 * width]
+    expected = exact(query, cos, sin), exact(key, cos, sin)
+    for result, value in zip(form(operator)(query, key, cos, sin), expected, strict=True):
+        torch.testing.assert_close(result.double(), value, atol=2e-2, rtol=2e-2)
 
 
 def test_zero_pairs_change_nothing(form):

@@ -56,6 +56,7 @@ def bias_gelu_backward(
     x_gradient: int,
     bias_gradient: ParameterCode,
     partials: int,
+    partial_rows: int,
     rows: int,
     columns: int,
     tanh_form: bool,
@@ -83,6 +84,7 @@ def bias_dropout_add_backward(
     x_gradient: int,
     bias_gradient: ParameterCode,
     partials: int,
+    partial_rows: int,
     rows: int,
     columns: int,
     keep_below: int,
@@ -120,6 +122,7 @@ def gated_backward(
     up_bias_gradient: ParameterCode,
     gate_bias_gradient: ParameterCode,
     partials: int,
+    partial_rows: int,
     rows: int,
     columns: int,
 ) -> None: ...
@@ -209,7 +212,9 @@ def cross_entropy(
     columns: int,
     width: int,
 ) -> None: ...
-def partial_rows(device: int, rows: int, columns: int, itemsize: int) -> int: ...
+def bias_gelu_partial_rows(device: int, dtype: int, rows: int, columns: int, tanh_form: bool) -> int: ...
+def bias_dropout_add_partial_rows(device: int, dtype: int, rows: int, columns: int) -> int: ...
+def gated_partial_rows(device: int, dtype: int, activation: int, rows: int, columns: int) -> int: ...
 def layer_norm_partial_rows(
     device: int, dtype: int, dtype_of_parameters: int, rows: int, columns: int
 ) -> int: ...

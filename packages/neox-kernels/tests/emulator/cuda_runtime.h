@@ -31,7 +31,7 @@
 
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct dim3 {
@@ -67,17 +67,17 @@ struct cudaLaunchConfig_t {
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "invalid configuration argument";
 }
+// NEOX_EMULATOR_FAIL names the function that reports a failed launch.
+inline cudaError_t failure_of(const char* function) {
+  const char* failing = std::getenv("NEOX_EMULATOR_FAIL");
+  return failing != nullptr && std::strcmp(failing, function) == 0 ? cudaErrorInvalidConfiguration : cudaSuccess;
+}
+inline cudaError_t cudaGetLastError() { return failure_of("cudaGetLastError"); }
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  const char* count = std::getenv("NEOX_EMULATOR_MULTIPROCESSORS");
-  *value = count == nullptr ? 2 : std::atoi(count);
-  return cudaSuccess;
-}
-
 namespace emulator {
 
 constexpr unsigned kWarpSize = 32;
@@ -214,6 +214,16 @@ inline float __shfl_sync(unsigned mask, float value, int lane) {
 inline float __fdividef(float dividend, float divisor) { return dividend / divisor; }
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  if (which == cudaDevAttrMaxSharedMemoryPerBlockOptin) {
+    *value = static_cast<int>(emulator::kSharedBytes - 1024);
+    return cudaSuccess;
+  }
+  const char* count = std::getenv("NEOX_EMULATOR_MULTIPROCESSORS");
+  *value = count == nullptr ? 2 : std::atoi(count);
+  return cudaSuccess;
+}
+
 template <typename... Expected>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Expected...), cudaFuncAttribute, int bytes) {
   if (bytes < 0 || static_cast<size_t>(bytes) > emulator::kSharedBytes - 1024) {
@@ -234,6 +244,9 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*)(
 
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... given) {
+  if (failure_of("cudaLaunchKernelEx") != cudaSuccess) {
+    return cudaErrorInvalidConfiguration;
+  }
   using namespace emulator;
   grid = config->gridDim;
   block = config->blockDim;

@@ -1,143 +1,153 @@
 // residual + dropout(x + bias). The maths: bias_dropout_add.py; the random bits: philox.py.
 //
 // The mask is not stored: forward and backward compute it from the seed and the element's index, independent of the
-// launch configuration, the vector width and the device.
+// launch configuration, the vector width and the device. A group of 8 elements has one counter, an element 16 bits.
 
 #include "columns.cuh"
 
 namespace neox {
 namespace {
 
-struct Bits {
-  uint32_t values[4];
+constexpr int kGroup = 8;
+
+// Philox4x32-7. The keys of its rounds follow from the seed alone and are computed once.
+class Philox {
+ public:
+  __device__ explicit Philox(uint64_t seed) {
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      keys_[round][0] = static_cast<uint32_t>(seed) + round * 0x9E3779B9u;
+      keys_[round][1] = static_cast<uint32_t>(seed >> 32) + round * 0xBB67AE85u;
+    }
+  }
+
+  // The random words of a group: elements 2 i and 2 i + 1 of it have the lower and the upper half of word i.
+  __device__ void draw(uint32_t (&words)[4], uint64_t group) const {
+    words[0] = static_cast<uint32_t>(group);
+    words[1] = static_cast<uint32_t>(group >> 32);
+    words[2] = 0;
+    words[3] = 0;
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const uint64_t product0 = static_cast<uint64_t>(0xD2511F53u) * words[0];
+      const uint64_t product1 = static_cast<uint64_t>(0xCD9E8D57u) * words[2];
+      words[0] = static_cast<uint32_t>(product1 >> 32) ^ words[1] ^ keys_[round][0];
+      words[1] = static_cast<uint32_t>(product1);
+      words[2] = static_cast<uint32_t>(product0 >> 32) ^ words[3] ^ keys_[round][1];
+      words[3] = static_cast<uint32_t>(product0);
+    }
+  }
+
+ private:
+  static constexpr int kRounds = 7;
+  uint32_t keys_[kRounds][2];
 };
 
-// Philox4x32-10 with the seed as key and `group` as counter: the random bits of elements 4 * group ... 4 * group + 3.
-__device__ inline Bits philox(uint64_t seed, uint64_t group) {
-  uint32_t key0 = static_cast<uint32_t>(seed);
-  uint32_t key1 = static_cast<uint32_t>(seed >> 32);
-  uint32_t c0 = static_cast<uint32_t>(group);
-  uint32_t c1 = static_cast<uint32_t>(group >> 32);
-  uint32_t c2 = 0;
-  uint32_t c3 = 0;
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = static_cast<uint64_t>(0xD2511F53u) * c0;
-    const uint64_t product1 = static_cast<uint64_t>(0xCD9E8D57u) * c2;
-    c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ key0;
-    c1 = static_cast<uint32_t>(product1);
-    c2 = static_cast<uint32_t>(product0 >> 32) ^ c3 ^ key1;
-    c3 = static_cast<uint32_t>(product0);
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
-  }
-  return {{c0, c1, c2, c3}};
-}
-
-// Dropout factors (0 or keep_scale) of VEC neighbours, starting at element `first`.
+// Sets values that dropout drops to 0: those of VEC neighbours, starting at element `first`, whose 16 bits are not below
+// `keep_below`, which is less than 2^16. What is dropped may be infinite or NaN.
 template <int VEC>
-__device__ inline void dropout_factors(float (&factors)[VEC], uint64_t seed, int64_t first, int64_t keep_below,
-                                       float keep_scale) {
+__device__ inline void drop(float (&values)[VEC], const Philox& philox, int64_t first, uint32_t keep_below) {
+  uint32_t words[4];
+  philox.draw(words, static_cast<uint64_t>(first) / kGroup);
+  const uint32_t upper_bound = keep_below << 16;
   if constexpr (VEC == 1) {
-    const Bits bits = philox(seed, static_cast<uint64_t>(first) / 4);
-    const int lane = static_cast<int>(first % 4);
-    const uint32_t low = lane % 2 == 0 ? bits.values[0] : bits.values[1];
-    const uint32_t high = lane % 2 == 0 ? bits.values[2] : bits.values[3];
-    factors[0] = static_cast<int64_t>(lane < 2 ? low : high) < keep_below ? keep_scale : 0.0f;
+    const int place = static_cast<int>(first % kGroup);
+    const uint32_t low = place < 2 ? words[0] : words[1];
+    const uint32_t high = place < 6 ? words[2] : words[3];
+    const uint32_t word = place < 4 ? low : high;
+    values[0] = (place % 2 == 0 ? word << 16 : word) < upper_bound ? values[0] : 0.0f;
   } else {
-    // `first` is a multiple of VEC, and VEC of 4.
+    // `first` is a multiple of VEC, which is 4 or 8.
+    const bool is_second_half = VEC == 4 && first % kGroup != 0;
 #pragma unroll
-    for (int group = 0; group < VEC / 4; ++group) {
-      const Bits bits = philox(seed, static_cast<uint64_t>(first) / 4 + group);
-#pragma unroll
-      for (int lane = 0; lane < 4; ++lane) {
-        factors[4 * group + lane] = static_cast<int64_t>(bits.values[lane]) < keep_below ? keep_scale : 0.0f;
-      }
+    for (int j = 0; j < VEC; j += 2) {
+      const uint32_t word = VEC == 4 && is_second_half ? words[(j + 4) / 2 % 4] : words[j / 2];
+      values[j] = word << 16 < upper_bound ? values[j] : 0.0f;
+      values[j + 1] = word < upper_bound ? values[j + 1] : 0.0f;
     }
   }
 }
 
-template <int VEC>
-__device__ inline void keep_all(float (&factors)[VEC]) {
-#pragma unroll
-  for (int j = 0; j < VEC; ++j) {
-    factors[j] = 1.0f;
-  }
-}
+constexpr int64_t kKeepAll = 1 << 16;
 
-constexpr int64_t kKeepAll = static_cast<int64_t>(1) << 32;
-
-template <typename T, int VEC>
+template <typename T, int VEC, bool DROPS>
 __global__ void __launch_bounds__(kWarp* kTileRows, 3)
     bias_dropout_add_forward_kernel(const T* __restrict__ x, Parameter bias, const T* __restrict__ residual,
-                                    const int64_t* seed, T* __restrict__ result, int64_t rows, int64_t columns,
-                                    int64_t keep_below, float keep_scale) {
+                                    const int64_t* __restrict__ seed, T* __restrict__ result, int64_t rows,
+                                    int64_t columns, uint32_t keep_below, float keep_scale) {
   const Tile<VEC> tile(columns);
-  const bool drops = keep_below != kKeepAll;
-  const uint64_t key = drops ? static_cast<uint64_t>(*seed) : 0;
+  const Philox philox(DROPS ? static_cast<uint64_t>(*seed) : 0);
   float shift[VEC];
   load_bias(shift, bias, tile);
-  Vector<T, VEC> in[2];
-  Vector<T, VEC> kept_aside[2];
+  Words<T, VEC> in[2];
+  Words<T, VEC> kept_aside[2];
   for_each_row<2>(
       tile, rows,
       [&](int slot, int64_t row) {
-        in[slot] = load<VEC>(x + row * columns + tile.column);
-        kept_aside[slot] = load<VEC>(residual + row * columns + tile.column);
+        in[slot] = load_words<VEC>(x + row * columns + tile.column);
+        kept_aside[slot] = load_words<VEC>(residual + row * columns + tile.column);
       },
       [&](int slot, int64_t row) {
         const int64_t first = row * columns + tile.column;
-        float factors[VEC];
-        if (drops) {
-          dropout_factors(factors, key, first, keep_below, keep_scale);
-        } else {
-          keep_all(factors);
+        float values[VEC];
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) {
+          values[j] = in[slot].value(j) + shift[j];
+        }
+        if constexpr (DROPS) {
+          drop(values, philox, first, keep_below);
         }
         Vector<T, VEC> out;
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
-          // A dropped element is 0 even if x is infinite or NaN.
-          const float biased = to_float(in[slot].values[j]) + shift[j];
-          const float dropped = factors[j] == 0.0f ? 0.0f : biased * factors[j];
-          out.values[j] = from_float<T>(to_float(kept_aside[slot].values[j]) + dropped);
+          const float aside = kept_aside[slot].value(j);
+          out.values[j] = from_float<T>(DROPS ? aside + values[j] * keep_scale : aside + values[j]);
         }
         store<VEC>(result + first, out);
       });
 }
 
-template <typename T, int VEC>
+template <typename T, int VEC, bool DROPS>
 __global__ void __launch_bounds__(kWarp* kTileRows, 3)
-    bias_dropout_add_backward_kernel(const T* __restrict__ gradient, const int64_t* seed, T* __restrict__ x_gradient,
-                                     float* __restrict__ partials, int64_t rows, int64_t columns, int64_t keep_below,
-                                     float keep_scale) {
+    bias_dropout_add_backward_kernel(const T* __restrict__ gradient, const int64_t* __restrict__ seed,
+                                     T* __restrict__ x_gradient, float* __restrict__ partials, int64_t rows,
+                                     int64_t columns, uint32_t keep_below, float keep_scale) {
   const Tile<VEC> tile(columns);
-  const bool drops = keep_below != kKeepAll;
-  const uint64_t key = drops ? static_cast<uint64_t>(*seed) : 0;
+  const Philox philox(DROPS ? static_cast<uint64_t>(*seed) : 0);
   float sums[VEC] = {};
-  Vector<T, VEC> from_above[4];
+  Words<T, VEC> from_above[4];
   for_each_row<4>(
       tile, rows,
-      [&](int slot, int64_t row) { from_above[slot] = load<VEC>(gradient + row * columns + tile.column); },
+      [&](int slot, int64_t row) { from_above[slot] = load_words<VEC>(gradient + row * columns + tile.column); },
       [&](int slot, int64_t row) {
         const int64_t first = row * columns + tile.column;
-        float factors[VEC];
-        if (drops) {
-          dropout_factors(factors, key, first, keep_below, keep_scale);
-        } else {
-          keep_all(factors);
+        float values[VEC];
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) {
+          values[j] = DROPS ? from_above[slot].value(j) * keep_scale : from_above[slot].value(j);
+        }
+        if constexpr (DROPS) {
+          drop(values, philox, first, keep_below);
         }
         Vector<T, VEC> out;
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
-          const float product = factors[j] == 0.0f ? 0.0f : to_float(from_above[slot].values[j]) * factors[j];
-          sums[j] += product;
-          out.values[j] = from_float<T>(product);
+          sums[j] += values[j];
+          out.values[j] = from_float<T>(values[j]);
         }
         store<VEC>(x_gradient + first, out);
       });
   if (partials != nullptr) {
     write_partials(sums, partials, columns, tile);
   }
+}
+
+// Calls body(Type<T>{}, Constant<VEC>{}).
+template <typename Body>
+void with_type_and_vector(Dtype dtype, bool vectorized, Body body) {
+  with_type(dtype, [&](auto type) {
+    with_vector<typename decltype(type)::type>(vectorized, [&](auto vec) { body(type, vec); });
+  });
 }
 
 }  // namespace
@@ -148,37 +158,45 @@ void bias_dropout_add_forward(const Launch& where, Dtype dtype, const void* x, P
   if (rows * columns == 0) {
     return;
   }
-  with_type(dtype, [&](auto type) {
+  const bool vectorized = fills_vectors(dtype, columns) && are_aligned({x, bias.address, residual, result});
+  with_type_and_vector(dtype, vectorized, [&](auto type, auto vec) {
     using T = typename decltype(type)::type;
-    const bool vectorized =
-        columns * sizeof(T) % 16 == 0 && is_aligned(x) && is_aligned(residual) && is_aligned(result);
-    with_vector<T>(vectorized, [&](auto vec) {
-      launch(where, tile_grid(columns / vec(), forward_row_blocks(rows)), kTileBlock,
-             bias_dropout_add_forward_kernel<T, vec()>, static_cast<const T*>(x), bias,
-             static_cast<const T*>(residual), seed, static_cast<T*>(result), rows, columns, keep_below, keep_scale);
-    });
+    const auto kernel = keep_below == kKeepAll ? bias_dropout_add_forward_kernel<T, vec(), false>
+                                               : bias_dropout_add_forward_kernel<T, vec(), true>;
+    launch(where, tile_grid(columns / vec(), forward_row_blocks(rows)), kTileBlock, kernel, static_cast<const T*>(x),
+           bias, static_cast<const T*>(residual), seed, static_cast<T*>(result), rows, columns,
+           static_cast<uint32_t>(keep_below), keep_scale);
   });
 }
 
+int64_t bias_dropout_add_partial_rows(int device, Dtype dtype, int64_t rows, int64_t columns) {
+  int64_t blocks = 1;
+  with_type_and_vector(dtype, fills_vectors(dtype, columns), [&](auto type, auto vec) {
+    using T = typename decltype(type)::type;
+    blocks = sum_row_blocks(device, rows, columns / vec(), bias_dropout_add_backward_kernel<T, vec(), true>);
+  });
+  return blocks;
+}
+
 void bias_dropout_add_backward(const Launch& where, Dtype dtype, const void* gradient, const int64_t* seed,
-                               void* x_gradient, ParameterGradient bias_gradient, float* partials, int64_t rows,
-                               int64_t columns, int64_t keep_below, float keep_scale) {
-  if (columns == 0) {
+                               void* x_gradient, ParameterGradient bias_gradient, float* partials,
+                               int64_t partial_rows, int64_t rows, int64_t columns, int64_t keep_below,
+                               float keep_scale) {
+  if (columns == 0 || (partials == nullptr && rows == 0)) {
     return;
   }
-  with_type(dtype, [&](auto type) {
+  const bool vectorized = fills_vectors(dtype, columns) && are_aligned({gradient, x_gradient, partials});
+  with_type_and_vector(dtype, vectorized, [&](auto type, auto vec) {
     using T = typename decltype(type)::type;
-    const int64_t row_blocks = partial_rows(where.device, rows, columns, sizeof(T));
-    const bool vectorized = columns * sizeof(T) % 16 == 0 && is_aligned(gradient) && is_aligned(x_gradient);
-    with_vector<T>(vectorized, [&](auto vec) {
-      launch(where, tile_grid(columns / vec(), row_blocks), kTileBlock, bias_dropout_add_backward_kernel<T, vec()>,
-             static_cast<const T*>(gradient), seed, static_cast<T*>(x_gradient), partials, rows, columns, keep_below,
-             keep_scale);
-    });
-    if (partials != nullptr) {
-      sum_partials(where, partials, row_blocks, columns, bias_gradient);
-    }
+    const auto kernel = keep_below == kKeepAll ? bias_dropout_add_backward_kernel<T, vec(), false>
+                                               : bias_dropout_add_backward_kernel<T, vec(), true>;
+    const int64_t row_blocks = partials == nullptr ? forward_row_blocks(rows) : partial_rows;
+    launch(where, tile_grid(columns / vec(), row_blocks), kTileBlock, kernel, static_cast<const T*>(gradient), seed,
+           static_cast<T*>(x_gradient), partials, rows, columns, static_cast<uint32_t>(keep_below), keep_scale);
   });
+  if (partials != nullptr) {
+    sum_partials(where, partials, partial_rows, columns, bias_gradient);
+  }
 }
 
 }  // namespace neox

@@ -14,14 +14,14 @@ __global__ void __launch_bounds__(kWarp* kTileRows, 3)
   const Tile<VEC> tile(columns);
   float shift[VEC];
   load_bias(shift, bias, tile);
-  Vector<T, VEC> in[4];
+  Words<T, VEC> in[4];
   for_each_row<4>(
-      tile, rows, [&](int slot, int64_t row) { in[slot] = load<VEC>(x + row * columns + tile.column); },
+      tile, rows, [&](int slot, int64_t row) { in[slot] = load_words<VEC>(x + row * columns + tile.column); },
       [&](int slot, int64_t row) {
         Vector<T, VEC> out;
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
-          out.values[j] = from_float<T>(Gelu::value(to_float(in[slot].values[j]) + shift[j]));
+          out.values[j] = from_float<T>(Gelu::value(in[slot].value(j) + shift[j]));
         }
         store<VEC>(result + row * columns + tile.column, out);
       });
@@ -36,20 +36,20 @@ __global__ void __launch_bounds__(kWarp* kTileRows, 3)
   float shift[VEC];
   load_bias(shift, bias, tile);
   float sums[VEC] = {};
-  Vector<T, VEC> in[2];
-  Vector<T, VEC> from_above[2];
+  Words<T, VEC> in[2];
+  Words<T, VEC> from_above[2];
   for_each_row<2>(
       tile, rows,
       [&](int slot, int64_t row) {
-        in[slot] = load<VEC>(x + row * columns + tile.column);
-        from_above[slot] = load<VEC>(gradient + row * columns + tile.column);
+        in[slot] = load_words<VEC>(x + row * columns + tile.column);
+        from_above[slot] = load_words<VEC>(gradient + row * columns + tile.column);
       },
       [&](int slot, int64_t row) {
         Vector<T, VEC> out;
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
-          const float slope = Gelu::slope(to_float(in[slot].values[j]) + shift[j]);
-          const float product = to_float(from_above[slot].values[j]) * slope;
+          const float slope = Gelu::slope(in[slot].value(j) + shift[j]);
+          const float product = from_above[slot].value(j) * slope;
           sums[j] += product;
           out.values[j] = from_float<T>(product);
         }
@@ -58,12 +58,15 @@ __global__ void __launch_bounds__(kWarp* kTileRows, 3)
   write_partials(sums, partials, columns, tile);
 }
 
+// Calls body(Type<T>{}, Constant<VEC>{}, Type<Gelu>{}).
 template <typename Body>
-void with_gelu(bool tanh_form, Body body) {
-  if (tanh_form) {
-    return body(Type<GeluTanh>{});
-  }
-  return body(Type<GeluErf>{});
+void with_form(Dtype dtype, bool vectorized, bool tanh_form, Body body) {
+  with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    with_vector<T>(vectorized, [&](auto vec) {
+      return tanh_form ? body(type, vec, Type<GeluTanh<T>>{}) : body(type, vec, Type<GeluErf<T>>{});
+    });
+  });
 }
 
 }  // namespace
@@ -73,39 +76,40 @@ void bias_gelu_forward(const Launch& where, Dtype dtype, const void* x, Paramete
   if (rows * columns == 0) {
     return;
   }
-  with_type(dtype, [&](auto type) {
+  const bool vectorized = fills_vectors(dtype, columns) && are_aligned({x, bias.address, result});
+  with_form(dtype, vectorized, tanh_form, [&](auto type, auto vec, auto gelu) {
     using T = typename decltype(type)::type;
-    const bool vectorized = columns * sizeof(T) % 16 == 0 && is_aligned(x) && is_aligned(result);
-    with_vector<T>(vectorized, [&](auto vec) {
-      with_gelu(tanh_form, [&](auto gelu) {
-        launch(where, tile_grid(columns / vec(), forward_row_blocks(rows)), kTileBlock,
-               bias_gelu_forward_kernel<T, vec(), typename decltype(gelu)::type>, static_cast<const T*>(x), bias,
-               static_cast<T*>(result), rows, columns);
-      });
-    });
+    launch(where, tile_grid(columns / vec(), forward_row_blocks(rows)), kTileBlock,
+           bias_gelu_forward_kernel<T, vec(), typename decltype(gelu)::type>, static_cast<const T*>(x), bias,
+           static_cast<T*>(result), rows, columns);
   });
 }
 
+int64_t bias_gelu_partial_rows(int device, Dtype dtype, int64_t rows, int64_t columns, bool tanh_form) {
+  int64_t blocks = 1;
+  with_form(dtype, fills_vectors(dtype, columns), tanh_form, [&](auto type, auto vec, auto gelu) {
+    using T = typename decltype(type)::type;
+    blocks = sum_row_blocks(device, rows, columns / vec(),
+                            bias_gelu_backward_kernel<T, vec(), typename decltype(gelu)::type>);
+  });
+  return blocks;
+}
+
 void bias_gelu_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter bias,
-                        void* x_gradient, ParameterGradient bias_gradient, float* partials, int64_t rows,
-                        int64_t columns, bool tanh_form) {
+                        void* x_gradient, ParameterGradient bias_gradient, float* partials, int64_t partial_rows,
+                        int64_t rows, int64_t columns, bool tanh_form) {
   if (columns == 0) {
     return;
   }
-  with_type(dtype, [&](auto type) {
+  const bool vectorized =
+      fills_vectors(dtype, columns) && are_aligned({gradient, x, bias.address, x_gradient, partials});
+  with_form(dtype, vectorized, tanh_form, [&](auto type, auto vec, auto gelu) {
     using T = typename decltype(type)::type;
-    const int64_t row_blocks = partial_rows(where.device, rows, columns, sizeof(T));
-    const bool vectorized =
-        columns * sizeof(T) % 16 == 0 && is_aligned(gradient) && is_aligned(x) && is_aligned(x_gradient);
-    with_vector<T>(vectorized, [&](auto vec) {
-      with_gelu(tanh_form, [&](auto gelu) {
-        launch(where, tile_grid(columns / vec(), row_blocks), kTileBlock,
-               bias_gelu_backward_kernel<T, vec(), typename decltype(gelu)::type>, static_cast<const T*>(gradient),
-               static_cast<const T*>(x), bias, static_cast<T*>(x_gradient), partials, rows, columns);
-      });
-    });
-    sum_partials(where, partials, row_blocks, columns, bias_gradient);
+    launch(where, tile_grid(columns / vec(), partial_rows), kTileBlock,
+           bias_gelu_backward_kernel<T, vec(), typename decltype(gelu)::type>, static_cast<const T*>(gradient),
+           static_cast<const T*>(x), bias, static_cast<T*>(x_gradient), partials, rows, columns);
   });
+  sum_partials(where, partials, partial_rows, columns, bias_gradient);
 }
 
 }  // namespace neox

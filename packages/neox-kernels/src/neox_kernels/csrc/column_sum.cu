@@ -34,16 +34,6 @@ __global__ void __launch_bounds__(kWarp* kAdders)
 
 }  // namespace
 
-int64_t partial_rows(int device, int64_t rows, int64_t columns, int64_t itemsize) {
-  // Eight blocks of 256 threads fill a multiprocessor; a block is 512 bytes of a row wide.
-  const int64_t wanted = num_multiprocessors(device) * 8;
-  const int64_t tiles = ceil_div(columns * itemsize, 512);
-  const int64_t useful = ceil_div(rows, kTileRows * 4);
-  const int64_t blocks = ceil_div(wanted, tiles < 1 ? 1 : tiles);
-  const int64_t bounded = blocks < useful ? blocks : useful;
-  return bounded < 1 ? 1 : bounded > 65535 ? 65535 : bounded;
-}
-
 void sum_partials(const Launch& where, const float* partials, int64_t partial_rows, int64_t columns,
                   ParameterGradient first, ParameterGradient second) {
   if (columns == 0) {

@@ -51,12 +51,40 @@ __device__ inline void for_each_row(const Tile<VEC>& tile, int64_t rows, Fetch f
   }
 }
 
+template <typename P, int VEC>
+__device__ inline void load_as_floats(float (&values)[VEC], const void* start, int64_t column) {
+  if constexpr (VEC == 1) {
+    values[0] = to_float(static_cast<const P*>(start)[column]);
+  } else {
+    constexpr int kPart = VEC * sizeof(P) > 16 ? 16 / sizeof(P) : VEC;
+#pragma unroll
+    for (int part = 0; part < VEC / kPart; ++part) {
+      const auto words = load_words<kPart>(static_cast<const P*>(start) + column + part * kPart);
+#pragma unroll
+      for (int j = 0; j < kPart; ++j) {
+        values[part * kPart + j] = words.value(j);
+      }
+    }
+  }
+}
+
+// The bias of a thread's columns, 0 without a bias. For vectors, its address must be a multiple of 16 bytes.
 template <int VEC>
 __device__ inline void load_bias(float (&values)[VEC], const Parameter& bias, const Tile<VEC>& tile) {
 #pragma unroll
   for (int j = 0; j < VEC; ++j) {
-    const bool present = tile.inside && bias.address != nullptr;
-    values[j] = present ? load_parameter(bias.address, bias.dtype, tile.column + j) : 0.0f;
+    values[j] = 0.0f;
+  }
+  if (!tile.inside || bias.address == nullptr) {
+    return;
+  }
+  switch (bias.dtype) {
+    case Dtype::float32:
+      return load_as_floats<float>(values, bias.address, tile.column);
+    case Dtype::float16:
+      return load_as_floats<__half>(values, bias.address, tile.column);
+    case Dtype::bfloat16:
+      return load_as_floats<__nv_bfloat16>(values, bias.address, tile.column);
   }
 }
 
@@ -71,19 +99,27 @@ __device__ inline void write_partials(const float (&sums)[VEC], float* partials,
     of_thread[threadIdx.y][threadIdx.x][j] = sums[j];
   }
   __syncthreads();
-  if (threadIdx.y == 0 && tile.inside) {
+  if (threadIdx.y != 0 || !tile.inside) {
+    return;
+  }
+  float* const place = partials + static_cast<int64_t>(blockIdx.y) * columns + tile.column;
+  constexpr int kPart = VEC < 4 ? VEC : 4;
 #pragma unroll
-    for (int j = 0; j < VEC; ++j) {
-      float sum = 0.0f;
+  for (int part = 0; part < VEC / kPart; ++part) {
+    Vector<float, kPart> out;
+#pragma unroll
+    for (int j = 0; j < kPart; ++j) {
+      out.values[j] = 0.0f;
+#pragma unroll
       for (int y = 0; y < kTileRows; ++y) {
-        sum += of_thread[y][threadIdx.x][j];
+        out.values[j] += of_thread[y][threadIdx.x][part * kPart + j];
       }
-      partials[static_cast<int64_t>(blockIdx.y) * columns + tile.column + j] = sum;
     }
+    store<kPart>(place + part * kPart, out);
   }
 }
 
-inline const dim3 kTileBlock(kWarp, kTileRows);
+inline const dim3 kTileBlock(kWarp, kTileRows);  // 256 threads
 
 inline dim3 tile_grid(int64_t vectors, int64_t row_blocks) {
   const int64_t tiles = ceil_div(vectors, kWarp);
@@ -96,6 +132,24 @@ inline dim3 tile_grid(int64_t vectors, int64_t row_blocks) {
 // Number of blocks over the rows of a forward pass; each makes a few rounds.
 inline int64_t forward_row_blocks(int64_t rows) {
   const int64_t blocks = ceil_div(rows, kTileRows * 8);
+  return blocks < 1 ? 1 : blocks > 65535 ? 65535 : blocks;
+}
+
+// Number of blocks over the rows of a pass with sums: as many as the device holds at once, rounded down to whole waves of
+// at least three quarters, and each with at least one round of four rows per thread.
+template <typename... Expected>
+int64_t sum_row_blocks(int device, int64_t rows, int64_t vectors, void (*kernel)(Expected...)) {
+  const int64_t resident = resident_blocks(device, kTileBlock, 0, kernel);
+  const int64_t tiles = vectors < 1 ? 1 : ceil_div(vectors, kWarp);
+  int64_t blocks = 1;
+  for (int64_t waves = 1; waves <= 4; ++waves) {
+    blocks = waves * resident / tiles;
+    if (4 * blocks * tiles >= 3 * waves * resident) {
+      break;
+    }
+  }
+  const int64_t useful = ceil_div(rows, kTileRows * 4);
+  blocks = blocks < useful ? blocks : useful;
   return blocks < 1 ? 1 : blocks > 65535 ? 65535 : blocks;
 }
 

@@ -57,6 +57,24 @@ __device__ inline float exponential(float x) {
   }
 }
 
+// 1 / x by the fast instruction, with an error of about 1e-7 of the result; 0 above 2^126.
+__device__ inline float reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  return inverse;
+#else
+  return 1.0f / x;
+#endif
+}
+
+// 1 / (1 + exp(-x)); exp(-x) = inf gives 0, which is correct.
+template <typename T>
+__device__ inline float sigmoid(float x) {
+  const float divisor = 1.0f + exponential<T>(-x);
+  return sizeof(T) == 4 ? __fdividef(1.0f, divisor) : reciprocal(divisor);
+}
+
 // N neighbouring elements, read or written in one access; N * sizeof(T) is at most 16 bytes.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vector {
@@ -136,45 +154,37 @@ __device__ inline Vector<T, N> load(const T* address) {
   }
 }
 
-// One instruction for 4, 8 or 16 bytes. Unlike an intrinsic, it may be moved across other accesses: no kernel reads what
-// it has stored.
+// One instruction. Unlike an intrinsic, it may be moved across reads, but not across other stores of this kind: no kernel
+// reads what it has stored.
 template <int N, typename T>
 __device__ inline void store(T* address, const Vector<T, N>& vector) {
-  if constexpr (sizeof(T) * N < 4) {
-    *address = vector.values[0];
-  } else {
-    const Words<T, N> in(vector);
+  const Words<T, N> in(vector);
 #ifdef __CUDA_ARCH__
-    if constexpr (Words<T, N>::kCount == 4) {
-      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(in.words[0]), "r"(in.words[1]),
-                   "r"(in.words[2]), "r"(in.words[3]));
-    } else if constexpr (Words<T, N>::kCount == 2) {
-      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(in.words[0]), "r"(in.words[1]));
-    } else {
-      asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(in.words[0]));
-    }
-#else
-    memcpy(address, in.words, sizeof in.words);
-#endif
+  if constexpr (Words<T, N>::kBytes == 16) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(in.words[0]), "r"(in.words[1]),
+                 "r"(in.words[2]), "r"(in.words[3]));
+  } else if constexpr (Words<T, N>::kBytes == 8) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(in.words[0]), "r"(in.words[1]));
+  } else if constexpr (Words<T, N>::kBytes == 4) {
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(in.words[0]));
+  } else {
+    asm volatile("st.global.b16 [%0], %1;" ::"l"(address), "h"(static_cast<uint16_t>(in.words[0])));
   }
+#else
+  memcpy(address, in.words, in.kBytes);
+#endif
 }
 
-// VEC neighbouring floats; if VEC is a multiple of 4, the address must be a multiple of 16 bytes.
+// VEC neighbouring floats, in accesses of up to 16 bytes, of which the address must be a multiple.
 template <int VEC>
 __device__ inline void load_floats(float (&values)[VEC], const float* address) {
-  if constexpr (VEC % 4 == 0) {
+  constexpr int kPart = VEC < 4 ? VEC : 4;
 #pragma unroll
-    for (int part = 0; part < VEC / 4; ++part) {
-      const Vector<float, 4> four = load<4>(address + 4 * part);
+  for (int part = 0; part < VEC / kPart; ++part) {
+    const Words<float, kPart> words = load_words<kPart>(address + part * kPart);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        values[4 * part + j] = four.values[j];
-      }
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < VEC; ++j) {
-      values[j] = address[j];
+    for (int j = 0; j < kPart; ++j) {
+      values[part * kPart + j] = words.value(j);
     }
   }
 }
@@ -291,11 +301,13 @@ inline void check(cudaError_t status) {
 
 inline int64_t ceil_div(int64_t amount, int64_t divisor) { return (amount + divisor - 1) / divisor; }
 
-inline int64_t num_multiprocessors(int device) {
-  int count = 0;
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
+inline int64_t attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, device));
+  return value;
 }
+
+inline int64_t num_multiprocessors(int device) { return attribute(cudaDevAttrMultiProcessorCount, device); }
 
 // Sets the current device for a launch and restores the previous one.
 class DeviceGuard {
@@ -351,7 +363,9 @@ void launch_with_shared(const Launch& where, dim3 grid, dim3 block, int shared_b
   config.blockDim = block;
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = reinterpret_cast<cudaStream_t>(where.stream);
-  check(cudaLaunchKernelEx(&config, kernel, arguments...));
+  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, arguments...);
+  const cudaError_t last = cudaGetLastError();  // Also forgets it: the next call is not to blame.
+  check(status != cudaSuccess ? status : last);
 }
 
 template <typename... Expected, typename... Given>
@@ -359,7 +373,23 @@ void launch(const Launch& where, dim3 grid, dim3 block, void (*kernel)(Expected.
   launch_with_shared(where, grid, block, 0, kernel, arguments...);
 }
 
-inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+inline bool is_aligned(const void* address, int64_t bytes = 16) {
+  return reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+inline bool are_aligned(std::initializer_list<const void*> addresses) {
+  for (const void* address : addresses) {
+    if (!is_aligned(address)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+inline int64_t size_of(Dtype dtype) { return dtype == Dtype::float32 ? 4 : 2; }
+
+// Whether rows of this many elements, or with this stride, consist of whole vectors of 16 bytes.
+inline bool fills_vectors(Dtype dtype, int64_t elements) { return elements * size_of(dtype) % 16 == 0; }
 
 template <typename T>
 struct Type {

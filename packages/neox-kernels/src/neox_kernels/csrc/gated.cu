@@ -22,32 +22,32 @@ __global__ void __launch_bounds__(kWarp* kTileRows, 3)
   float gate_shift[VEC];
   load_bias(up_shift, up_bias, tile);
   load_bias(gate_shift, gate_bias, tile);
-  Vector<T, VEC> ups[2];
-  Vector<T, VEC> gates[2];
+  Words<T, VEC> ups[2];
+  Words<T, VEC> gates[2];
   for_each_row<2>(
       tile, rows,
       [&](int slot, int64_t row) {
-        ups[slot] = load<VEC>(up.start + row * up.stride + tile.column);
-        gates[slot] = load<VEC>(gate.start + row * gate.stride + tile.column);
+        ups[slot] = load_words<VEC>(up.start + row * up.stride + tile.column);
+        gates[slot] = load_words<VEC>(gate.start + row * gate.stride + tile.column);
       },
       [&](int slot, int64_t row) {
         Vector<T, VEC> out;
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
-          const float u = to_float(ups[slot].values[j]) + up_shift[j];
-          const float g = to_float(gates[slot].values[j]) + gate_shift[j];
+          const float u = ups[slot].value(j) + up_shift[j];
+          const float g = gates[slot].value(j) + gate_shift[j];
           out.values[j] = from_float<T>(u * Function::value(g));
         }
         store<VEC>(result + row * columns + tile.column, out);
       });
 }
 
-template <typename T, int VEC, typename Function>
-__global__ void __launch_bounds__(kWarp* kTileRows, 2)
+// With biases, it keeps their sums.
+template <typename T, int VEC, typename Function, bool SUMS>
+__global__ void __launch_bounds__(kWarp* kTileRows, SUMS ? 2 : 3)
     gated_backward_kernel(const T* __restrict__ gradient, Rows<T> up, Rows<T> gate, Parameter up_bias,
                           Parameter gate_bias, T* __restrict__ up_gradient, T* __restrict__ gate_gradient,
-                          float* __restrict__ up_partials, float* __restrict__ gate_partials, int64_t rows,
-                          int64_t columns) {
+                          float* __restrict__ partials, int64_t rows, int64_t columns) {
   const Tile<VEC> tile(columns);
   float up_shift[VEC];
   float gate_shift[VEC];
@@ -55,53 +55,59 @@ __global__ void __launch_bounds__(kWarp* kTileRows, 2)
   load_bias(gate_shift, gate_bias, tile);
   float up_sums[VEC] = {};
   float gate_sums[VEC] = {};
-  Vector<T, VEC> from_above[2];
-  Vector<T, VEC> ups[2];
-  Vector<T, VEC> gates[2];
+  Words<T, VEC> from_above[2];
+  Words<T, VEC> ups[2];
+  Words<T, VEC> gates[2];
   for_each_row<2>(
       tile, rows,
       [&](int slot, int64_t row) {
-        from_above[slot] = load<VEC>(gradient + row * columns + tile.column);
-        ups[slot] = load<VEC>(up.start + row * up.stride + tile.column);
-        gates[slot] = load<VEC>(gate.start + row * gate.stride + tile.column);
+        from_above[slot] = load_words<VEC>(gradient + row * columns + tile.column);
+        ups[slot] = load_words<VEC>(up.start + row * up.stride + tile.column);
+        gates[slot] = load_words<VEC>(gate.start + row * gate.stride + tile.column);
       },
       [&](int slot, int64_t row) {
         Vector<T, VEC> for_up;
         Vector<T, VEC> for_gate;
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
-          const float above = to_float(from_above[slot].values[j]);
-          const float u = to_float(ups[slot].values[j]) + up_shift[j];
-          const float g = to_float(gates[slot].values[j]) + gate_shift[j];
+          const float above = from_above[slot].value(j);
+          const float u = ups[slot].value(j) + up_shift[j];
+          const float g = gates[slot].value(j) + gate_shift[j];
           const float up_product = above * Function::value(g);
           const float gate_product = above * u * Function::slope(g);
-          up_sums[j] += up_product;
-          gate_sums[j] += gate_product;
+          if constexpr (SUMS) {
+            up_sums[j] += up_product;
+            gate_sums[j] += gate_product;
+          }
           for_up.values[j] = from_float<T>(up_product);
           for_gate.values[j] = from_float<T>(gate_product);
         }
         store<VEC>(up_gradient + row * columns + tile.column, for_up);
         store<VEC>(gate_gradient + row * columns + tile.column, for_gate);
       });
-  if (up_partials != nullptr) {
-    write_partials(up_sums, up_partials, columns, tile);
-  }
-  if (gate_partials != nullptr) {
-    write_partials(gate_sums, gate_partials, columns, tile);
+  if constexpr (SUMS) {
+    write_partials(up_sums, partials, columns, tile);
+    write_partials(gate_sums, partials + gridDim.y * columns, columns, tile);
   }
 }
 
+// Calls body(Type<T>{}, Constant<VEC>{}, Type<Function>{}).
 template <typename Body>
-void with_activation(Activation activation, Body body) {
-  switch (activation) {
-    case Activation::silu:
-      return body(Type<Silu>{});
-    case Activation::gelu_tanh:
-      return body(Type<GeluTanh>{});
-    case Activation::gelu_erf:
-      return body(Type<GeluErf>{});
-  }
-  throw std::invalid_argument("unknown activation code " + std::to_string(static_cast<int>(activation)));
+void with_activation(Dtype dtype, bool vectorized, Activation activation, Body body) {
+  with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    with_vector<T>(vectorized, [&](auto vec) {
+      switch (activation) {
+        case Activation::silu:
+          return body(type, vec, Type<Silu<T>>{});
+        case Activation::gelu_tanh:
+          return body(type, vec, Type<GeluTanh<T>>{});
+        case Activation::gelu_erf:
+          return body(type, vec, Type<GeluErf<T>>{});
+      }
+      throw std::invalid_argument("unknown activation code " + std::to_string(static_cast<int>(activation)));
+    });
+  });
 }
 
 }  // namespace
@@ -112,53 +118,55 @@ void gated_forward(const Launch& where, Dtype dtype, Activation activation, cons
   if (rows * columns == 0) {
     return;
   }
-  with_type(dtype, [&](auto type) {
+  const bool vectorized = fills_vectors(dtype, columns) && fills_vectors(dtype, up_stride) &&
+                          fills_vectors(dtype, gate_stride) &&
+                          are_aligned({up, gate, up_bias.address, gate_bias.address, result});
+  with_activation(dtype, vectorized, activation, [&](auto type, auto vec, auto function) {
     using T = typename decltype(type)::type;
-    const bool vectorized = columns * sizeof(T) % 16 == 0 && up_stride * sizeof(T) % 16 == 0 &&
-                            gate_stride * sizeof(T) % 16 == 0 && is_aligned(up) && is_aligned(gate) &&
-                            is_aligned(result);
-    with_vector<T>(vectorized, [&](auto vec) {
-      with_activation(activation, [&](auto function) {
-        launch(where, tile_grid(columns / vec(), forward_row_blocks(rows)), kTileBlock,
-               gated_forward_kernel<T, vec(), typename decltype(function)::type>,
-               Rows<T>{static_cast<const T*>(up), up_stride}, Rows<T>{static_cast<const T*>(gate), gate_stride},
-               up_bias, gate_bias, static_cast<T*>(result), rows, columns);
-      });
-    });
+    launch(where, tile_grid(columns / vec(), forward_row_blocks(rows)), kTileBlock,
+           gated_forward_kernel<T, vec(), typename decltype(function)::type>,
+           Rows<T>{static_cast<const T*>(up), up_stride}, Rows<T>{static_cast<const T*>(gate), gate_stride}, up_bias,
+           gate_bias, static_cast<T*>(result), rows, columns);
   });
+}
+
+int64_t gated_partial_rows(int device, Dtype dtype, Activation activation, int64_t rows, int64_t columns) {
+  int64_t blocks = 1;
+  with_activation(dtype, fills_vectors(dtype, columns), activation, [&](auto type, auto vec, auto function) {
+    using T = typename decltype(type)::type;
+    blocks = sum_row_blocks(device, rows, columns / vec(),
+                            gated_backward_kernel<T, vec(), typename decltype(function)::type, true>);
+  });
+  return blocks;
 }
 
 void gated_backward(const Launch& where, Dtype dtype, Activation activation, const void* gradient, const void* up,
                     int64_t up_stride, const void* gate, int64_t gate_stride, Parameter up_bias, Parameter gate_bias,
                     void* up_gradient, void* gate_gradient, ParameterGradient up_bias_gradient,
-                    ParameterGradient gate_bias_gradient, float* partials, int64_t rows, int64_t columns) {
-  if (columns == 0) {
+                    ParameterGradient gate_bias_gradient, float* partials, int64_t partial_rows, int64_t rows,
+                    int64_t columns) {
+  if (columns == 0 || (partials == nullptr && rows == 0)) {
     return;
   }
-  with_type(dtype, [&](auto type) {
+  const bool vectorized =
+      fills_vectors(dtype, columns) && fills_vectors(dtype, up_stride) && fills_vectors(dtype, gate_stride) &&
+      are_aligned({gradient, up, gate, up_bias.address, gate_bias.address, up_gradient, gate_gradient, partials});
+  with_activation(dtype, vectorized, activation, [&](auto type, auto vec, auto function) {
     using T = typename decltype(type)::type;
-    const int64_t row_blocks = partial_rows(where.device, rows, columns, sizeof(T));
-    float* up_partials = up_bias_gradient.address == nullptr ? nullptr : partials;
-    float* gate_partials = gate_bias_gradient.address == nullptr ? nullptr : partials + row_blocks * columns;
-    const bool vectorized = columns * sizeof(T) % 16 == 0 && up_stride * sizeof(T) % 16 == 0 &&
-                            gate_stride * sizeof(T) % 16 == 0 && is_aligned(gradient) && is_aligned(up) &&
-                            is_aligned(gate) && is_aligned(up_gradient) && is_aligned(gate_gradient);
-    with_vector<T>(vectorized, [&](auto vec) {
-      with_activation(activation, [&](auto function) {
-        launch(where, tile_grid(columns / vec(), row_blocks), kTileBlock,
-               gated_backward_kernel<T, vec(), typename decltype(function)::type>, static_cast<const T*>(gradient),
-               Rows<T>{static_cast<const T*>(up), up_stride}, Rows<T>{static_cast<const T*>(gate), gate_stride},
-               up_bias, gate_bias, static_cast<T*>(up_gradient), static_cast<T*>(gate_gradient), up_partials,
-               gate_partials, rows, columns);
-      });
-    });
-    if (up_partials != nullptr) {
-      sum_partials(where, up_partials, row_blocks, columns, up_bias_gradient);
-    }
-    if (gate_partials != nullptr) {
-      sum_partials(where, gate_partials, row_blocks, columns, gate_bias_gradient);
-    }
+    using Function = typename decltype(function)::type;
+    const auto kernel = partials == nullptr ? gated_backward_kernel<T, vec(), Function, false>
+                                            : gated_backward_kernel<T, vec(), Function, true>;
+    const int64_t row_blocks = partials == nullptr ? forward_row_blocks(rows) : partial_rows;
+    launch(where, tile_grid(columns / vec(), row_blocks), kTileBlock, kernel, static_cast<const T*>(gradient),
+           Rows<T>{static_cast<const T*>(up), up_stride}, Rows<T>{static_cast<const T*>(gate), gate_stride}, up_bias,
+           gate_bias, static_cast<T*>(up_gradient), static_cast<T*>(gate_gradient), partials, rows, columns);
   });
+  if (up_bias_gradient.address != nullptr) {
+    sum_partials(where, partials, partial_rows, columns, up_bias_gradient);
+  }
+  if (gate_bias_gradient.address != nullptr) {
+    sum_partials(where, partials + partial_rows * columns, partial_rows, columns, gate_bias_gradient);
+  }
 }
 
 }  // namespace neox

@@ -1,7 +1,8 @@
 // The operators as functions of raw addresses, sizes, strides in elements, and a launch target. No torch, no CUDA.
 //
 // Matrices are `rows x columns`, contiguous unless a stride is given. A null address means no bias.
-// `partials` is scratch memory of `partial_rows(...) * columns` floats (twice that for two sums).
+// A backward pass with sums over rows has a scratch memory `partials` of `partial_rows * columns` floats (twice that for two
+// sums). `partial_rows` is the number of blocks over the rows: what the function *_partial_rows returned.
 
 #pragma once
 
@@ -43,19 +44,22 @@ void softmax_backward(const Launch& where, Dtype dtype, const void* gradient, co
 void bias_gelu_forward(const Launch& where, Dtype dtype, const void* x, Parameter bias, void* result, int64_t rows,
                        int64_t columns, bool tanh_form);
 void bias_gelu_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter bias,
-                        void* x_gradient, ParameterGradient bias_gradient, float* partials, int64_t rows,
-                        int64_t columns, bool tanh_form);
+                        void* x_gradient, ParameterGradient bias_gradient, float* partials, int64_t partial_rows,
+                        int64_t rows, int64_t columns, bool tanh_form);
+int64_t bias_gelu_partial_rows(int device, Dtype dtype, int64_t rows, int64_t columns, bool tanh_form);
 
-// bias_dropout_add.cu. An element is kept if its 32 random bits are below `keep_below`; `seed` is one 64-bit
-// number in device memory, not read if keep_below is 2^32.
+// bias_dropout_add.cu. An element is kept if its 16 random bits are below `keep_below`; `seed` is one 64-bit number in
+// device memory, not read if keep_below is 2^16. Without a bias, `partials` is null.
 void bias_dropout_add_forward(const Launch& where, Dtype dtype, const void* x, Parameter bias, const void* residual,
                               const int64_t* seed, void* result, int64_t rows, int64_t columns, int64_t keep_below,
                               float keep_scale);
 void bias_dropout_add_backward(const Launch& where, Dtype dtype, const void* gradient, const int64_t* seed,
-                               void* x_gradient, ParameterGradient bias_gradient, float* partials, int64_t rows,
-                               int64_t columns, int64_t keep_below, float keep_scale);
+                               void* x_gradient, ParameterGradient bias_gradient, float* partials,
+                               int64_t partial_rows, int64_t rows, int64_t columns, int64_t keep_below,
+                               float keep_scale);
+int64_t bias_dropout_add_partial_rows(int device, Dtype dtype, int64_t rows, int64_t columns);
 
-// gated.cu
+// gated.cu. Without biases, `partials` is null; with one of them, it has room for the sums of both.
 enum class Activation : int { silu = 0, gelu_tanh = 1, gelu_erf = 2 };
 void gated_forward(const Launch& where, Dtype dtype, Activation activation, const void* up, int64_t up_stride,
                    const void* gate, int64_t gate_stride, Parameter up_bias, Parameter gate_bias, void* result,
@@ -63,7 +67,9 @@ void gated_forward(const Launch& where, Dtype dtype, Activation activation, cons
 void gated_backward(const Launch& where, Dtype dtype, Activation activation, const void* gradient, const void* up,
                     int64_t up_stride, const void* gate, int64_t gate_stride, Parameter up_bias, Parameter gate_bias,
                     void* up_gradient, void* gate_gradient, ParameterGradient up_bias_gradient,
-                    ParameterGradient gate_bias_gradient, float* partials, int64_t rows, int64_t columns);
+                    ParameterGradient gate_bias_gradient, float* partials, int64_t partial_rows, int64_t rows,
+                    int64_t columns);
+int64_t gated_partial_rows(int device, Dtype dtype, Activation activation, int64_t rows, int64_t columns);
 
 // rotary.cu. A tensor is [sequence, batch, heads, width] with three strides; the last dimension is contiguous.
 // cos and sin are [sequence, pairs] float32, contiguous.
@@ -78,7 +84,6 @@ void rotary(const Launch& where, Dtype dtype, const Heads& query, const Heads& k
             int64_t sequence, int64_t batch, int64_t width, int64_t pairs, bool inverse);
 
 // layer_norm.cu, rms_norm.cu. `mean` and `inverse_deviation` hold one float per row.
-// `partial_rows` is the number of blocks of a backward pass: what *_partial_rows returned, the size of `partials`.
 void layer_norm_forward(const Launch& where, Dtype dtype, const void* x, Parameter weight, Parameter bias, void* result,
                         float* mean, float* inverse_deviation, int64_t rows, int64_t columns, float epsilon);
 int64_t layer_norm_partial_rows(int device, Dtype dtype, Dtype of_parameters, int64_t rows, int64_t columns);
@@ -101,7 +106,6 @@ void cross_entropy(const Launch& where, Dtype dtype, void* logits, const int64_t
                    int64_t width);
 
 // column_sum.cu. The partial sums of `second`, if its address is not null, follow those of `first`.
-int64_t partial_rows(int device, int64_t rows, int64_t columns, int64_t itemsize);
 void sum_partials(const Launch& where, const float* partials, int64_t partial_rows, int64_t columns,
                   ParameterGradient first, ParameterGradient second = {nullptr, Dtype::float32});
 

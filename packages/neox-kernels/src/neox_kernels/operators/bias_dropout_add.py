@@ -3,8 +3,9 @@
     y = residual + keep (x + bias) / (1 - p),      keep = 1 with probability 1 - p, else 0
     dx = keep dy / (1 - p),   d bias = sum of dx over rows,   d residual = dy
 
-The fused implementation stores only the seed, and recomputes the mask for backward (philox.py). The
-reference uses PyTorch's dropout: the same distribution and generator, but a different mask.
+The fused implementation stores only the seed, and recomputes the mask for backward (philox.py), with p
+rounded to a multiple of 2^-16. The reference uses PyTorch's dropout: the same distribution and generator, but
+a different mask.
 
 Source: arXiv:1207.0580 (dropout), arXiv:1909.08053 (the fused operator).
 """
@@ -44,7 +45,9 @@ def _bias_dropout_add(
 
 
 def _scale(p: float) -> float:
-    return 1 / (1 - p) if p < 1 else 0.0
+    """Return the factor of kept elements that leaves the expected value unchanged."""
+    bound = keep_below(p)
+    return KEEP_ALL / bound if bound else 0.0
 
 
 def _apply_mask(wide: Tensor, seed: Tensor | None, p: float) -> Tensor:
@@ -87,14 +90,14 @@ def _backward(gradient: Tensor, bias: Tensor | None, seed: Tensor | None, p: flo
     x_gradient = torch.empty_like(gradient)
     bias_gradient = gradient.new_empty(0) if bias is None else torch.empty_like(bias)
     place, rows, columns = native.site(gradient), shapes.rows(gradient), shapes.columns(gradient)
-    partials = None
+    count, partials = 0, None
     if bias is not None:
-        count = compiled.partial_rows(place[0], rows, columns, gradient.itemsize)
+        count = compiled.bias_dropout_add_partial_rows(place[0], place[2], rows, columns)
         partials = native.partials(gradient, count, columns)
     compiled.bias_dropout_add_backward(
         *place, gradient.data_ptr(), 0 if seed is None else seed.data_ptr(), x_gradient.data_ptr(),
         native.parameter(None if bias is None else bias_gradient),
-        0 if partials is None else partials.data_ptr(), rows, columns,
+        0 if partials is None else partials.data_ptr(), count, rows, columns,
         KEEP_ALL if seed is None else keep_below(p), _scale(p),
     )  # fmt: skip
     return x_gradient, bias_gradient

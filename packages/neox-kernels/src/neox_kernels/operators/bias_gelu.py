@@ -88,10 +88,11 @@ def _backward(gradient: Tensor, x: Tensor, bias: Tensor, form: str) -> tuple[Ten
     gradient, x, bias = gradient.contiguous(), x.contiguous(), bias.contiguous()
     x_gradient, bias_gradient = torch.empty_like(x), torch.empty_like(bias)
     place, rows, columns = native.site(x), shapes.rows(x), bias.numel()
-    partials = native.partials(x, compiled.partial_rows(place[0], rows, columns, x.itemsize), columns)
+    count = compiled.bias_gelu_partial_rows(place[0], place[2], rows, columns, form == "tanh")
+    partials = native.partials(x, count, columns)
     compiled.bias_gelu_backward(
         *place, gradient.data_ptr(), x.data_ptr(), native.parameter(bias), x_gradient.data_ptr(),
-        native.parameter(bias_gradient), partials.data_ptr(), rows, columns, form == "tanh",
+        native.parameter(bias_gradient), partials.data_ptr(), count, rows, columns, form == "tanh",
     )  # fmt: skip
     return x_gradient, bias_gradient
 

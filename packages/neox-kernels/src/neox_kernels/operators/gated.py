@@ -146,12 +146,16 @@ def _backward(
     up_bias, gate_bias = _contiguous(up_bias), _contiguous(gate_bias)
     results = _empty_gradients(up, up_bias, gate_bias)
     place, rows, columns = native.site(up), shapes.rows(up), shapes.columns(up)
-    partials = native.partials(up, 2 * compiled.partial_rows(place[0], rows, columns, up.itemsize), columns)
+    count, partials = 0, None
+    if up_bias is not None or gate_bias is not None:
+        count = compiled.gated_partial_rows(place[0], place[2], ACTIVATION_CODES[name], rows, columns)
+        partials = native.partials(up, 2 * count, columns)
     compiled.gated_backward(
         *place, ACTIVATION_CODES[name], gradient.data_ptr(), up.data_ptr(), up_stride, gate.data_ptr(),
         gate_stride, native.parameter(up_bias), native.parameter(gate_bias), results[0].data_ptr(),
         results[1].data_ptr(), native.parameter(None if up_bias is None else results[2]),
-        native.parameter(None if gate_bias is None else results[3]), partials.data_ptr(), rows, columns,
+        native.parameter(None if gate_bias is None else results[3]),
+        0 if partials is None else partials.data_ptr(), count, rows, columns,
     )  # fmt: skip
     return results
 
