@@ -57,7 +57,7 @@ class Compiler:
 
     def write(self, *, release="13.0", extra=""):
         program = self.folder / "bin" / "nvcc"
-        program.parent.mkdir(exist_ok=True)
+        program.parent.mkdir(exist_ok=True, parents=True)
         # Written aside: a compiler that is just being started keeps its file from being opened for writing.
         aside = program.with_name("nvcc.new")
         aside.write_text(FAKE_NVCC.format(release=release, log=self.log, extra=extra))
@@ -359,6 +359,47 @@ def test_errors_about_the_toolchain_end_with_the_remedy(compiler, monkeypatch):
     (compiler.folder / "bin" / "nvcc").unlink()
     with pytest.raises(KernelBuildError, match=r"nvcc, which was not found \(CUDA_HOME is .*\); install"):
         build.build(("sm_80",))
+
+
+@pytest.fixture
+def several_toolkits(compiler, tmp_path, monkeypatch):
+    """CUDA 13.0 in CUDA_HOME, 11.8 on PATH, 12.8 and 12.4 among the installed ones."""
+    for place, release in {"path": "11.8", "local/cuda-12.8": "12.8", "local/cuda-12.4": "12.4"}.items():
+        Compiler(tmp_path / place, monkeypatch).write(release=release)
+    for name in ("local/cuda", "local/cuda-13.0"):
+        (tmp_path / name).symlink_to(tmp_path)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("NEOX_KERNELS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path/bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(toolchain, "_INSTALLED", tmp_path / "local")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("cuda", "chosen"),
+    [(None, "bin"), ("13.2", "bin"), ("12.1", "local/cuda-12.8/bin"), ("11.8", "path/bin")],
+)
+def test_the_toolkit_has_the_major_version_of_pytorch(cuda, chosen, several_toolkits):
+    assert toolchain.find_toolchain(cuda).nvcc == several_toolkits / chosen / "nvcc"
+
+
+def test_without_a_toolkit_of_pytorch_s_version_those_found_are_listed(several_toolkits):
+    with pytest.raises(KernelBuildError) as caught:
+        build.build(("sm_90",), cuda="14.1")
+    text = str(caught.value)
+    assert text.startswith(
+        "this PyTorch is built for CUDA 14.1, and no toolkit of CUDA 14 was found, only 13.0 ("
+    )
+    assert [release for release in ("13.0", "11.8", "12.8", "12.4") if text.count(f"{release} (") == 1] == [
+        "13.0", "11.8", "12.8", "12.4",
+    ]  # fmt: skip
+
+
+def test_a_build_of_another_toolkit_is_not_used_for_this_pytorch(several_toolkits):
+    built = build.build(("sm_90",), cuda="12.8")
+    assert built.compiler == "nvcc 12.8"
+    assert build.find_built(("sm_90",), "12.1") == built
+    assert build.find_built(("sm_90",), "13.0") is None
 
 
 def test_missing_host_compiler_is_reported(compiler, monkeypatch):

@@ -50,7 +50,7 @@ def test_a_driver_too_old_is_named_with_the_remedy(built, compiler, version, old
 def test_a_driver_too_old_makes_operators_unavailable(built, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(native, "present_architectures", lambda: ("sm_90",))
-    monkeypatch.setattr(build, "find_built", lambda architectures: built)
+    monkeypatch.setattr(build, "find_built", lambda architectures, cuda: built)
     monkeypatch.setattr(driver, "driver_version", lambda: (570, 86, 15))
     monkeypatch.setattr(driver, "newest_cuda", lambda: 12)
     native._loaded.cache_clear()
@@ -75,7 +75,7 @@ def test_a_launch_that_fails_makes_operators_unavailable(built, monkeypatch):
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "a GPU")
     monkeypatch.setattr(native, "present_architectures", lambda: ("sm_90",))
-    monkeypatch.setattr(build, "find_built", lambda architectures: built)
+    monkeypatch.setattr(build, "find_built", lambda architectures, cuda: built)
     monkeypatch.setattr(build, "load_module", lambda path: torch)
     monkeypatch.setattr(driver, "driver_version", lambda: (580, 65, 6))
     native._loaded.cache_clear()

@@ -49,7 +49,11 @@ def worst_deviation(rounds):
     for seed in (0, 1, 2**40 + 5, -7):
         first, second = numbers(seed, rounds), numbers(seed + 1, rounds)
         found += [deviation(first >> 8), deviation(first & 0xFF)]
-        found += [deviation(a >> 12 << 4 | b >> 12) for lag in (1, 2, 3, 8, 1024, 12288) for a, b in [(first[:-lag], first[lag:])]]
+        found += [
+            deviation(a >> 12 << 4 | b >> 12)
+            for lag in (1, 2, 3, 8, 1024, 12288)
+            for a, b in [(first[:-lag], first[lag:])]
+        ]
         found.append(deviation(first >> 12 << 4 | second >> 12))
     return max(map(abs, found))
 

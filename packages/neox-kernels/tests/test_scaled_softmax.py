@@ -151,7 +151,11 @@ def test_rows_of_whole_vectors_forward_and_backward(operator, keys, dtype, form)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_masks_whose_rows_are_not_contiguous(dtype, form):
     scores = torch.randn(2, 5, 64, dtype=torch.float64).to(dtype)
-    for masked_out in (torch.rand(64, 5).lt(0.4).t(), torch.rand(5, 65).lt(0.4)[:, 1:], torch.rand(5, 1) < 0.4):
+    for masked_out in (
+        torch.rand(64, 5).lt(0.4).t(),
+        torch.rand(5, 65).lt(0.4)[:, 1:],
+        torch.rand(5, 1) < 0.4,
+    ):
         result = form(scaled_masked_softmax)(scores, masked_out, 0.3)
         torch.testing.assert_close(
             result.double(), exact(scores, masked_out, 0.3), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]

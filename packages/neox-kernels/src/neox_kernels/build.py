@@ -241,19 +241,20 @@ def _is_safe(built: Built) -> bool:
     return problem is None
 
 
-def _present_compiler() -> str | None:
+def _present_compiler(cuda: str | None) -> str | None:
     try:
-        return find_toolchain().identity
+        return find_toolchain(cuda).identity
     except KernelBuildError:
         return None  # Without a compiler, any matching build is used.
 
 
-def find_built(architectures: Sequence[str]) -> Built | None:
+def find_built(architectures: Sequence[str], cuda: str | None = None) -> Built | None:
     """Return a build that runs on GPUs of these architectures, or None.
 
-    If a compiler is present, builds of other compilers in the cache are not used.
+    If a compiler for PyTorch's version of CUDA (`cuda`) is present, builds of other compilers in the cache are
+    not used.
     """
-    compiler = _present_compiler()
+    compiler = _present_compiler(cuda)
     for built in list_built():
         same_compiler = (
             compiler is None
@@ -280,21 +281,27 @@ def load_module(path: Path) -> ModuleType:
 
 
 def build(
-    architectures: Sequence[str], *, jobs: int | None = None, timeout_seconds: float | None = None
+    architectures: Sequence[str],
+    *,
+    cuda: str | None = None,
+    jobs: int | None = None,
+    timeout_seconds: float | None = None,
 ) -> Built:
     """Compile for these architectures unless they are compiled; wait if another process is compiling.
 
     Args:
         architectures: such as ("sm_80", "sm_90a"); PTX of the newest is added for later GPUs.
+        cuda: version of CUDA that PyTorch is built for; the toolkit has the same major version. None: any.
         jobs: number of parallel compilations; None for ninja's default.
         timeout_seconds: limit for waiting and for compiling; None for NEOX_KERNELS_BUILD_TIMEOUT or 900.
 
     Raises:
-        KernelBuildError: a compiler is missing or too old, compilation failed or timed out, or the cache
+        KernelBuildError: a compiler is missing, too old or for another CUDA, compilation failed or timed out, or the cache
             cannot be written.
     """
     try:
-        return _build(architectures, jobs, _timeout() if timeout_seconds is None else timeout_seconds)
+        seconds = _timeout() if timeout_seconds is None else timeout_seconds
+        return _build(architectures, find_toolchain(cuda), jobs, seconds)
     except OSError as error:
         raise KernelBuildError(
             f"cannot write compiled operators to {cache_folder()} ({error}); set NEOX_KERNELS_CACHE to a "
@@ -313,8 +320,9 @@ def _timeout() -> float:
     return seconds
 
 
-def _build(architectures: Sequence[str], jobs: int | None, timeout_seconds: float) -> Built:
-    toolchain = find_toolchain()
+def _build(
+    architectures: Sequence[str], toolchain: Toolchain, jobs: int | None, timeout_seconds: float
+) -> Built:
     names = _checked_architectures(architectures, toolchain)
     cache = private_folder(cache_folder())
     compiler = _short_hash(toolchain.identity.encode())

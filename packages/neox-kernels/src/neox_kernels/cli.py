@@ -63,7 +63,8 @@ def build(architectures: tuple[str, ...], jobs: int | None, timeout: float | Non
     """Compile the operators for the GPUs of this machine, or for the given architectures."""
     _configure_logging(logging.WARNING if quiet else logging.INFO)
     wanted = architectures or importlib.import_module("neox_kernels.native").present_architectures()
-    built = building.build(wanted, jobs=jobs, timeout_seconds=timeout)
+    cuda = importlib.import_module("torch").version.cuda
+    built = building.build(wanted, cuda=cuda, jobs=jobs, timeout_seconds=timeout)
     click.echo(f"{built.module}: {built.description}")
 
 

@@ -46,9 +46,9 @@ def _loaded(may_build: bool) -> tuple[ModuleType | None, str]:
         return None, "no NVIDIA GPU is visible to this process"
     architectures = present_architectures()
     try:
-        found = build.find_built(architectures)
+        found = build.find_built(architectures, torch.version.cuda)
         if found is None and may_build:
-            found = build.build(architectures)
+            found = build.build(architectures, cuda=torch.version.cuda)
     except KernelBuildError as error:
         return None, str(error)
     if found is None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from neox_kernels.errors import KernelBuildError
 
-__all__ = ["Toolchain", "find_nvcc", "find_toolchain"]
+__all__ = ["Toolchain", "find_nvccs", "find_toolchain"]
 
 OLDEST_CUDA = (11, 8)
+_INSTALLED = Path("/usr/local")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,25 @@ class Toolchain:
     identity: str
 
 
-def find_nvcc() -> Path | None:
-    """Find CUDA's compiler: in CUDA_HOME or CUDA_PATH if set, else on PATH, else in /usr/local/cuda."""
+def find_nvccs() -> list[Path]:
+    """Return CUDA's compilers in order of preference: CUDA_HOME or CUDA_PATH, then PATH, then /usr/local/cuda*.
+
+    If one of the variables is set to a folder without a compiler, there is none.
+    """
+    found = []
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if folder := os.environ.get(variable):
-            nvcc = Path(folder) / "bin" / "nvcc"
-            return nvcc if nvcc.is_file() else None
-    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    return None if found is None else Path(found)
+            found.append(Path(folder) / "bin" / "nvcc")
+            break
+    if found and not found[0].is_file():
+        return []
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    folders += [_INSTALLED / "cuda" / "bin", *sorted(_INSTALLED.glob("cuda-*/bin"), reverse=True)]
+    found += [path for folder in folders if os.access(path := folder / "nvcc", os.X_OK) and path.is_file()]
+    first_of: dict[Path, Path] = {}
+    for path in found:
+        first_of.setdefault(path.resolve(), path)
+    return list(first_of.values())
 
 
 def _output(*command: str | Path) -> str:
@@ -82,14 +94,29 @@ def _include_folders() -> tuple[Path, ...]:
     return Path(pybind11.get_include()), python
 
 
-def find_toolchain() -> Toolchain:
-    """Find the programs that a build uses.
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    nvcc: Path
+    description: str
+    version: tuple[int, int]
 
-    Raises:
-        KernelBuildError: a program is missing or too old.
-    """
-    nvcc = find_nvcc()
-    if nvcc is None:
+    @property
+    def release(self) -> str:
+        return ".".join(map(str, self.version))
+
+
+def _compiler(nvcc: Path) -> _Compiler:
+    text = _output(nvcc, "--version")
+    found = re.search(r"release (\d+)\.(\d+)", text)
+    if found is None:
+        raise KernelBuildError(f"{nvcc} --version prints no release; check that it is CUDA's compiler")
+    return _Compiler(nvcc, text, (int(found[1]), int(found[2])))
+
+
+def _choose_compiler(cuda: str | None) -> _Compiler:
+    """Return the first compiler, or the first of the same major version of CUDA."""
+    nvccs = find_nvccs()
+    if not nvccs:
         where = next(
             (f" ({name} is {os.environ[name]})" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ),
             "",
@@ -98,23 +125,45 @@ def find_toolchain() -> Toolchain:
             f"compiling the fused operators requires CUDA's compiler nvcc, which was not found{where}; "
             "install the CUDA toolkit and add its bin folder to PATH or set CUDA_HOME"
         )
-    text = _output(nvcc, "--version")
-    version = re.search(r"release (\d+)\.(\d+)", text)
-    if version is None:
-        raise KernelBuildError(f"{nvcc} --version prints no release; check that it is CUDA's compiler")
-    if (int(version[1]), int(version[2])) < OLDEST_CUDA:
+    if cuda is None:
+        return _compiler(nvccs[0])
+    compilers = [_compiler(nvcc) for nvcc in nvccs]
+    major = int(cuda.partition(".")[0])
+    for compiler in compilers:
+        if compiler.version[0] == major:
+            return compiler
+    others = ", ".join(f"{compiler.release} ({compiler.nvcc})" for compiler in compilers)
+    raise KernelBuildError(
+        f"this PyTorch is built for CUDA {cuda}, and no toolkit of CUDA {major} was found, only {others}; "
+        "install one (a driver that runs this PyTorch runs what it compiles) and set CUDA_HOME to it"
+    )
+
+
+def find_toolchain(cuda: str | None = None) -> Toolchain:
+    """Find the programs that a build uses.
+
+    Args:
+        cuda: version of CUDA that PyTorch is built for, such as "12.8": the toolkit has the same major version,
+            so that a driver that runs PyTorch runs the build. None: the first toolkit found.
+
+    Raises:
+        KernelBuildError: a program is missing or too old, or no toolkit has this major version.
+    """
+    compiler = _choose_compiler(cuda)
+    nvcc = compiler.nvcc
+    if compiler.version < OLDEST_CUDA:
         raise KernelBuildError(
-            f"{nvcc} belongs to CUDA {version[1]}.{version[2]}; the fused operators require 11.8 or newer; "
+            f"{nvcc} belongs to CUDA {compiler.release}; the fused operators require 11.8 or newer; "
             "install a newer toolkit and set CUDA_HOME to it"
         )
     host_compiler = _find_host_compiler()
     includes = _include_folders()
     return Toolchain(
         nvcc=nvcc,
-        cuda_version=f"{version[1]}.{version[2]}",
+        cuda_version=compiler.release,
         known_architectures=tuple(_output(nvcc, "--list-gpu-code").split()),
         host_compiler=host_compiler,
         ninja=_find_ninja(),
         include_folders=includes,
-        identity="\n".join((text, _output(host_compiler, "--version"), *map(str, includes))),
+        identity="\n".join((compiler.description, _output(host_compiler, "--version"), *map(str, includes))),
     )
