@@ -72,8 +72,8 @@ def _measure_layer(architecture: str, gpu: str, fault: str | None, cache: Cache)
     return lowered.figures | summarize(kernels)
 
 
-def _source(source: Path, gpu: str, flags: Sequence[str] = ()) -> dict[str, int]:
-    """Return the figures of a CUDA source."""
+def _source(source: Path, gpu: str, flags: Sequence[str] = ()) -> dict[str, dict[str, int]]:
+    """Return the figures of a CUDA source and of the operators in it."""
     from support.gpu_gate_cubins import compile_source
 
     return compile_source(source, gpu, Cache(CACHE), flags=flags)
@@ -93,14 +93,22 @@ def _measure_all() -> Figures:
     from support.gpu_gate_cubins import kernel_sources
     from support.gpu_gate_layers import ARCHITECTURES
 
-    work: dict[Cell, Callable[[], dict[str, int]]] = {}
+    work: dict[Cell, Callable[[], dict[str, Any]]] = {}
     for gpu in GPUS:
         work |= {("layer", name, gpu): partial(_layer, name, gpu) for name in ARCHITECTURES}
         work |= {("source", path.name, gpu): partial(_source, path, gpu) for path in kernel_sources()}
     return _run(work)
 
 
-def _run(work: dict[Cell, Callable[[], dict[str, int]]]) -> Figures:
+def _cells(cell: Cell, result: dict[str, Any]) -> Figures:
+    """Return the figures of a result: of a layer, or of a source and the operators in it."""
+    kind, subject, gpu = cell
+    if kind == "layer":
+        return {cell: result}
+    return {("source" if name == subject else "operator", name, gpu): found for name, found in result.items()}
+
+
+def _run(work: dict[Cell, Callable[[], dict[str, Any]]]) -> Figures:
     # Forked, so that torch is imported once. A process for each cell, because torch keeps facts of the GPU.
     cores = len(os.sched_getaffinity(0))
     with multiprocessing.get_context("fork").Pool(cores, maxtasksperchild=1) as pool:
@@ -108,7 +116,7 @@ def _run(work: dict[Cell, Callable[[], dict[str, int]]]) -> Figures:
         found: Figures = {}
         for cell, result in running.items():
             try:
-                found[cell] = result.get()
+                found |= _cells(cell, result.get())
             except Exception as error:
                 error.add_note(f"while compiling {' '.join(cell)}")
                 raise
@@ -125,7 +133,7 @@ def _plant() -> int:
     from support.gpu_gate_faults import LAYER_FAULTS, SPILLING_FLAGS
 
     stored = read_figures()
-    planted: dict[str, tuple[Cell, Callable[[], dict[str, int]]]] = {
+    planted: dict[str, tuple[Cell, Callable[[], dict[str, Any]]]] = {
         fault: (("layer", _ARCHITECTURE, _GPU), partial(_layer, _ARCHITECTURE, _GPU, fault))
         for fault in LAYER_FAULTS
     }
@@ -133,8 +141,8 @@ def _plant() -> int:
     planted["a spill"] = (("source", source.name, _GPU), partial(_source, source, _GPU, SPILLING_FLAGS))
     missed = 0
     for fault, (cell, compute) in planted.items():
-        [figures] = _run({cell: compute}).values()
-        wrong = differences({cell: stored[cell]}, {cell: figures})
+        found = _run({cell: compute})
+        wrong = differences({cell: stored[cell] for cell in found}, found)
         logger.info("%s: %s", fault, "found" if wrong else "NOT FOUND")
         for line in wrong:
             logger.info("  %s", line)

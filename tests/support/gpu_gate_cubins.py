@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neox_kernels.build import NVCC_FLAGS, SOURCES
+from support import gpu_gate_operators
 from support.gpu_gate_cache import Cache, digest
 
 __all__ = ["Kernel", "compile_source", "examine", "kernel_sources", "summarize"]
@@ -42,12 +43,14 @@ class Kernel:
         shared: bytes of shared memory whose size is known at compilation.
         spilled: bytes of instructions that store registers to the stack.
         accesses: instructions that load from or store to the GPU's memory, by bytes per thread.
+        code: its instructions as text.
     """
 
     registers: int
     shared: int
     spilled: int = 0
     accesses: dict[int, int] = field(default_factory=dict)
+    code: str = ""
 
 
 def examine(cubin: Path) -> dict[str, Kernel]:
@@ -59,6 +62,7 @@ def examine(cubin: Path) -> dict[str, Kernel]:
     code = _output(_TRITON_PROGRAMS / "cuobjdump", "-sass", str(cubin))
     _, *parts = _FUNCTION.split(code)
     for name, instructions in zip(parts[::2], parts[1::2], strict=True):
+        kernels[name].code = instructions
         for found in _ACCESS.finditer(instructions):
             _count(kernels[name], found["kind"], _width(found["modifiers"]))
     return kernels
@@ -100,8 +104,12 @@ def kernel_sources() -> list[Path]:
     return sorted(SOURCES.glob("*.cu"))
 
 
-def compile_source(source: Path, gpu: str, cache: Cache, flags: Sequence[str] = ()) -> dict[str, int]:
+def compile_source(
+    source: Path, gpu: str, cache: Cache, flags: Sequence[str] = ()
+) -> dict[str, dict[str, int]]:
     """Compile a CUDA source for a GPU such as sm_90, and return the figures of its kernels.
+
+    Those of all of them have the name of the file, others that of the operator.
 
     Args:
         source: the file.
@@ -115,11 +123,12 @@ def compile_source(source: Path, gpu: str, cache: Cache, flags: Sequence[str] = 
     headers = sorted([*SOURCES.glob("*.cuh"), *SOURCES.glob("*.h")])
     texts = [path.read_bytes() for path in (source, *headers)]
     options = " ".join((*_FLAGS, *flags))
+    texts.append(Path(gpu_gate_operators.__file__).read_bytes())
     key = digest(*texts, *(text.encode() for text in (gpu, options, _output(_NVCC, "--version"))))
     return cache.get(key, lambda folder: _compile_source(source, gpu, flags, folder))
 
 
-def _compile_source(source: Path, gpu: str, flags: Sequence[str], folder: Path) -> dict[str, int]:
+def _compile_source(source: Path, gpu: str, flags: Sequence[str], folder: Path) -> dict[str, dict[str, int]]:
     cubin = folder / f"{source.stem}.cubin"
     command = [str(_NVCC), *_FLAGS, *flags, f"-arch={gpu}", str(source), "-o", str(cubin)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -128,7 +137,8 @@ def _compile_source(source: Path, gpu: str, flags: Sequence[str], folder: Path) 
     kernels = examine(cubin)
     for found in _SPILLS.finditer(done.stderr):
         kernels[found["name"]].spilled = int(found["stores"])
-    return summarize(kernels.values())
+    of_operators = gpu_gate_operators.operator_figures(source.stem, kernels, gpu)
+    return {source.name: summarize(kernels.values()), **of_operators}
 
 
 def _output(program: Path, *arguments: str) -> str:

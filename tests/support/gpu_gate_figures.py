@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from support.gpu_gate_operators import WORKS, predicted_share, smallest_bytes
 from support.gpu_report import table
 
 __all__ = ["FIGURES_FILE", "LAYER_FIGURES", "Cell", "Figures", "differences", "page", "read_figures"]
 
 FIGURES_FILE = Path(__file__).with_name("gpu_gate_figures.json")
 
-# "layer" or "source", the architecture or the file, and the GPU.
+# "layer", "source" or "operator", the architecture, the file or the operator, and the GPU.
 Cell = tuple[str, str, str]
 Figures = dict[Cell, dict[str, int]]
 
@@ -61,6 +62,23 @@ _SOURCES = """\
 - *spilled*: bytes of registers that are stored to the stack, in all kernels together.
 - *wide*: share of the instructions for the GPU's memory that move 16 bytes per thread.
 """
+_OPERATORS = """\
+## Operators
+
+One kernel per operator and direction: the one for bf16 at the sizes of `benchmarks/kernels.py`.
+
+- *blocks*: that one multiprocessor holds, by registers and shared memory.
+- *instructions*: of a thread per element, in the loop that moves the data.
+- *bytes*: read and written per element by that loop, including biases, masks, cosines and sums, which are
+  cached; *least*: each tensor once.
+- *narrow*: instructions of the loop that access 1 or 2 bytes; none on sizes that vectors divide.
+- *memory*, *issue*, *predicted*: shares of the bandwidth of a copy on an H100 (3,010 GB/s). Memory: below
+  100% if too few reads are in flight for a latency of 800 ns and the instructions between two reads of a
+  thread. Issue: what four instructions per clock and multiprocessor allow; above 100% they do not limit.
+  Predicted: by the longer of the two times and a tenth of the shorter. It leaves out barriers, launches and
+  the last wave, so hold it as an upper bound against the column *of copy* at 256 MiB in
+  [neox-kernels](../packages/neox-kernels/README.md#speed).
+"""
 
 
 def read_figures() -> Figures:
@@ -99,7 +117,12 @@ def page(figures: Figures) -> str:
     layers = table(head, [_layer_row(*cell[1:], found) for cell, found in _of_kind(figures, "layer")])
     head = ("source", "GPU", "kernels", "registers", "spilled", "shared", "wide")
     sources = table(head, [_source_row(*cell[1:], found) for cell, found in _of_kind(figures, "source")])
-    return "\n".join((_INTRODUCTION, _LAYERS, layers, "", _SOURCES, sources, ""))
+    head = ("operator", "GPU", "registers", "spilled", "blocks", "instructions", "bytes", "least", "narrow")
+    head += ("memory", "issue", "predicted")
+    operators = table(
+        head, [_operator_row(*cell[1:], found) for cell, found in _of_kind(figures, "operator")]
+    )
+    return "\n".join((_INTRODUCTION, _LAYERS, layers, "", _OPERATORS, operators, "", _SOURCES, sources, ""))
 
 
 def _of_kind(figures: Figures, kind: str) -> Iterable[tuple[Cell, dict[str, int]]]:
@@ -121,3 +144,12 @@ def _source_row(source: str, gpu: str, found: Mapping[str, int]) -> list[str]:
     wide = found[widths[0]] / max(1, sum(found[name] for name in widths))
     counts = ("kernels", "most registers", "bytes spilled", "most shared bytes")
     return [source, gpu, *(f"{found[name]:,}" for name in counts), f"{wide:.0%}"]
+
+
+def _operator_row(operator: str, gpu: str, found: Mapping[str, int]) -> list[str]:
+    counts = (f"{found[name]:,}" for name in ("registers", "bytes spilled", "blocks"))
+    per_element = (found[f"{name} of 100 elements"] / 100 for name in ("instructions", "bytes"))
+    row = [operator, gpu, *counts, *(f"{value:.1f}" for value in per_element)]
+    row += [str(smallest_bytes(WORKS[operator])), str(found["accesses of 1 or 2 bytes"])]
+    shares = predicted_share(operator, found) if gpu == "sm_90" else None
+    return [*row, *(("", "", "") if shares is None else (f"{share:.0%}" for share in shares))]

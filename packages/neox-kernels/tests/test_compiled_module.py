@@ -34,7 +34,7 @@ def test_stub_lists_every_function_and_argument(emulated_module):
     assert found == functions_of_stub()
 
 
-# Calls that are right, with addresses of 16 that nothing may touch: a call that is not refused ends the process.
+# Calls that are right, with addresses that nothing may touch: a call that is not refused ends the process.
 SOFTMAX = {
     "device": 0, "stream": 0, "dtype": 1, "gradient": 16, "probabilities": 16, "result": 16, "lead": 1,
     "queries": 1, "keys": 8, "scale": 1.0, "causal": False,
@@ -53,8 +53,8 @@ DROPOUT = {
     "rows": 1, "columns": 8, "keep_below": 100, "keep_scale": 1.0,
 }  # fmt: skip
 GATED = {
-    "device": 0, "stream": 0, "dtype": 2, "activation": 0, "up": 16, "up_stride": 8, "gate": 16, "gate_stride": 8,
-    "up_bias": (0, 0), "gate_bias": (0, 0), "result": 16, "rows": 2, "columns": 8,
+    "device": 0, "stream": 0, "dtype": 2, "activation": 0, "up": 16, "up_stride": 8, "gate": 16,
+    "gate_stride": 8, "up_bias": (0, 0), "gate_bias": (0, 0), "result": 16, "rows": 2, "columns": 8,
 }  # fmt: skip
 HEADS = (16, (8, 8, 8), 16, (8, 8, 8), 1)
 ROTARY = {
@@ -62,8 +62,8 @@ ROTARY = {
     "batch": 1, "width": 8, "pairs": 2, "inverse": False,
 }  # fmt: skip
 NORM = {
-    "device": 0, "stream": 0, "dtype": 1, "x": 16, "weight": (16, 0), "bias": (16, 0), "result": 16, "mean": 16,
-    "inverse_deviation": 16, "rows": 1, "columns": 8, "epsilon": 1e-5,
+    "device": 0, "stream": 0, "dtype": 1, "x": 16, "weight": (16, 0), "bias": (16, 0), "result": 16,
+    "mean": 16, "inverse_deviation": 16, "rows": 1, "columns": 8, "epsilon": 1e-5,
 }  # fmt: skip
 LOSS = {
     "device": 0, "stream": 0, "dtype": 0, "logits": 16, "labels": 16, "weights": 16, "given_log_totals": 0,

@@ -251,8 +251,8 @@ def _present_compiler(cuda: str | None) -> str | None:
 def find_built(architectures: Sequence[str], cuda: str | None = None) -> Built | None:
     """Return a build that runs on GPUs of these architectures, or None.
 
-    If a compiler for PyTorch's version of CUDA (`cuda`) is present, builds of other compilers in the cache are
-    not used.
+    If a compiler for PyTorch's version of CUDA (`cuda`) is present, builds of other compilers in the cache
+    are not used.
     """
     compiler = _present_compiler(cuda)
     for built in list_built():
@@ -296,8 +296,8 @@ def build(
         timeout_seconds: limit for waiting and for compiling; None for NEOX_KERNELS_BUILD_TIMEOUT or 900.
 
     Raises:
-        KernelBuildError: a compiler is missing, too old or for another CUDA, compilation failed or timed out, or the cache
-            cannot be written.
+        KernelBuildError: a compiler is missing, too old or for another CUDA, compilation failed or timed out,
+            or the cache cannot be written.
     """
     try:
         seconds = _timeout() if timeout_seconds is None else timeout_seconds

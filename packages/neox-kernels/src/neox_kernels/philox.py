@@ -3,10 +3,10 @@
     bits(8 g ... 8 g + 7) = philox(key = seed, counter = g)      one counter gives eight 16-bit numbers
     element e is kept if bits(e) < (1 - p) 2^16
 
-Elements 2 i and 2 i + 1 of a group have the lower and the upper half of the counter's 32-bit number i. Backward
-recomputes the mask of forward instead of storing it. The mask does not depend on the launch configuration, and
-is the same on the CPU. Seven rounds are the fewest that pass the batteries of tests of the source, and ten,
-which it recommends for general use, cost a fifth more instructions in a backward pass.
+Elements 2 i and 2 i + 1 of a group have the lower and the upper half of the counter's 32-bit number i.
+Backward recomputes the mask of forward instead of storing it. The mask does not depend on the launch
+configuration, and is the same on the CPU. Seven rounds are the fewest that pass the batteries of tests in the
+source; ten, its general recommendation, would cost a tenth more instructions in a backward pass.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

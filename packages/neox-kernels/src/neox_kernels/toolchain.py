@@ -30,7 +30,7 @@ class Toolchain:
 
 
 def find_nvccs() -> list[Path]:
-    """Return CUDA's compilers in order of preference: CUDA_HOME or CUDA_PATH, then PATH, then /usr/local/cuda*.
+    """Return CUDA's compilers in order: of CUDA_HOME or CUDA_PATH, PATH, and /usr/local/cuda*.
 
     If one of the variables is set to a folder without a compiler, there is none.
     """
@@ -143,8 +143,8 @@ def find_toolchain(cuda: str | None = None) -> Toolchain:
     """Find the programs that a build uses.
 
     Args:
-        cuda: version of CUDA that PyTorch is built for, such as "12.8": the toolkit has the same major version,
-            so that a driver that runs PyTorch runs the build. None: the first toolkit found.
+        cuda: version of CUDA that PyTorch is built for, such as "12.8": the toolkit has the same major
+            version, so that a driver that runs PyTorch runs the build. None: the first toolkit found.
 
     Raises:
         KernelBuildError: a program is missing or too old, or no toolkit has this major version.

@@ -42,7 +42,7 @@ __device__ inline float log_total_of(const T* row, int64_t width, Words<T, VEC>*
   const Index whole = static_cast<Index>(width / VEC);
   float peak = -INFINITY;
   float total = 0.0f;
-#pragma unroll 2
+#pragma unroll 4
   for (Index i = threadIdx.x; i < whole; i += blockDim.x) {
     const Words<T, VEC> words = load_words<VEC>(row + static_cast<int64_t>(i) * VEC);
     if constexpr (IN_SHARED) {
