@@ -20,6 +20,11 @@ Differentiate = Callable[..., Any]
 
 _ORDINARY = (Tensor, torch.nn.Parameter)
 
+# Each eager call asks these: as global names, without Python code of torch.
+_num_modes = torch._C._len_torch_dispatch_stack
+_has_transforms = torch._C._are_functorch_transforms_active
+_is_traced = torch._C._is_tracing
+
 
 def custom_operator(
     name: str, *, mutates_args: Iterable[str] = (), first_result_only: bool = False
@@ -108,12 +113,7 @@ class CustomOperator:
 
 def _is_seen_by_others() -> bool:
     """Return whether a compiler, a tracer, a dispatch mode or a function transform must see the operator."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    )
+    return torch.compiler.is_compiling() or bool(_num_modes()) or _has_transforms() or _is_traced()
 
 
 def _without_zeros(keep: Keep) -> Keep:

@@ -24,6 +24,8 @@ def sum_rows(tensor: Tensor) -> Tensor:
 
 def as_rows(tensor: Tensor) -> tuple[Tensor, int]:
     """Return the tensor and its row stride in elements; copy it only if rows are not evenly spaced."""
+    if tensor.is_contiguous():
+        return tensor, columns(tensor)
     if tensor.ndim > 1 and tensor.stride(-1) == 1 and tensor.numel() > 0:
         distance = tensor.stride(-2)
         expected = distance
@@ -42,7 +44,7 @@ def check_width(name: str, parameter: Tensor, like: Tensor) -> None:
     Raises:
         ValueError: its shape does not match.
     """
-    if parameter.shape != like.shape[-1:]:
+    if parameter.ndim != 1 or parameter.shape[0] != like.shape[-1]:
         raise ValueError(
             f"{name} has shape {tuple(parameter.shape)}; for a tensor of shape {tuple(like.shape)} it must "
             f"be ({like.shape[-1]},)"

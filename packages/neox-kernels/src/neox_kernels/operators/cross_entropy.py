@@ -71,14 +71,16 @@ def _in_place(
         found, picked, _ = _cross_entropy(logits, labels, weights, log_totals, width)
         # An operator must not return its arguments.
         return found.clone() if found is log_totals else found, picked
-    found = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    rows, columns = logits.shape
+    found = torch.empty(rows, dtype=torch.float32, device=logits.device)
     picked = torch.empty_like(found)
     labels = labels.contiguous()
-    weights, log_totals = (None if given is None else given.contiguous() for given in (weights, log_totals))
+    weights = None if weights is None else weights.contiguous()
+    log_totals = None if log_totals is None else log_totals.contiguous()
     compiled.cross_entropy(
         *native.site(logits), logits.data_ptr(), labels.data_ptr(),
         0 if weights is None else weights.data_ptr(), 0 if log_totals is None else log_totals.data_ptr(),
-        found.data_ptr(), picked.data_ptr(), *logits.shape, width,
+        found.data_ptr(), picked.data_ptr(), rows, columns, width,
     )  # fmt: skip
     return found, picked
 
@@ -96,18 +98,21 @@ def _check(
 ) -> None:
     if logits.ndim != 2 or not logits.is_contiguous():
         raise ValueError(f"logits must be a contiguous matrix, not {tuple(logits.shape)}, {logits.stride()}")
-    if labels.shape != logits.shape[:1] or labels.dtype != torch.int64:
-        raise ValueError(
-            f"labels must be {len(logits)} int64 values, not {tuple(labels.shape)}, {labels.dtype}"
-        )
+    rows, columns = logits.shape
+    if labels.ndim != 1 or labels.numel() != rows or labels.dtype != torch.int64:
+        raise ValueError(f"labels must be {rows} int64 values, not {tuple(labels.shape)}, {labels.dtype}")
+    if not 0 <= width <= columns:
+        raise ValueError(f"width is {width}; it must be between 0 and the {columns} columns")
+    _check_rows("weights", weights, rows, logits)
+    _check_rows("log totals", log_totals, rows, logits)
+
+
+def _check_rows(name: str, given: Tensor | None, rows: int, logits: Tensor) -> None:
+    if given is None:
+        return
     expected = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    for name, given in (("weights", weights), ("log totals", log_totals)):
-        if given is not None and (given.shape != labels.shape or given.dtype != expected):
-            raise ValueError(
-                f"{name} must be {len(logits)} {expected} values, not {tuple(given.shape)}, {given.dtype}"
-            )
-    if not 0 <= width <= logits.shape[1]:
-        raise ValueError(f"width is {width}; it must be between 0 and the {logits.shape[1]} columns")
+    if given.ndim != 1 or given.numel() != rows or given.dtype != expected:
+        raise ValueError(f"{name} must be {rows} {expected} values, not {tuple(given.shape)}, {given.dtype}")
 
 
 def _fused_cross_entropy(
