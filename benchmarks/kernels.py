@@ -56,6 +56,8 @@ TRAFFIC: dict[str, tuple[float, float | None]] = {
     "rotary": (4.0, 4.0),
     "layer_norm": (2.0, 3.0),
     "rms_norm": (2.0, 3.0),
+    "add_layer_norm": (4.0, 4.0),
+    "add_rms_norm": (4.0, 4.0),
     # It computes its gradient in the same call.
     "cross_entropy": (2.0, None),
 }

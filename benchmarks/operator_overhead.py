@@ -47,6 +47,11 @@ def _torch_cross_entropy(logits: Tensor, labels: Tensor, *_: Any) -> Tensor:
 
 
 # operator -> PyTorch's operators for the same arguments
+def _torch_sum(norm: Call, x: Tensor, residual: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return total, norm(total, total.shape[-1:], *parameters)
+
+
 TORCH: dict[str, Call] = {
     "scaled_causal_softmax": lambda scores, scale: torch.softmax(scores * scale, -1),
     "scaled_masked_softmax": lambda scores, mask, scale: torch.softmax(
@@ -61,6 +66,8 @@ TORCH: dict[str, Call] = {
     "rotary_": _torch_rotary,
     "layer_norm": lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias),
     "rms_norm": lambda x, weight: F.rms_norm(x, x.shape[-1:], weight),
+    "add_layer_norm": lambda x, residual, weight, bias: _torch_sum(F.layer_norm, x, residual, weight, bias),
+    "add_rms_norm": lambda x, residual, weight: _torch_sum(F.rms_norm, x, residual, weight),
     "cross_entropy": _torch_cross_entropy,
 }
 

@@ -62,8 +62,8 @@ ROTARY = {
     "batch": 1, "width": 8, "pairs": 2, "inverse": False,
 }  # fmt: skip
 NORM = {
-    "device": 0, "stream": 0, "dtype": 1, "x": 16, "weight": (16, 0), "bias": (16, 0), "result": 16,
-    "mean": 16, "inverse_deviation": 16, "rows": 1, "columns": 8, "epsilon": 1e-5,
+    "device": 0, "stream": 0, "dtype": 1, "x": 16, "residual": 0, "weight": (16, 0), "bias": (16, 0),
+    "sum": 0, "result": 16, "mean": 16, "inverse_deviation": 16, "rows": 1, "columns": 8, "epsilon": 1e-5,
 }  # fmt: skip
 LOSS = {
     "device": 0, "stream": 0, "dtype": 0, "logits": 16, "labels": 16, "weights": 16, "given_log_totals": 0,
@@ -94,6 +94,7 @@ WRONG = [
     ("rotary", ROTARY, {"cos": 2}, "cos is not aligned to its elements of 4 bytes"),
     ("layer_norm_forward", NORM, {"weight": (0, 0)}, "weight has no address"),
     ("layer_norm_forward", NORM, {"bias": (16, 1)}, "weight and bias must have the same type"),
+    ("layer_norm_forward", NORM, {"residual": 16}, "a residual and its sum with x go together"),
     ("cross_entropy", LOSS, {"width": 9}, "width is 9, with 8 columns"),
     ("cross_entropy", LOSS, {"rows": 2**31}, "more than one launch can take"),
     ("cross_entropy", LOSS, {"labels": 4}, "labels is not aligned to its elements of 8 bytes"),

@@ -10,6 +10,8 @@ import torch
 
 from neox_kernels import (
     KernelUnavailable,
+    add_layer_norm,
+    add_rms_norm,
     bias_dropout_add,
     bias_gelu,
     bias_swiglu,
@@ -48,9 +50,11 @@ def raw_calls():
         "gated_forward": (x, gate, width, None, "silu"),
         "gated_backward": (x.detach(), x.detach(), gate.detach(), None, width.detach(), "erf"),
         "layer_norm_forward": (x, width, width.detach().clone().requires_grad_(), 1e-5),
-        "layer_norm_backward": (x.detach(), x.detach(), width.detach(), rows, rows),
+        "add_layer_norm_forward": (x, gate, width, width.detach().clone().requires_grad_(), 1e-5),
+        "layer_norm_backward": (x.detach(), None, x.detach(), width.detach(), rows, rows),
         "rms_norm_forward": (x, width, 1e-5),
-        "rms_norm_backward": (x.detach(), x.detach(), width.detach(), rows),
+        "add_rms_norm_forward": (x, gate, width, 1e-5),
+        "rms_norm_backward": (x.detach(), gate.detach(), x.detach(), width.detach(), rows),
         "rotary": (query, key, cos, cos, False),
         "rotary_": (query.detach(), key.detach(), cos, cos),
         "cross_entropy_": (torch.randn(6, 8), torch.tensor([0, 7, -1, 8, 2, 3]), rows, None, 7),
@@ -111,13 +115,17 @@ def test_cuda_code_agrees_for_all_row_widths(operator, width, emulated):
 
 
 # Backward of norms: 16, 32 and 64 columns of a thread; sums in shared memory, registers and scratch memory.
-@pytest.mark.parametrize("operator", [layer_norm, rms_norm], ids=lambda operator: operator.name)
+@pytest.mark.parametrize(
+    "operator", [layer_norm, rms_norm, add_layer_norm, add_rms_norm], ids=lambda operator: operator.name
+)
 @pytest.mark.parametrize("of_parameters", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [520, 4096 + 8, 8192 + 8, 16384, 16384 + 8, 4097])
 def test_cuda_code_of_norms_agrees_for_several_rows_of_a_block(operator, of_parameters, width, emulated):
-    x = torch.randn(7, width, dtype=torch.bfloat16, requires_grad=True)
-    parameters = operator.example((1, width), of_parameters, CPU)[1:]
-    assert trial.disagreement(operator, (x, *parameters)) is None
+    arguments = operator.example((7, width), torch.bfloat16, CPU)
+    in_their_type = (
+        each.detach().to(of_parameters).requires_grad_() if each.ndim == 1 else each for each in arguments
+    )
+    assert trial.disagreement(operator, tuple(in_their_type)) is None
 
 
 @every_operator
@@ -155,6 +163,8 @@ def test_cuda_code_accepts_unaligned_addresses(offset, emulated):
         (bias_gelu, (x, width)),
         (layer_norm, (x, width, width.detach().clone().requires_grad_())),
         (rms_norm, (x, width)),
+        (add_layer_norm, (x, x, width, width.detach().clone().requires_grad_())),
+        (add_rms_norm, (torch.randn(6, 64), x, width)),
         (bias_dropout_add, (x, width, x, 0.0)),
         (bias_swiglu, (x, x, width, width)),
     ]:

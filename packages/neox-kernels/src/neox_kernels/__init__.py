@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from neox_kernels.operators.bias_gelu import bias_gelu
     from neox_kernels.operators.cross_entropy import cross_entropy
     from neox_kernels.operators.gated import bias_geglu, bias_swiglu
-    from neox_kernels.operators.layer_norm import apex_layer_norm, layer_norm
-    from neox_kernels.operators.rms_norm import rms_norm
+    from neox_kernels.operators.layer_norm import add_layer_norm, apex_layer_norm, layer_norm
+    from neox_kernels.operators.rms_norm import add_rms_norm, rms_norm
     from neox_kernels.operators.rotary import rotary, rotary_
     from neox_kernels.operators.scaled_softmax import (
         scaled_causal_softmax,
@@ -31,6 +31,8 @@ __all__ = [
     "KernelError",
     "KernelUnavailable",
     "Operator",
+    "add_layer_norm",
+    "add_rms_norm",
     "apex_layer_norm",
     "bias_dropout_add",
     "bias_geglu",
@@ -49,6 +51,8 @@ __all__ = [
 
 _MODULES = {
     "Operator": "operator",
+    "add_layer_norm": "operators.layer_norm",
+    "add_rms_norm": "operators.rms_norm",
     "apex_layer_norm": "operators.layer_norm",
     "bias_dropout_add": "operators.bias_dropout_add",
     "bias_geglu": "operators.gated",

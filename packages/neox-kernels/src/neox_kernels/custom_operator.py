@@ -27,18 +27,18 @@ _is_traced = torch._C._is_tracing
 
 
 def custom_operator(
-    name: str, *, mutates_args: Iterable[str] = (), first_result_only: bool = False
+    name: str, *, mutates_args: Iterable[str] = (), returned: int | None = None
 ) -> Callable[[Callable[..., Any]], "CustomOperator"]:
     """Make a custom operator `neox_kernels::name` of an implementation for the CPU and for NVIDIA GPUs.
 
     Args:
         name: the operator's name.
         mutates_args: names of the arguments that the implementation changes.
-        first_result_only: a call returns the first result; backward uses the others.
+        returned: number of results that a call returns; backward uses the others. None: all.
     """
 
     def decorate(implementation: Callable[..., Any]) -> CustomOperator:
-        return CustomOperator(name, implementation, tuple(mutates_args), first_result_only)
+        return CustomOperator(name, implementation, tuple(mutates_args), returned)
 
     return decorate
 
@@ -51,10 +51,10 @@ class CustomOperator:
         name: str,
         implementation: Callable[..., Any],
         mutates_args: tuple[str, ...],
-        first_result_only: bool,
+        returned: int | None,
     ) -> None:
         self._name, self._implementation = name, implementation
-        self._first_result_only = first_result_only
+        self._returned = returned
         self._definition = torch.library.custom_op(
             f"neox_kernels::{name}", implementation, mutates_args=mutates_args, device_types=("cpu", "cuda")
         )
@@ -69,10 +69,10 @@ class CustomOperator:
 
     def register_autograd(self, differentiate: Differentiate, *, setup_context: Keep) -> None:
         """Register the gradient, as with `torch.library.register_autograd`."""
-        keep = _without_zeros(setup_context) if self._first_result_only else setup_context
+        keep = setup_context if self._returned is None else _without_zeros(setup_context)
         self._definition.register_autograd(differentiate, setup_context=keep)
         function = _autograd_function(
-            self._name, self._implementation, differentiate, setup_context, self._first_result_only
+            self._name, self._implementation, differentiate, setup_context, self._returned
         )
         # Without Function.apply, whose Python code for torch.func takes as long as the rest of the call.
         self._apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
@@ -104,11 +104,17 @@ class CustomOperator:
         results = self._implementation(*args)
         for position in self._mutated:
             torch.autograd.graph.increment_version(args[position])
-        return results[0] if self._first_result_only else results
+        return _first(results, self._returned)
 
     def _dispatched(self, *args: Any) -> Any:
-        results = self._overload(*args)
-        return results[0] if self._first_result_only else results
+        return _first(self._overload(*args), self._returned)
+
+
+def _first(results: Any, count: int | None) -> Any:
+    """Return the first results: all, one, or several as a tuple."""
+    if count is None:
+        return results
+    return results[0] if count == 1 else results[:count]
 
 
 def _is_seen_by_others() -> bool:
@@ -131,12 +137,12 @@ def _autograd_function(
     implementation: Callable[..., Any],
     differentiate: Differentiate,
     keep: Keep,
-    first_result_only: bool,
+    returned: int | None,
 ) -> type[torch.autograd.Function]:
     def forward(ctx: Any, *args: Any) -> Any:
         results = implementation(*args)
         keep(ctx, args, results)
-        return results[0] if first_result_only else results
+        return _first(results, returned)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
     return type(f"neox_kernels::{name}", (torch.autograd.Function,), members)

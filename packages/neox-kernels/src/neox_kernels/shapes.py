@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-__all__ = ["as_rows", "check_width", "columns", "rows", "sum_rows"]
+__all__ = ["as_rows", "check_equal", "check_width", "columns", "rows", "sum_rows"]
 
 
 def rows(tensor: Tensor) -> int:
@@ -48,4 +48,17 @@ def check_width(name: str, parameter: Tensor, like: Tensor) -> None:
         raise ValueError(
             f"{name} has shape {tuple(parameter.shape)}; for a tensor of shape {tuple(like.shape)} it must "
             f"be ({like.shape[-1]},)"
+        )
+
+
+def check_equal(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Check that two tensors have the same shape.
+
+    Raises:
+        ValueError: they have not.
+    """
+    if tensor.shape != other.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)} and {other_name} {tuple(other.shape)}; "
+            "they must be equal"
         )

@@ -10,8 +10,8 @@ from neox_kernels.operators.bias_dropout_add import bias_dropout_add
 from neox_kernels.operators.bias_gelu import bias_gelu
 from neox_kernels.operators.cross_entropy import cross_entropy
 from neox_kernels.operators.gated import bias_geglu, bias_swiglu
-from neox_kernels.operators.layer_norm import apex_layer_norm, layer_norm
-from neox_kernels.operators.rms_norm import rms_norm
+from neox_kernels.operators.layer_norm import add_layer_norm, apex_layer_norm, layer_norm
+from neox_kernels.operators.rms_norm import add_rms_norm, rms_norm
 from neox_kernels.operators.rotary import rotary, rotary_
 from neox_kernels.operators.scaled_softmax import scaled_causal_softmax, scaled_masked_softmax, scaled_softmax
 
@@ -28,7 +28,9 @@ OPERATORS: tuple[Operator[..., Any], ...] = (
     rotary,
     rotary_,
     layer_norm,
+    add_layer_norm,
     rms_norm,
+    add_rms_norm,
     cross_entropy,
     apex_layer_norm,
 )

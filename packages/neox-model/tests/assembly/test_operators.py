@@ -35,7 +35,9 @@ NAMES = (
     "bias_geglu",
     "bias_dropout_add",
     "layer_norm",
+    "add_layer_norm",
     "rms_norm",
+    "add_rms_norm",
     "cross_entropy",
     "apex_layer_norm",
 )
@@ -53,7 +55,7 @@ LLAMA = {
 }
 LLAMA_FUSIONS = ("rmsnorm_fusion", "glu_fusion", "rope_fusion")
 
-# The setting, the operator that it brings in, and the same model without it.
+# The setting, the operators that it brings in, and the same model without it.
 FUSIONS = [
     ({CAUSAL: True}, "scaled_causal_softmax", {}),
     ({MASKED: True}, "scaled_masked_softmax", {}),
@@ -62,9 +64,13 @@ FUSIONS = [
     ({"bias_gelu_fusion": True}, "bias_gelu", {"openai_gelu": True}),
     ({"bias_dropout_fusion": True}, "bias_dropout_add", {}),
     ({"rope_fusion": True, **ROTARY}, "rotary", ROTARY),
-    ({"layernorm_fusion": True, "layernorm_epsilon": 0.1}, "layer_norm", {"layernorm_epsilon": 0.1}),
+    (
+        {"layernorm_fusion": True, "layernorm_epsilon": 0.1},
+        "layer_norm add_layer_norm",
+        {"layernorm_epsilon": 0.1},
+    ),
     ({"norm": "apexlayernorm", "layernorm_epsilon": 0.1}, "apex_layer_norm", {"layernorm_epsilon": 0.1}),
-    ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm", RMS_NORM),
+    ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm add_rms_norm", RMS_NORM),
     ({"glu_fusion": True, "activation": "swiglu"}, "bias_swiglu", {"activation": "swiglu"}),
     ({"glu_fusion": True, "activation": "geglu"}, "bias_geglu", {"activation": "geglu"}),
 ]
@@ -114,10 +120,10 @@ def loss_and_gradients(model, documents=None):
     return loss.item(), [parameter.grad for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize(("settings", "name", "without"), FUSIONS)
-def test_a_fused_operator_is_called_and_changes_no_result(calls, settings, name, without):
+@pytest.mark.parametrize(("settings", "names", "without"), FUSIONS)
+def test_a_fused_operator_is_called_and_changes_no_result(calls, settings, names, without):
     loss, gradients = loss_and_gradients(model_of(settings))
-    assert set(calls) == {name}
+    assert set(calls) == set(names.split())
     expected_loss, expected = loss_and_gradients(model_of(without))
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     for given, wanted in zip(gradients, expected, strict=True):
@@ -144,11 +150,24 @@ def shapes(args):
         (
             {"layernorm_fusion": True, "layernorm_epsilon": 0.1},
             "layer_norm",
-            7,
+            4,
             [(12, 2, 24), (24,), (24,), 0.1],
         ),
+        (
+            {"layernorm_fusion": True, "bias_dropout_fusion": True},
+            "add_layer_norm",
+            3,
+            [(12, 2, 24), (12, 2, 24), (24,), (24,), 1e-5],
+        ),
+        (
+            {"layernorm_fusion": True, "bias_dropout_fusion": True},
+            "bias_dropout_add",
+            3,
+            [(12, 2, 24), (24,), (12, 2, 24), 0.0, True],
+        ),
         ({"norm": "apexlayernorm"}, "apex_layer_norm", 7, [(12, 2, 24), (24,), (24,), 1e-5]),
-        ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm", 7, [(12, 2, 24), (24,), 0.1]),
+        ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm", 4, [(12, 2, 24), (24,), 0.1]),
+        ({"rmsnorm_fusion": True, **RMS_NORM}, "add_rms_norm", 3, [(12, 2, 24), (12, 2, 24), (24,), 0.1]),
         (
             {"glu_fusion": True, "activation": "swiglu", "mlp_width": 50},
             "bias_swiglu",
@@ -192,6 +211,25 @@ def test_a_fused_dropout_drops_in_training_alone(calls):
     assert loss_and_gradients(model)[0] != loss_and_gradients(model)[0]
     assert loss_and_gradients(model.eval())[0] == pytest.approx(loss_and_gradients(plain.eval())[0], rel=1e-5)
     assert calls["bias_dropout_add"][-1][0][3:] == (0.5, False)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        {"hidden_dropout": 0.1},
+        {"gpt_j_residual": True},
+        {"apply_residual_connection_post_layernorm": True},
+        {"norm": "apexlayernorm", "layernorm_fusion": "auto"},
+    ],
+    ids=str,
+)
+def test_a_norm_adds_only_what_comes_directly_before_it(calls, between):
+    loss, gradients = loss_and_gradients(model_of({"layernorm_fusion": True, **between}).eval())
+    assert "add_layer_norm" not in calls
+    expected_loss, expected = loss_and_gradients(model_of(between).eval())
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for given, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(given, wanted, atol=2e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +308,7 @@ def test_compiled_layers_take_the_plain_form_of_an_operator_under_auto(calls, mo
     model = model_of(settings)
     calls.clear()
     loss, gradients = loss_and_gradients(model)
-    assert set(calls) == {"rms_norm", "bias_swiglu", "rotary"}
+    assert set(calls) == {"rms_norm", "add_rms_norm", "bias_swiglu", "rotary"}
     compiled = model_of(settings)
     calls.clear()
     for layer in compiled.stack[1:-2]:
@@ -302,8 +340,13 @@ def test_auto_selects_the_reference_if_fused_is_unavailable():
 def test_layers_of_llama_take_all_their_fused_operators(calls):
     fused = model_of({**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, True)})
     loss, gradients = loss_and_gradients(fused)
-    # Two norms in each of three layers and one at the end; each layer has one gated MLP and one rotation.
-    assert {name: len(made) for name, made in calls.items()} == {"rms_norm": 7, "bias_swiglu": 3, "rotary": 3}
+    # Two norms in each of three layers, the second of a sum, and one at the end.
+    assert {name: len(made) for name, made in calls.items()} == {
+        "rms_norm": 4,
+        "add_rms_norm": 3,
+        "bias_swiglu": 3,
+        "rotary": 3,
+    }
     expected_loss, expected = loss_and_gradients(model_of(LLAMA))
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     for given, wanted in zip(gradients, expected, strict=True):
@@ -318,7 +361,7 @@ def test_fused_layers_of_llama_in_bfloat16_are_within_its_rounding(calls):
     exact = gradients_of(LLAMA, torch.float32)
     plain = gradients_of(LLAMA)
     fused = gradients_of({**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, True)})
-    assert set(calls) == {"rms_norm", "bias_swiglu", "rotary"}
+    assert set(calls) == {"rms_norm", "add_rms_norm", "bias_swiglu", "rotary"}
     for given, rounded, wanted in zip(fused, plain, exact, strict=True):
         # Rounding once where the plain form rounds after every operator makes no larger error.
         allowed = 1.5 * (rounded - wanted).norm() + 2**-9 * wanted.norm()

@@ -233,9 +233,15 @@ void rotary(int device, Address stream, int dtype, const HeadsCode& query, const
 
 // Norms ---------------------------------------------------------------------------------------------------------
 
-void layer_norm_forward(int device, Address stream, int dtype, Address x, const ParameterCode& weight,
-                        const ParameterCode& bias, Address result, Address mean, Address inverse_deviation,
-                        int64_t rows, int64_t columns, float epsilon) {
+// With a residual there is a sum of it and x, which is normalized.
+std::pair<const void*, void*> checked_sum(const Call& call, Address residual, Address sum, int64_t count) {
+  call.require((residual != 0) == (sum != 0) || count == 0, "a residual and its sum with x go together");
+  return {call.read("residual", residual, 0), call.written("sum", sum, 0)};
+}
+
+void layer_norm_forward(int device, Address stream, int dtype, Address x, Address residual, const ParameterCode& weight,
+                        const ParameterCode& bias, Address sum, Address result, Address mean,
+                        Address inverse_deviation, int64_t rows, int64_t columns, float epsilon) {
   const Call call("layer_norm_forward", device, stream, dtype);
   const int64_t count = call.count({rows, columns});
   call.required("weight", weight, count);
@@ -244,15 +250,16 @@ void layer_norm_forward(int device, Address stream, int dtype, Address x, const 
   void* to = call.written("result", result, count);
   float* means = call.written<float>("mean", mean, count, 4);
   float* inverse = call.written<float>("inverse_deviation", inverse_deviation, count, 4);
+  const auto [added, summed] = checked_sum(call, residual, sum, count);
   const auto factor = call.parameter("weight", weight);
   const auto shift = call.parameter("bias", bias);
-  call.run([&] {
-    neox::layer_norm_forward(call.where(), call.dtype(), from, factor, shift, to, means, inverse, rows, columns,
-                             epsilon);
+  call.run([&, added = added, summed = summed] {
+    neox::layer_norm_forward(call.where(), call.dtype(), from, added, factor, shift, summed, to, means, inverse, rows,
+                             columns, epsilon);
   });
 }
 
-void layer_norm_backward(int device, Address stream, int dtype, Address gradient, Address x,
+void layer_norm_backward(int device, Address stream, int dtype, Address gradient, Address of_sum, Address x,
                          const ParameterCode& weight, Address mean, Address inverse_deviation, Address x_gradient,
                          const ParameterCode& weight_gradient, const ParameterCode& bias_gradient, Address partials,
                          int64_t partial_rows, int64_t rows, int64_t columns) {
@@ -269,10 +276,11 @@ void layer_norm_backward(int device, Address stream, int dtype, Address gradient
   const auto factor = call.parameter("weight", weight);
   const auto of_weight = call.gradient("weight_gradient", weight_gradient);
   const auto of_bias = call.gradient("bias_gradient", bias_gradient);
+  const void* above_sum = call.read("of_sum", of_sum, 0);
   float* scratch = call.partials(partials, partial_rows, columns);
   call.run([&] {
-    neox::layer_norm_backward(call.where(), call.dtype(), above, from, factor, means, inverse, to, of_weight, of_bias,
-                              scratch, partial_rows, rows, columns);
+    neox::layer_norm_backward(call.where(), call.dtype(), above, above_sum, from, factor, means, inverse, to, of_weight,
+                              of_bias, scratch, partial_rows, rows, columns);
   });
 }
 
@@ -283,22 +291,25 @@ int64_t layer_norm_partial_rows(int device, int dtype, int dtype_of_parameters, 
   return call.run([&] { return neox::layer_norm_partial_rows(device, call.dtype(), of_parameters, rows, columns); });
 }
 
-void rms_norm_forward(int device, Address stream, int dtype, Address x, const ParameterCode& weight, Address result,
-                      Address inverse_deviation, int64_t rows, int64_t columns, float epsilon) {
+void rms_norm_forward(int device, Address stream, int dtype, Address x, Address residual, const ParameterCode& weight,
+                      Address sum, Address result, Address inverse_deviation, int64_t rows, int64_t columns,
+                      float epsilon) {
   const Call call("rms_norm_forward", device, stream, dtype);
   const int64_t count = call.count({rows, columns});
   call.required("weight", weight, count);
   const void* from = call.read("x", x, count);
   void* to = call.written("result", result, count);
   float* inverse = call.written<float>("inverse_deviation", inverse_deviation, count, 4);
+  const auto [added, summed] = checked_sum(call, residual, sum, count);
   const auto factor = call.parameter("weight", weight);
-  call.run([&] {
-    neox::rms_norm_forward(call.where(), call.dtype(), from, factor, to, inverse, rows, columns, epsilon);
+  call.run([&, added = added, summed = summed] {
+    neox::rms_norm_forward(call.where(), call.dtype(), from, added, factor, summed, to, inverse, rows, columns,
+                           epsilon);
   });
 }
 
-void rms_norm_backward(int device, Address stream, int dtype, Address gradient, Address x, const ParameterCode& weight,
-                       Address inverse_deviation, Address x_gradient, const ParameterCode& weight_gradient,
+void rms_norm_backward(int device, Address stream, int dtype, Address gradient, Address of_sum, Address x,
+                       const ParameterCode& weight, Address inverse_deviation, Address x_gradient, const ParameterCode& weight_gradient,
                        Address partials, int64_t partial_rows, int64_t rows, int64_t columns) {
   const Call call("rms_norm_backward", device, stream, dtype);
   const int64_t count = call.count({rows, columns});
@@ -310,9 +321,10 @@ void rms_norm_backward(int device, Address stream, int dtype, Address gradient, 
   const float* inverse = call.read<float>("inverse_deviation", inverse_deviation, count, 4);
   const auto factor = call.parameter("weight", weight);
   const auto of_weight = call.gradient("weight_gradient", weight_gradient);
+  const void* above_sum = call.read("of_sum", of_sum, 0);
   float* scratch = call.partials(partials, partial_rows, columns);
   call.run([&] {
-    neox::rms_norm_backward(call.where(), call.dtype(), above, from, factor, inverse, to, of_weight, scratch,
+    neox::rms_norm_backward(call.where(), call.dtype(), above, above_sum, from, factor, inverse, to, of_weight, scratch,
                             partial_rows, rows, columns);
   });
 }
@@ -378,15 +390,15 @@ PYBIND11_MODULE(_native, module) {
   module.def("rotary", &rotary, arg("device"), arg("stream"), arg("dtype"), arg("query"), arg("key"), arg("cos"),
              arg("sin"), arg("sequence"), arg("batch"), arg("width"), arg("pairs"), arg("inverse"));
   module.def("layer_norm_forward", &layer_norm_forward, arg("device"), arg("stream"), arg("dtype"), arg("x"),
-             arg("weight"), arg("bias"), arg("result"), arg("mean"), arg("inverse_deviation"), arg("rows"),
+             arg("residual"), arg("weight"), arg("bias"), arg("sum"), arg("result"), arg("mean"), arg("inverse_deviation"), arg("rows"),
              arg("columns"), arg("epsilon"));
   module.def("layer_norm_backward", &layer_norm_backward, arg("device"), arg("stream"), arg("dtype"),
-             arg("gradient"), arg("x"), arg("weight"), arg("mean"), arg("inverse_deviation"), arg("x_gradient"),
+             arg("gradient"), arg("of_sum"), arg("x"), arg("weight"), arg("mean"), arg("inverse_deviation"), arg("x_gradient"),
              arg("weight_gradient"), arg("bias_gradient"), arg("partials"), arg("partial_rows"), arg("rows"),
              arg("columns"));
   module.def("rms_norm_forward", &rms_norm_forward, arg("device"), arg("stream"), arg("dtype"), arg("x"),
-             arg("weight"), arg("result"), arg("inverse_deviation"), arg("rows"), arg("columns"), arg("epsilon"));
-  module.def("rms_norm_backward", &rms_norm_backward, arg("device"), arg("stream"), arg("dtype"), arg("gradient"),
+             arg("residual"), arg("weight"), arg("sum"), arg("result"), arg("inverse_deviation"), arg("rows"), arg("columns"), arg("epsilon"));
+  module.def("rms_norm_backward", &rms_norm_backward, arg("device"), arg("stream"), arg("dtype"), arg("gradient"), arg("of_sum"),
              arg("x"), arg("weight"), arg("inverse_deviation"), arg("x_gradient"), arg("weight_gradient"),
              arg("partials"), arg("partial_rows"), arg("rows"), arg("columns"));
   module.def("cross_entropy", &cross_entropy, arg("device"), arg("stream"), arg("dtype"), arg("logits"),

@@ -83,19 +83,21 @@ struct Heads {
 void rotary(const Launch& where, Dtype dtype, const Heads& query, const Heads& key, const float* cos, const float* sin,
             int64_t sequence, int64_t batch, int64_t width, int64_t pairs, bool inverse);
 
-// layer_norm.cu, rms_norm.cu. `mean` and `inverse_deviation` hold one float per row.
-void layer_norm_forward(const Launch& where, Dtype dtype, const void* x, Parameter weight, Parameter bias, void* result,
-                        float* mean, float* inverse_deviation, int64_t rows, int64_t columns, float epsilon);
+// layer_norm.cu, rms_norm.cu. `mean` and `inverse_deviation` hold one float per row. With `residual`, its sum with x is
+// normalized, and stored in `sum`; `of_sum` is added to the gradient. Null: no addition.
+void layer_norm_forward(const Launch& where, Dtype dtype, const void* x, const void* residual, Parameter weight,
+                        Parameter bias, void* sum, void* result, float* mean, float* inverse_deviation, int64_t rows,
+                        int64_t columns, float epsilon);
 int64_t layer_norm_partial_rows(int device, Dtype dtype, Dtype of_parameters, int64_t rows, int64_t columns);
-void layer_norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter weight,
-                         const float* mean, const float* inverse_deviation, void* x_gradient,
+void layer_norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* of_sum, const void* x,
+                         Parameter weight, const float* mean, const float* inverse_deviation, void* x_gradient,
                          ParameterGradient weight_gradient, ParameterGradient bias_gradient, float* partials,
                          int64_t partial_rows, int64_t rows, int64_t columns);
-void rms_norm_forward(const Launch& where, Dtype dtype, const void* x, Parameter weight, void* result,
-                      float* inverse_deviation, int64_t rows, int64_t columns, float epsilon);
+void rms_norm_forward(const Launch& where, Dtype dtype, const void* x, const void* residual, Parameter weight, void* sum,
+                      void* result, float* inverse_deviation, int64_t rows, int64_t columns, float epsilon);
 int64_t rms_norm_partial_rows(int device, Dtype dtype, Dtype of_parameters, int64_t rows, int64_t columns);
-void rms_norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter weight,
-                       const float* inverse_deviation, void* x_gradient, ParameterGradient weight_gradient,
+void rms_norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* of_sum, const void* x,
+                       Parameter weight, const float* inverse_deviation, void* x_gradient, ParameterGradient weight_gradient,
                        float* partials, int64_t partial_rows, int64_t rows, int64_t columns);
 
 // cross_entropy.cu. Logits are [rows, columns], contiguous; columns from `width` on count as -inf. A label outside

@@ -127,10 +127,7 @@ _forward.register_autograd(_differentiate, setup_context=_keep)
 def _fused_bias_dropout_add(
     x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool = True
 ) -> Tensor:
-    if x.shape != residual.shape:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)} and the residual {tuple(residual.shape)}; they must be equal"
-        )
+    shapes.check_equal("x", x, "the residual", residual)
     if bias is not None:
         shapes.check_width("bias", bias, x)
     seed = draw_seed(x.device) if training and p > 0 else None

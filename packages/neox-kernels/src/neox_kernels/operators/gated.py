@@ -189,8 +189,7 @@ _forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _checked(up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, name: str) -> Tensor:
-    if up.shape != gate.shape:
-        raise ValueError(f"up has shape {tuple(up.shape)} and gate {tuple(gate.shape)}; they must be equal")
+    shapes.check_equal("up", up, "gate", gate)
     for label, bias in (("up_bias", up_bias), ("gate_bias", gate_bias)):
         if bias is not None:
             shapes.check_width(label, bias, up)

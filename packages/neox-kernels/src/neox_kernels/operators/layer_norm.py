@@ -4,6 +4,9 @@
     dx = (w - mean(w) - n mean(w n)) / sqrt(var(x) + epsilon),   w = weight dy
     d weight = sum of n dy over rows,   d bias = sum of dy over rows
 
+`add_layer_norm` normalizes the sum of x and a residual, and returns both; its backward pass adds the gradient
+that arrives at the sum to dx.
+
 Source: arXiv:1607.06450.
 """
 
@@ -21,7 +24,7 @@ from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
 from neox_kernels.precision import widen
 
-__all__ = ["apex_layer_norm", "layer_norm"]
+__all__ = ["add_layer_norm", "apex_layer_norm", "layer_norm"]
 
 _APEX_MODULE = "apex.normalization.fused_layer_norm"
 
@@ -42,22 +45,64 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) 
     return F.layer_norm(wide, x.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), epsilon).to(x.dtype)
 
 
-@custom_operator("layer_norm_forward", first_result_only=True)
+def _add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """Add x to a residual, and apply layer normalization to the sum.
+
+    Args:
+        x: any shape `[..., D]`.
+        residual: same shape.
+        weight: `[D]`; its dtype may differ from the residual's.
+        bias: `[D]`, with the weight's dtype.
+        epsilon: added to the variance.
+
+    Returns:
+        The sum and the normalized sum, with the shape and dtype of `residual`.
+    """
+    total = residual + x.to(residual.dtype)
+    return total, _layer_norm(total, weight, bias, epsilon)
+
+
+@custom_operator("layer_norm_forward", returned=1)
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result, and mean and inverse standard deviation of each row."""
     compiled = native.compiled_for(x, weight, bias)
     if compiled is None:
-        wide = widen(x)
-        variance, mean = torch.var_mean(wide, dim=-1, correction=0)
-        result = _layer_norm(x, weight, bias, epsilon).contiguous()
-        return result, mean.flatten(), torch.rsqrt(variance + epsilon).flatten()
+        return _plain_results(x, weight, bias, epsilon)
     x = x.contiguous()
     result, mean, inverse = _empty_results(x)
     compiled.layer_norm_forward(
-        *native.site(x), x.data_ptr(), native.parameter(weight), native.parameter(bias), result.data_ptr(),
-        mean.data_ptr(), inverse.data_ptr(), shapes.rows(x), shapes.columns(x), epsilon,
+        *native.site(x), x.data_ptr(), 0, native.parameter(weight), native.parameter(bias), 0,
+        result.data_ptr(), mean.data_ptr(), inverse.data_ptr(), shapes.rows(x), shapes.columns(x), epsilon,
     )  # fmt: skip
     return result, mean, inverse
+
+
+@custom_operator("add_layer_norm_forward", returned=2)
+def _forward_of_sum(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the sum, the result, and mean and inverse standard deviation of each row."""
+    compiled = native.compiled_for(x, residual, weight, bias)
+    if compiled is None:
+        total = (residual + x).contiguous()
+        return total, *_plain_results(total, weight, bias, epsilon)
+    x, residual = x.contiguous(), residual.contiguous()
+    total = torch.empty_like(x)
+    result, mean, inverse = _empty_results(x)
+    compiled.layer_norm_forward(
+        *native.site(x), x.data_ptr(), residual.data_ptr(), native.parameter(weight), native.parameter(bias),
+        total.data_ptr(), result.data_ptr(), mean.data_ptr(), inverse.data_ptr(), shapes.rows(x),
+        shapes.columns(x), epsilon,
+    )  # fmt: skip
+    return total, result, mean, inverse
+
+
+def _plain_results(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    variance, mean = torch.var_mean(widen(x), dim=-1, correction=0)
+    result = _layer_norm(x, weight, bias, epsilon).contiguous()
+    return result, mean.flatten(), torch.rsqrt(variance + epsilon).flatten()
 
 
 def _empty_results(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,36 +116,46 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, 
     return _empty_results(x)
 
 
+@_forward_of_sum.register_fake
+def _(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), *_empty_results(x)
+
+
 @custom_operator("layer_norm_backward")
 def _backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
+    gradient: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    compiled = native.compiled_for(x, gradient, weight, mean, inverse)
+    """Return the gradients of x, weight and bias; `of_sum`, if there is one, is added to that of x."""
+    compiled = native.compiled_for(x, gradient, of_sum, weight, mean, inverse)
     if compiled is None:
         by_row = (*x.shape[:-1], 1)
         above, normal = widen(gradient), (widen(x) - mean.view(by_row)) * inverse.view(by_row)
         weighted = above * weight.to(above.dtype)
         along, across = (weighted * normal).mean(-1, keepdim=True), weighted.mean(-1, keepdim=True)
         of_x = (weighted - normal * along - across) * inverse.view(by_row)
+        of_x = of_x if of_sum is None else of_x + widen(of_sum)
         of_weight, of_bias = shapes.sum_rows(above * normal), shapes.sum_rows(above)
         return of_x.to(x.dtype).contiguous(), of_weight.to(weight.dtype), of_bias.to(weight.dtype)
     gradient, x = gradient.contiguous(), x.contiguous()
+    of_sum = None if of_sum is None else of_sum.contiguous()
     of_x, of_weight, of_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
     place, rows, columns = native.site(x), shapes.rows(x), shapes.columns(x)
     parameter = native.parameter(weight)
     partial_rows = compiled.layer_norm_partial_rows(place[0], place[2], parameter[1], rows, columns)
     partials = native.partials(x, 2 * partial_rows, columns)
     compiled.layer_norm_backward(
-        *place, gradient.data_ptr(), x.data_ptr(), parameter, mean.data_ptr(), inverse.data_ptr(),
-        of_x.data_ptr(), native.parameter(of_weight), native.parameter(of_bias), partials.data_ptr(),
-        partial_rows, rows, columns,
+        *place, gradient.data_ptr(), 0 if of_sum is None else of_sum.data_ptr(), x.data_ptr(), parameter,
+        mean.data_ptr(), inverse.data_ptr(), of_x.data_ptr(), native.parameter(of_weight),
+        native.parameter(of_bias), partials.data_ptr(), partial_rows, rows, columns,
     )  # fmt: skip
     return of_x, of_weight, of_bias
 
 
 @_backward.register_fake
 def _(
-    gradient: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
+    gradient: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     of_weight = torch.empty_like(weight)
     return torch.empty_like(x, memory_format=torch.contiguous_format), of_weight, torch.empty_like(weight)
@@ -112,11 +167,26 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _differentiate(ctx: Any, gradient: Tensor, *_unused: None) -> tuple[Tensor, Tensor, Tensor, None]:
-    return *_backward(gradient, *ctx.saved_tensors), None
+    return *_backward(gradient, None, *ctx.saved_tensors), None
+
+
+def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[0], inputs[2], output[2], output[3])
+
+
+def _differentiate_sum(
+    ctx: Any, of_sum: Tensor | None, gradient: Tensor | None, *_unused: None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+    total, *others = ctx.saved_tensors
+    # Nothing depends on the normalized sum.
+    gradient = torch.zeros_like(total) if gradient is None else gradient
+    of_x, of_weight, of_bias = _backward(gradient, of_sum, total, *others)
+    return of_x, of_x, of_weight, of_bias, None
 
 
 _backward.refuse_gradient()
 _forward.register_autograd(_differentiate, setup_context=_keep)
+_forward_of_sum.register_autograd(_differentiate_sum, setup_context=_keep_sum)
 
 
 def _fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
@@ -124,6 +194,17 @@ def _fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 
     shapes.check_width("bias", bias, x)
     result: Tensor = _forward(x, *native.norm_parameters(x, weight, bias), epsilon)
     return result
+
+
+def _fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    shapes.check_equal("x", x, "the residual", residual)
+    shapes.check_width("weight", weight, x)
+    shapes.check_width("bias", bias, x)
+    parameters = native.norm_parameters(residual, weight, bias)
+    total, result = _forward_of_sum(x.to(residual.dtype), residual, *parameters, epsilon)
+    return total, result
 
 
 def _apex_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
@@ -162,7 +243,20 @@ def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     )
 
 
+def _example_with_residual(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Any, ...]:
+    x, *parameters = _example(shape, dtype, device)
+    return x, torch.randn(shape, dtype=dtype, device=device, requires_grad=True), *parameters
+
+
 layer_norm = Operator(name="layer_norm", reference=_layer_norm, fused=_fused_layer_norm, example=_example)
+add_layer_norm = Operator(
+    name="add_layer_norm",
+    reference=_add_layer_norm,
+    fused=_fused_add_layer_norm,
+    example=_example_with_residual,
+)
 apex_layer_norm = Operator(
     name="apex_layer_norm",
     reference=_layer_norm,

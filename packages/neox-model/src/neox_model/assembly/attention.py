@@ -140,7 +140,8 @@ def build_attention(
         position=_query_key_position(resolved.config, operators),
         qkv_bias=has_qkv_bias(resolved.config),
         output_bias=model.use_bias_in_attn_linear,
-        skip_bias=operators.bias_dropout_add is not None,
+        # A norm that adds the output to the residual does not add its bias.
+        skip_bias=operators.bias_dropout_add is not None and operators.norm_of_sum is None,
         group=group,
         adapters=build_adapters(resolved.config),
     )

@@ -19,6 +19,8 @@ from neox_config.facts.norms import NORM_FACTS
 from neox_kernels import (
     KernelUnavailable,
     Operator,
+    add_layer_norm,
+    add_rms_norm,
     apex_layer_norm,
     bias_dropout_add,
     bias_geglu,
@@ -63,6 +65,8 @@ class Operators:
             a bias may be None; f depends on the activation.
         bias_dropout_add: (x, bias or None, residual, probability, training) -> sum.
         norm: the model's norm: (x, weight, bias, epsilon) -> normalized x; RMS norm has no bias.
+        norm_of_sum: (x, residual, weight, bias, epsilon) -> their sum, and that normalized; None also if no
+            layer normalizes such a sum, or adds dropout to it.
         flex_unusable: why FlexAttention cannot be used; None if it can.
     """
 
@@ -72,6 +76,7 @@ class Operators:
     gated_activation: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor] | None = None
     bias_dropout_add: Callable[[Tensor, Tensor | None, Tensor, float, bool], Tensor] | None = None
     norm: Callable[..., Tensor] | None = None
+    norm_of_sum: Callable[..., tuple[Tensor, Tensor]] | None = None
     flex_unusable: str | None = None
 
 
@@ -102,6 +107,7 @@ def choose_operators(
     shape_SBF = (*tokens, max(1, resolved.derived.mlp_width // groups.model.size))
     shape_SBD = (*tokens, model.hidden_size)
     scores = (tokens[1], heads, tokens[0], tokens[0])
+    norm, norm_of_sum = _norms(config, chooser, shape_SBD)
     has_gelu, is_rotary = model.activation == "gelu", attention.pos_emb == "rotary"
     return Operators(
         softmax=_softmax(config, chooser, scores),
@@ -115,7 +121,8 @@ def choose_operators(
         bias_dropout_add=chooser.fused(
             "bias-dropout-fusion", _bias_dropout_fusion(config, device), bias_dropout_add, shape_SBD
         ),
-        norm=_norm(config, chooser, shape_SBD),
+        norm=norm,
+        norm_of_sum=norm_of_sum,
         flex_unusable=_why_not_flex(config, device, head_width=shape_SBNK[-1]),
     )
 
@@ -267,19 +274,30 @@ def _agreement(control: Group) -> Callable[[bool], bool] | None:
     return None if control.size == 1 else partial(all_ranks_agree, control)
 
 
-def _norm(config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]) -> Function | None:
-    """Choose the norm; PyTorch's layer norm replaces NVIDIA apex's, which computes the same."""
+def _norms(
+    config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]
+) -> tuple[Function | None, Function | None]:
+    """Choose the norm, and the norm of the sum of residual and attention, if nothing is between the two.
+
+    PyTorch's layer norm replaces NVIDIA apex's, which computes the same.
+    """
     model = config.model
     if NORM_FACTS[model.norm].has_bias and not model.use_bias_in_norms:
         # The kernels add a bias; a rule refuses layernorm-fusion: true.
-        return None
+        return None, None
     if model.norm == "apexlayernorm":
-        return apex_layer_norm.fused if chooser.all_have(apex_layer_norm) else None
-    fused: dict[str, tuple[str, Requested, Operator[..., Any]]] = {
-        "layernorm": ("layernorm-fusion", model.layernorm_fusion, layer_norm),
-        "rmsnorm": ("rmsnorm-fusion", model.rmsnorm_fusion, rms_norm),
+        return apex_layer_norm.fused if chooser.all_have(apex_layer_norm) else None, None
+    fused: dict[str, tuple[str, Requested, Operator[..., Any], Operator[..., Any]]] = {
+        "layernorm": ("layernorm-fusion", model.layernorm_fusion, layer_norm, add_layer_norm),
+        "rmsnorm": ("rmsnorm-fusion", model.rmsnorm_fusion, rms_norm, add_rms_norm),
     }
-    return chooser.fused(*fused[model.norm], shape) if model.norm in fused else None
+    if model.norm not in fused:
+        return None, None
+    parameter, requested, alone, of_sum = fused[model.norm]
+    norm = chooser.fused(parameter, requested, alone, shape)
+    if model.hidden_dropout > 0.0 or model.gpt_j_residual or model.apply_residual_connection_post_layernorm:
+        return norm, None
+    return norm, chooser.fused(parameter, requested, of_sum, shape)
 
 
 def _gated_activation(config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]) -> Function | None:

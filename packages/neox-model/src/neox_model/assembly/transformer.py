@@ -75,6 +75,8 @@ def build_norm(
         arguments["bias"] = model.use_bias_in_norms
     if operators.norm is not None:
         arguments["operator"] = operators.norm
+    if operators.norm_of_sum is not None:
+        arguments["of_sum"] = operators.norm_of_sum
     return pick(NORMS, model.norm, "norm"), arguments
 
 
@@ -125,6 +127,7 @@ def build_layer(
         "attention": build_attention(resolved, layer_index, **inits, operators=operators, masks=own_masks),
         "mlp": _mlp(resolved, inits, operators),
         "parallel_residual": model.gpt_j_residual,
+        "adds_in_norm": operators.norm_of_sum is not None,
         "group": group,
     }
 

@@ -33,6 +33,8 @@ class LayerNorm(nn.Module):
         operator: implementation, a function of (inputs, weight, bias, epsilon).
         group: tensor-parallel ranks; with sequence parallelism each normalizes its part of the sequence.
         bias: add a bias.
+        of_sum: implementation of (inputs, residual, weight, bias, epsilon) that returns the sum of inputs and
+            residual, and the normalized sum; None: the norm is not called with a residual.
     """
 
     def __init__(
@@ -43,16 +45,21 @@ class LayerNorm(nn.Module):
         group: Group = SINGLE_RANK,
         *,
         bias: bool = True,
+        of_sum: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         super().__init__()
         self.epsilon = epsilon
         self.operator = operator
+        self.of_sum = of_sum
         self.weight = logical_parameter((width,), init=_one_init, group=group)
         self.bias = logical_parameter((width,), init=zero_init, group=group) if bias else None
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Normalize over the last dimension."""
-        return self.operator(inputs, self.weight, self.bias, self.epsilon)
+    def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Normalize over the last dimension; with a residual, return their sum, and the sum normalized."""
+        if residual is None:
+            return self.operator(inputs, self.weight, self.bias, self.epsilon)
+        assert self.of_sum is not None
+        return self.of_sum(inputs, residual, self.weight, self.bias, self.epsilon)
 
 
 def _rms_norm(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -67,6 +74,8 @@ class RMSNorm(nn.Module):
         epsilon: added to the mean square.
         operator: implementation, a function of (inputs, weight, epsilon).
         group: tensor-parallel ranks; with sequence parallelism each normalizes its part of the sequence.
+        of_sum: implementation of (inputs, residual, weight, epsilon) that returns the sum of inputs and
+            residual, and the normalized sum; None: the norm is not called with a residual.
 
     Source: arXiv:1910.07467.
     """
@@ -77,15 +86,24 @@ class RMSNorm(nn.Module):
         epsilon: float = 1e-8,
         operator: Callable[[Tensor, Tensor, float], Tensor] = _rms_norm,
         group: Group = SINGLE_RANK,
+        *,
+        of_sum: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         super().__init__()
         self.epsilon = epsilon
         self.operator = operator
+        self.of_sum = of_sum
         self.weight = logical_parameter((width,), init=_one_init, group=group)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Normalize over the last dimension; the result has the dtype of `inputs`."""
-        return self.operator(inputs, self.weight, self.epsilon)
+    def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Normalize over the last dimension; with a residual, return their sum, and the sum normalized.
+
+        The results have the dtype of `inputs`.
+        """
+        if residual is None:
+            return self.operator(inputs, self.weight, self.epsilon)
+        assert self.of_sum is not None
+        return self.of_sum(inputs, residual, self.weight, self.epsilon)
 
 
 class ScaleNorm(nn.Module):

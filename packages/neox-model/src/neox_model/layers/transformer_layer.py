@@ -30,6 +30,8 @@ class TransformerLayer(ResidualLayer):
             to add or None).
         norm: factory of a norm.
         parallel_residual: compute x + attention(norm1(x)) + mlp(norm2(x)), as in GPT-J.
+        adds_in_norm: norm2 adds the attention's output to the residual, in one operator. There must be no
+            dropout, and the attention must add its bias.
         group: the tensor-parallel ranks.
         options: other arguments of ResidualLayer.
     """
@@ -41,6 +43,7 @@ class TransformerLayer(ResidualLayer):
         mlp: Callable[[], nn.Module],
         norm: Callable[[], nn.Module],
         parallel_residual: bool = False,
+        adds_in_norm: bool = False,
         group: Group = SINGLE_RANK,
         **options: Any,
     ) -> None:
@@ -49,6 +52,7 @@ class TransformerLayer(ResidualLayer):
         self.norm2 = norm()
         self.mlp = mlp()
         self.parallel_residual = parallel_residual
+        self.adds_in_norm = adds_in_norm
         self.group = group
         has_adapters = next(adapter_parameters(self), None) is not None
         self.enters_once = parallel_residual and group.size > 1 and not has_adapters
@@ -68,6 +72,9 @@ class TransformerLayer(ResidualLayer):
         if self.parallel_residual:
             middle_SBD = self._add(hidden_SBD, attended)
             return self._add(middle_SBD, self.mlp(self.norm2(hidden_SBD)))
+        if self.adds_in_norm:
+            middle_SBD, normed_SBD = self.norm2(attended[0], hidden_SBD)
+            return self._add(middle_SBD, self.mlp(normed_SBD))
         middle_SBD = self._add(normed_SBD if self.residual_after_norm else hidden_SBD, attended)
         normed_SBD = self.norm2(middle_SBD)
         residual_SBD = normed_SBD if self.residual_after_norm else middle_SBD

@@ -185,14 +185,18 @@ class ModelSection(Section, resume="model"):
         origin="NeoX",
         resume="free",
         used_when="norm is layernorm",
-        doc="Use the fused layer norm kernel of this project; auto: where that is faster.",
+        doc="Use the fused layer norm kernel of this project, and, without hidden dropout and with a "
+        "sequential residual, the one that also adds the attention's output to the residual; auto: where "
+        "that is faster.",
     )
     rmsnorm_fusion: Fusion = param(
         False,
         origin="ours",
         resume="free",
         used_when="norm is rmsnorm",
-        doc="Use the fused RMS norm kernel of this project; auto: where that is faster.",
+        doc="Use the fused RMS norm kernel of this project, and, without hidden dropout and with a "
+        "sequential residual, the one that also adds the attention's output to the residual; auto: where "
+        "that is faster.",
     )
     loss_fusion: Fusion = param(
         "auto",
