@@ -17,6 +17,7 @@ from neox_config.estimate import (
 )
 from neox_config.estimate.parameters import local_state_values
 from neox_config.estimate.shapes import Layout, Shape, layout_of, shape_of
+from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.model import build_model
 from neox_model.assembly.optimizer import build_optimizer
@@ -138,7 +139,10 @@ def bytes_kept(model: SequentialModel, layer_index: int) -> int:
     ("norm", "position"), [("layernorm", "learned"), ("rmsnorm", "rotary"), ("scalenorm", "none")]
 )
 @pytest.mark.parametrize("shared", [1, 2, 4])
-def test_stored_activations_equal_the_formula(norm, position, activation, dtype, shared):
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_stored_activations_equal_the_formula(norm, position, activation, dtype, shared, recomputes):
+    if recomputes and not ACTIVATION_FACTS[activation].is_gated:
+        pytest.skip("there is no product")
     sizes = {
         "num_kv_heads": 4 // shared,
         "hidden_size": 64,
@@ -146,9 +150,10 @@ def test_stored_activations_equal_the_formula(norm, position, activation, dtype,
         "seq_length": 128,
         "max_position_embeddings": 128,
     }
-    model, shape = build(norm=norm, pos_emb=position, activation=activation, **sizes)
+    settings = {"norm": norm, "pos_emb": position, "activation": activation, **sizes}
+    model, shape = build(recompute_gated_product=recomputes, **settings)
     model.to(dtype)
-    layout = Layout(micro_batch=3, element_bytes=dtype.itemsize)
+    layout = Layout(micro_batch=3, element_bytes=dtype.itemsize, recomputes_product=recomputes)
     # Statistics of the norms and tables of angles are the difference; it gets smaller in wider models.
     assert activation_bytes_per_layer(shape, layout, device="cpu") == pytest.approx(
         bytes_kept(model, 1), rel=0.01

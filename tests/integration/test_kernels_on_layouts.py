@@ -15,14 +15,21 @@ from support.distributed import run_ranks
 from support.layouts import LAYOUTS
 
 LLAMA, GPT = "grouped queries, rmsnorm, swiglu, no biases", "learned positions, layernorm, tied"
-ADAPTED = "adapters"
+GEGLU, ADAPTED = "sinusoidal positions, scalenorm, geglu", "adapters"
 FUSED: dict[str, dict[str, Any]] = {
-    LLAMA: {"rmsnorm_fusion": True, "glu_fusion": True, "rope_fusion": True},
+    LLAMA: {
+        "rmsnorm_fusion": True,
+        "glu_fusion": True,
+        "rope_fusion": True,
+        "recompute_gated_product": True,
+    },
+    GEGLU: {"glu_fusion": True, "recompute_gated_product": True},
     GPT: {"layernorm_fusion": True, "bias_dropout_fusion": True},
     ADAPTED: {"layernorm_fusion": True, "glu_fusion": True, "rope_fusion": True},
 }
 CALLED = {
     LLAMA: {"rms_norm", "add_rms_norm", "bias_swiglu", "rotary"},
+    GEGLU: {"bias_geglu"},
     GPT: {"layer_norm", "add_layer_norm", "bias_dropout_add"},
     ADAPTED: {"layer_norm", "add_layer_norm", "bias_swiglu", "rotary"},
 }
@@ -35,6 +42,9 @@ CASES = [
     (LLAMA, "torch, ZeRO 3", False),
     (LLAMA, "pipeline 2", False),
     (LLAMA, "torch, pipeline 2, ZBV", False),
+    (GEGLU, "ZeRO 3", False),
+    (GEGLU, "torch, ZeRO 3", True),
+    (GEGLU, "sequence 2", False),
     (GPT, "sequence 2", True),
     (GPT, "torch, ZeRO 3", False),
     (ADAPTED, "tensor 2", False),

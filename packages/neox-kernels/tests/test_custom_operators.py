@@ -48,7 +48,7 @@ def raw_calls():
         "bias_dropout_add_forward": (x, width, gate, seed, 0.5),
         "bias_dropout_add_backward": (x.detach(), None, seed, 0.5),
         "gated_forward": (x, gate, width, None, "silu"),
-        "gated_backward": (x.detach(), x.detach(), gate.detach(), None, width.detach(), "erf"),
+        "gated_backward": (x.detach(), x.detach(), gate.detach(), None, width.detach(), "erf", True),
         "layer_norm_forward": (x, width, width.detach().clone().requires_grad_(), 1e-5),
         "add_layer_norm_forward": (x, gate, width, width.detach().clone().requires_grad_(), 1e-5),
         "layer_norm_backward": (x.detach(), None, x.detach(), width.detach(), rows, rows),

@@ -64,3 +64,23 @@ def test_unequal_shapes_are_refused():
         bias_swiglu.fused(torch.zeros(2, 4), torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"up_bias has shape \(3,\)"):
         bias_swiglu.fused(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(3))
+
+
+@pytest.mark.parametrize("form", ["custom", "emulated"], indirect=True)
+@pytest.mark.parametrize("operator", [bias_swiglu, bias_geglu], ids=lambda operator: operator.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("width", [64, 7])
+def test_the_product_is_computed_again_with_the_gradients(width, biased, dtype, operator, form):
+    joint = torch.randn(5, 3, 2 * width, dtype=dtype)
+    up, gate = (half.requires_grad_() for half in joint.chunk(2, dim=-1))
+    biases = [torch.randn(width, dtype=dtype, requires_grad=True) if given else None for given in biased]
+    above = torch.randn(5, 3, width, dtype=dtype)
+    given = [up, gate, *biases]
+    product, *gradients = operator.again(above, *given)
+    expected = form(operator)(*given)
+    assert torch.equal(product, expected)
+    wanted = torch.autograd.grad(expected, [each for each in given if each is not None], above)
+    assert [each is None for each in gradients] == [each is None for each in given]
+    for value, known in zip((each for each in gradients if each is not None), wanted, strict=True):
+        assert torch.equal(value, known)

@@ -119,6 +119,7 @@ def gated_backward(
     gate_bias: ParameterCode,
     up_gradient: int,
     gate_gradient: int,
+    product: int,
     up_bias_gradient: ParameterCode,
     gate_bias_gradient: ParameterCode,
     partials: int,

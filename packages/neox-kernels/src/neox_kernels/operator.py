@@ -34,6 +34,8 @@ class Operator(Generic[Parameters, Result]):
         example: builds arguments for a shape of the first argument, used to compare and to time.
         comparable_example: arguments without randomness, if the results are otherwise random.
         availability: checks whether `fused` can be used.
+        again: computes the result again, together with the gradients of the tensors: of (gradient of the
+            result, arguments). For a backward pass of a result that was not kept; None: there is none.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Operator(Generic[Parameters, Result]):
     example: MakeExample
     comparable_example: MakeExample | None = None
     availability: AvailabilityCheck = native.availability
+    again: Callable[..., Any] | None = None
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         """Run the reference implementation."""

@@ -368,6 +368,67 @@ def test_fused_layers_of_llama_in_bfloat16_are_within_its_rounding(calls):
         assert (given - wanted).norm() <= allowed
 
 
+def stored_bytes(model):
+    """Return the bytes that the forward pass keeps for the backward pass."""
+    kept = {}
+
+    def remember(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = (tensor.untyped_storage().nbytes(), tensor)
+        return tensor
+
+    tokens = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(0))
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+        model.loss_fn(model(tokens[:, :-1]), (tokens[:, 1:], torch.ones(2, 12)))
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu", "reglu", "bilinear"])
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_gated_product_that_is_computed_again_changes_no_result(calls, activation, is_fused, has_bias):
+    if is_fused and activation not in ("swiglu", "geglu"):
+        pytest.skip("there is no kernel")
+    settings = {"activation": activation, "glu_fusion": is_fused, "use_bias_in_mlp": has_bias}
+    kept = model_of(settings | {"recompute_gated_product": False})
+    again = model_of(settings | {"recompute_gated_product": True})
+    loss, gradients = loss_and_gradients(again)
+    expected_loss, expected = loss_and_gradients(kept)
+    assert loss == expected_loss
+    for given, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(given, wanted, atol=1e-6, rtol=1e-5)
+    # At least the product of each of three layers: 24 tokens, 64 channels of float32.
+    assert stored_bytes(kept) - stored_bytes(again) >= 3 * 24 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "recomputes"),
+    [
+        ({}, True),
+        ({"glu_fusion": False}, False),
+        ({"checkpoint_activations": True}, False),
+        ({"recompute_gated_product": False}, False),
+        ({"lora_rank": 2, "lora_target_modules": ["down"], "lora_base": "unread"}, False),
+    ],
+    ids=str,
+)
+def test_a_gated_product_is_computed_again_under_auto_where_a_kernel_does(calls, settings, recomputes):
+    model = model_of({"activation": "swiglu", "glu_fusion": True} | settings)
+    assert model.stack[1].mlp.recomputes_product == recomputes
+
+
+def test_a_gated_product_is_computed_again_under_autocast():
+    settings = {"activation": "swiglu", "use_bias_in_mlp": True}
+
+    def gradients_of(recomputes):
+        model = model_of(settings | {"recompute_gated_product": recomputes})
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss_and_gradients(model)[1]
+
+    for given, wanted in zip(gradients_of(True), gradients_of(False), strict=True):
+        assert given.dtype == wanted.dtype
+        torch.testing.assert_close(given, wanted, atol=2e-3, rtol=2e-2)
+
+
 def test_layers_of_llama_that_are_left_open_are_plain_where_they_cannot_be_fused():
     settings = {**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, "auto")}
     model = model_of(settings)

@@ -168,7 +168,7 @@ void gated_forward(int device, Address stream, int dtype, int activation, Addres
 
 void gated_backward(int device, Address stream, int dtype, int activation, Address gradient, Address up,
                     int64_t up_stride, Address gate, int64_t gate_stride, const ParameterCode& up_bias,
-                    const ParameterCode& gate_bias, Address up_gradient, Address gate_gradient,
+                    const ParameterCode& gate_bias, Address up_gradient, Address gate_gradient, Address product,
                     const ParameterCode& up_bias_gradient, const ParameterCode& gate_bias_gradient, Address partials,
                     int64_t partial_rows, int64_t rows, int64_t columns) {
   const Call call("gated_backward", device, stream, dtype);
@@ -180,6 +180,7 @@ void gated_backward(int device, Address stream, int dtype, int activation, Addre
   const void* gates = call.read("gate", gate, count);
   void* to_up = call.written("up_gradient", up_gradient, count);
   void* to_gate = call.written("gate_gradient", gate_gradient, count);
+  void* again = call.written("product", product, 0);
   const auto up_shift = call.parameter("up_bias", up_bias);
   const auto gate_shift = call.parameter("gate_bias", gate_bias);
   const auto of_up_bias = call.gradient("up_bias_gradient", up_bias_gradient);
@@ -188,7 +189,8 @@ void gated_backward(int device, Address stream, int dtype, int activation, Addre
   float* scratch = call.partials(partials, partial_rows, columns, has_sums);
   call.run([&] {
     neox::gated_backward(call.where(), call.dtype(), function, above, ups, up_stride, gates, gate_stride, up_shift,
-                         gate_shift, to_up, to_gate, of_up_bias, of_gate_bias, scratch, partial_rows, rows, columns);
+                         gate_shift, to_up, to_gate, again, of_up_bias, of_gate_bias, scratch, partial_rows, rows,
+                         columns);
   });
 }
 
@@ -385,7 +387,7 @@ PYBIND11_MODULE(_native, module) {
              arg("result"), arg("rows"), arg("columns"));
   module.def("gated_backward", &gated_backward, arg("device"), arg("stream"), arg("dtype"), arg("activation"),
              arg("gradient"), arg("up"), arg("up_stride"), arg("gate"), arg("gate_stride"), arg("up_bias"),
-             arg("gate_bias"), arg("up_gradient"), arg("gate_gradient"), arg("up_bias_gradient"),
+             arg("gate_bias"), arg("up_gradient"), arg("gate_gradient"), arg("product"), arg("up_bias_gradient"),
              arg("gate_bias_gradient"), arg("partials"), arg("partial_rows"), arg("rows"), arg("columns"));
   module.def("rotary", &rotary, arg("device"), arg("stream"), arg("dtype"), arg("query"), arg("key"), arg("cos"),
              arg("sin"), arg("sequence"), arg("batch"), arg("width"), arg("pairs"), arg("inverse"));

@@ -1,5 +1,5 @@
 // (up + up_bias) * activation(gate + gate_bias). The maths: gated.py. The inputs may be halves of one matrix: each has
-// a row stride.
+// a row stride. Backward stores the product again, if asked to, for what did not keep it.
 
 #include "columns.cuh"
 #include "gelu.cuh"
@@ -47,7 +47,7 @@ template <typename T, int VEC, typename Function, bool SUMS>
 __global__ void __launch_bounds__(kWarp* kTileRows, SUMS ? 2 : 3)
     gated_backward_kernel(const T* __restrict__ gradient, Rows<T> up, Rows<T> gate, Parameter up_bias,
                           Parameter gate_bias, T* __restrict__ up_gradient, T* __restrict__ gate_gradient,
-                          float* __restrict__ partials, int64_t rows, int64_t columns) {
+                          T* __restrict__ product, float* __restrict__ partials, int64_t rows, int64_t columns) {
   const Tile<VEC> tile(columns);
   float up_shift[VEC];
   float gate_shift[VEC];
@@ -68,12 +68,14 @@ __global__ void __launch_bounds__(kWarp* kTileRows, SUMS ? 2 : 3)
       [&](int slot, int64_t row) {
         Vector<T, VEC> for_up;
         Vector<T, VEC> for_gate;
+        Vector<T, VEC> again;
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
           const float above = from_above[slot].value(j);
           const float u = ups[slot].value(j) + up_shift[j];
           const float g = gates[slot].value(j) + gate_shift[j];
-          const float up_product = above * Function::value(g);
+          const float value = Function::value(g);
+          const float up_product = above * value;
           const float gate_product = above * u * Function::slope(g);
           if constexpr (SUMS) {
             up_sums[j] += up_product;
@@ -81,9 +83,13 @@ __global__ void __launch_bounds__(kWarp* kTileRows, SUMS ? 2 : 3)
           }
           for_up.values[j] = from_float<T>(up_product);
           for_gate.values[j] = from_float<T>(gate_product);
+          again.values[j] = from_float<T>(u * value);
         }
         store<VEC>(up_gradient + row * columns + tile.column, for_up);
         store<VEC>(gate_gradient + row * columns + tile.column, for_gate);
+        if (product != nullptr) {
+          store<VEC>(product + row * columns + tile.column, again);
+        }
       });
   if constexpr (SUMS) {
     write_partials(up_sums, partials, columns, tile);
@@ -142,7 +148,7 @@ int64_t gated_partial_rows(int device, Dtype dtype, Activation activation, int64
 
 void gated_backward(const Launch& where, Dtype dtype, Activation activation, const void* gradient, const void* up,
                     int64_t up_stride, const void* gate, int64_t gate_stride, Parameter up_bias, Parameter gate_bias,
-                    void* up_gradient, void* gate_gradient, ParameterGradient up_bias_gradient,
+                    void* up_gradient, void* gate_gradient, void* product, ParameterGradient up_bias_gradient,
                     ParameterGradient gate_bias_gradient, float* partials, int64_t partial_rows, int64_t rows,
                     int64_t columns) {
   if (columns == 0 || (partials == nullptr && rows == 0)) {
@@ -150,7 +156,8 @@ void gated_backward(const Launch& where, Dtype dtype, Activation activation, con
   }
   const bool vectorized =
       fills_vectors(dtype, columns) && fills_vectors(dtype, up_stride) && fills_vectors(dtype, gate_stride) &&
-      are_aligned({gradient, up, gate, up_bias.address, gate_bias.address, up_gradient, gate_gradient, partials});
+      are_aligned({gradient, up, gate, up_bias.address, gate_bias.address, up_gradient, gate_gradient, product,
+                   partials});
   with_activation(dtype, vectorized, activation, [&](auto type, auto vec, auto function) {
     using T = typename decltype(type)::type;
     using Function = typename decltype(function)::type;
@@ -159,7 +166,8 @@ void gated_backward(const Launch& where, Dtype dtype, Activation activation, con
     const int64_t row_blocks = partials == nullptr ? forward_row_blocks(rows) : partial_rows;
     launch(where, tile_grid(columns / vec(), row_blocks), kTileBlock, kernel, static_cast<const T*>(gradient),
            Rows<T>{static_cast<const T*>(up), up_stride}, Rows<T>{static_cast<const T*>(gate), gate_stride}, up_bias,
-           gate_bias, static_cast<T*>(up_gradient), static_cast<T*>(gate_gradient), partials, rows, columns);
+           gate_bias, static_cast<T*>(up_gradient), static_cast<T*>(gate_gradient), static_cast<T*>(product), partials,
+           rows, columns);
   });
   if (up_bias_gradient.address != nullptr) {
     sum_partials(where, partials, partial_rows, columns, up_bias_gradient);

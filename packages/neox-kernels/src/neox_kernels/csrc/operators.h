@@ -59,14 +59,15 @@ void bias_dropout_add_backward(const Launch& where, Dtype dtype, const void* gra
                                float keep_scale);
 int64_t bias_dropout_add_partial_rows(int device, Dtype dtype, int64_t rows, int64_t columns);
 
-// gated.cu. Without biases, `partials` is null; with one of them, it has room for the sums of both.
+// gated.cu. Backward stores the product of the forward pass again in `product`, unless it is null. Without biases,
+// `partials` is null; with one of them, it has room for the sums of both.
 enum class Activation : int { silu = 0, gelu_tanh = 1, gelu_erf = 2 };
 void gated_forward(const Launch& where, Dtype dtype, Activation activation, const void* up, int64_t up_stride,
                    const void* gate, int64_t gate_stride, Parameter up_bias, Parameter gate_bias, void* result,
                    int64_t rows, int64_t columns);
 void gated_backward(const Launch& where, Dtype dtype, Activation activation, const void* gradient, const void* up,
                     int64_t up_stride, const void* gate, int64_t gate_stride, Parameter up_bias, Parameter gate_bias,
-                    void* up_gradient, void* gate_gradient, ParameterGradient up_bias_gradient,
+                    void* up_gradient, void* gate_gradient, void* product, ParameterGradient up_bias_gradient,
                     ParameterGradient gate_bias_gradient, float* partials, int64_t partial_rows, int64_t rows,
                     int64_t columns);
 int64_t gated_partial_rows(int device, Dtype dtype, Activation activation, int64_t rows, int64_t columns);

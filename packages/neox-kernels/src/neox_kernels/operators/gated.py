@@ -3,11 +3,13 @@
     y = u f(g),      u = up + up_bias,  g = gate + gate_bias,      f = SiLU (z sigmoid(z)) or GELU
     d up = f(g) dy,  d gate = u f'(g) dy,  and the biases' gradients are their sums over rows
 
-The two inputs may be halves of one matrix; they are then read without a copy.
+The two inputs may be halves of one matrix; they are then read without a copy. `Operator.again` returns y with
+the gradients, so that a matrix product with y need not keep it for its backward pass.
 
 Source: arXiv:2002.05202; GELU: bias_gelu.py.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,11 +110,15 @@ def _(up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None
     return torch.empty_like(up, memory_format=torch.contiguous_format)
 
 
+_Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
 def _empty_gradients(
-    up: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    up: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, with_product: bool
+) -> _Gradients:
     wide = torch.contiguous_format
     return (
+        torch.empty_like(up, memory_format=wide) if with_product else up.new_empty(0),
         torch.empty_like(up, memory_format=wide),
         torch.empty_like(up, memory_format=wide),
         up.new_empty(0) if up_bias is None else torch.empty_like(up_bias, memory_format=wide),
@@ -121,11 +127,18 @@ def _empty_gradients(
 
 
 def _plain_backward(
-    gradient: Tensor, up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, name: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gradient: Tensor,
+    up: Tensor,
+    gate: Tensor,
+    up_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    name: str,
+    with_product: bool,
+) -> _Gradients:
     above, u, g = widen(gradient), _biased(up, up_bias), _biased(gate, gate_bias)
     of_up, of_gate = above * _activation(g, name), above * u * _slope(g, name)
     return (
+        _gated(up, gate, up_bias, gate_bias, name).contiguous() if with_product else up.new_empty(0),
         of_up.to(up.dtype).contiguous(),
         of_gate.to(gate.dtype).contiguous(),
         up.new_empty(0) if up_bias is None else shapes.sum_rows(of_up).to(up_bias.dtype),
@@ -135,16 +148,23 @@ def _plain_backward(
 
 @custom_operator("gated_backward")
 def _backward(
-    gradient: Tensor, up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, name: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of up, gate and their biases; empty for a bias that is None."""
+    gradient: Tensor,
+    up: Tensor,
+    gate: Tensor,
+    up_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    name: str,
+    with_product: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the product, and the gradients of up, gate and their biases; empty for what is not asked for."""
     compiled = native.compiled_for(gradient, up, gate, up_bias, gate_bias)
     if compiled is None:
-        return _plain_backward(gradient, up, gate, up_bias, gate_bias, name)
+        return _plain_backward(gradient, up, gate, up_bias, gate_bias, name, with_product)
     gradient = gradient.contiguous()
     (up, up_stride), (gate, gate_stride) = shapes.as_rows(up), shapes.as_rows(gate)
     up_bias, gate_bias = _contiguous(up_bias), _contiguous(gate_bias)
-    results = _empty_gradients(up, up_bias, gate_bias)
+    results = _empty_gradients(up, up_bias, gate_bias, with_product)
+    product, of_up, of_gate, of_up_bias, of_gate_bias = results
     place, rows, columns = native.site(up), shapes.rows(up), shapes.columns(up)
     count, partials = 0, None
     if up_bias is not None or gate_bias is not None:
@@ -152,9 +172,10 @@ def _backward(
         partials = native.partials(up, 2 * count, columns)
     compiled.gated_backward(
         *place, ACTIVATION_CODES[name], gradient.data_ptr(), up.data_ptr(), up_stride, gate.data_ptr(),
-        gate_stride, native.parameter(up_bias), native.parameter(gate_bias), results[0].data_ptr(),
-        results[1].data_ptr(), native.parameter(None if up_bias is None else results[2]),
-        native.parameter(None if gate_bias is None else results[3]),
+        gate_stride, native.parameter(up_bias), native.parameter(gate_bias), of_up.data_ptr(),
+        of_gate.data_ptr(), product.data_ptr() if with_product else 0,
+        native.parameter(None if up_bias is None else of_up_bias),
+        native.parameter(None if gate_bias is None else of_gate_bias),
         0 if partials is None else partials.data_ptr(), count, rows, columns,
     )  # fmt: skip
     return results
@@ -162,9 +183,36 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    gradient: Tensor, up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, name: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(up, up_bias, gate_bias)
+    gradient: Tensor,
+    up: Tensor,
+    gate: Tensor,
+    up_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    name: str,
+    with_product: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _empty_gradients(up, up_bias, gate_bias, with_product)
+
+
+def _again(
+    name: str,
+    gradient: Tensor,
+    up: Tensor,
+    gate: Tensor,
+    up_bias: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the product, and the gradients of up, gate and their biases; None for a bias that is None."""
+    product, of_up, of_gate, of_up_bias, of_gate_bias = _backward(
+        gradient, up, gate.to(up.dtype), up_bias, gate_bias, name, True
+    )
+    return (
+        product,
+        of_up,
+        of_gate,
+        None if up_bias is None else of_up_bias,
+        None if gate_bias is None else of_gate_bias,
+    )
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -174,7 +222,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, None]:
     up, gate, up_bias, gate_bias = ctx.saved_tensors
-    of_up, of_gate, of_up_bias, of_gate_bias = _backward(gradient, up, gate, up_bias, gate_bias, ctx.name)
+    _, of_up, of_gate, of_up_bias, of_gate_bias = _backward(
+        gradient, up, gate, up_bias, gate_bias, ctx.name, False
+    )
     return (
         of_up,
         of_gate,
@@ -220,5 +270,17 @@ def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     )
 
 
-bias_swiglu = Operator(name="bias_swiglu", reference=_bias_swiglu, fused=_fused_bias_swiglu, example=_example)
-bias_geglu = Operator(name="bias_geglu", reference=_bias_geglu, fused=_fused_bias_geglu, example=_example)
+bias_swiglu = Operator(
+    name="bias_swiglu",
+    reference=_bias_swiglu,
+    fused=_fused_bias_swiglu,
+    example=_example,
+    again=partial(_again, "silu"),
+)
+bias_geglu = Operator(
+    name="bias_geglu",
+    reference=_bias_geglu,
+    fused=_fused_bias_geglu,
+    example=_example,
+    again=partial(_again, "erf"),
+)

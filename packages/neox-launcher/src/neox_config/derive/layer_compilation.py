@@ -4,6 +4,7 @@ from neox_config.derive.compression import compresses
 from neox_config.derive.curricula import curricula_of_lengths
 from neox_config.derive.objective import is_retrieval
 from neox_config.derive.pipeline import splits_backward
+from neox_config.derive.recomputation import recomputes_gated_product
 from neox_config.schema.config import NeoXConfig
 
 __all__ = ["UNCOMPILED_STAGE", "drops_tokens", "why_layers_stay_uncompiled"]
@@ -33,6 +34,9 @@ def why_layers_stay_uncompiled(config: NeoXConfig, *, zero_stage: int | None = N
         ),
         "random_ltd, because layers would be recompiled for every number of kept tokens": (
             drops_tokens(config)
+        ),
+        "recompute_gated_product: true, because compiled layers store the product": (
+            recomputes_gated_product(config, is_fused=False)
         ),
         "compression_training, whose matrices change while they are trained": compresses(config),
         "eigenvalue.enabled, because compiled layers have no second derivatives": (

@@ -80,7 +80,7 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     Subject(
         "swiglu, reglu, glu, gated mlp, gated linear unit, silu, gelu, relu, nonlinearity",
-        ("activation", "mlp_width", "glu_fusion"),
+        ("activation", "mlp_width", "glu_fusion", "recompute_gated_product"),
     ),
     Subject(
         "mlp, ffn, feed forward, intermediate",

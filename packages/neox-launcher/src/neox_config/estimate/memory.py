@@ -228,7 +228,7 @@ def activation_bytes_per_layer(
             # Both norms store the same input.
             between -= norm
         whole = 2 * size * width
-        split = _kept_by_attention(shape, size) + _kept_by_mlp(shape, size, is_compiled=is_compiled)
+        split = _kept_by_attention(shape, size) + _kept_by_mlp(shape, layout, is_compiled=is_compiled)
         if not layout.recomputes_attention:
             split += _kept_by_scores(shape, size, kind)
     if layout.gathers_again:
@@ -243,17 +243,19 @@ def _kept_by_norm(shape: Shape, layout: Layout, width: int, device: str) -> int:
     return (layout.element_bytes if is_one else 8) * width
 
 
-def _kept_by_mlp(shape: Shape, size: int, *, is_compiled: bool) -> int:
+def _kept_by_mlp(shape: Shape, layout: Layout, *, is_compiled: bool) -> int:
     """Return the bytes per token of a feed-forward block: outputs of projections and activation.
 
     A compiled layer stores the inputs of matrix products and what they return, and computes the activation
     from them again. Of an activation without stored tensors, it stores where the input is positive.
     """
-    kept = ACTIVATION_FACTS[shape.activation].kept_tensors
+    kept, size = ACTIVATION_FACTS[shape.activation].kept_tensors, layout.element_bytes
     if is_compiled:
         each = 3 * size if shape.is_gated else 2 * size if kept else size + 1
         return each * shape.mlp_width
     tensors = kept + 3 if shape.is_gated else kept + 1
+    if shape.is_gated and layout.recomputes_product:
+        tensors = 2
     return tensors * size * shape.mlp_width
 
 

@@ -19,7 +19,11 @@ from neox_config.derive.layer_compilation import (
 from neox_config.derive.local_steps import first_local_step
 from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.derive.pipeline import chunks_per_stage
-from neox_config.derive.recomputation import recomputes_attention, recomputes_layers
+from neox_config.derive.recomputation import (
+    recomputes_attention,
+    recomputes_gated_product,
+    recomputes_layers,
+)
 from neox_config.derive.recorded import recorded_model
 from neox_config.derive.resolve import Resolved
 from neox_config.errors import ConfigError
@@ -160,6 +164,7 @@ class Layout:
         accumulation: micro-batches per update.
         segment_layers: layers per recomputed segment; None stores all activations.
         recomputes_attention: True if attention between its projections is recomputed.
+        recomputes_product: True if the product of a gated MLP is recomputed, where layers are not compiled.
         splits_inputs: True if inputs of recomputed segments are partitioned across tensor-parallel ranks.
         inputs_on_host: True if inputs of recomputed segments are stored in host memory.
         splits_sequence: True for sequence parallelism of norms and dropout.
@@ -195,6 +200,7 @@ class Layout:
     accumulation: int = 1
     segment_layers: int | None = None
     recomputes_attention: bool = False
+    recomputes_product: bool = False
     splits_inputs: bool = False
     inputs_on_host: bool = False
     splits_sequence: bool = False
@@ -395,6 +401,8 @@ def layout_of(resolved: Resolved) -> Layout:
         accumulation=derived.accumulation,
         segment_layers=recompute.checkpoint_num_layers if recomputes_layers(config) else None,
         recomputes_attention=recomputes_attention(config),
+        # With glu_fusion: auto a trial decides, and more memory is the safe estimate.
+        recomputes_product=recomputes_gated_product(config, is_fused=config.model.glu_fusion is True),
         splits_inputs=recompute.partition_activations,
         inputs_on_host=recompute.checkpoint_in_cpu,
         splits_sequence=config.parallelism.sequence_parallel,

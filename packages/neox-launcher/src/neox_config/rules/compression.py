@@ -16,6 +16,7 @@ from neox_config.derive.compression import (
 )
 from neox_config.derive.engine import chosen_engine, uses_pipeline
 from neox_config.derive.pipeline import splits_backward
+from neox_config.derive.recomputation import recomputes_gated_product
 from neox_config.facts.attention import BIASED_SCORES
 from neox_config.facts.compression import (
     FEED_FORWARD_INPUTS,
@@ -341,6 +342,9 @@ def eigenvalues_are_those_of_layers(c: NeoXConfig) -> Iterator[Problem]:
     if not 1 <= section.layer_num <= c.model.num_layers:
         what = f"must be between 1 and num-layers: {c.model.num_layers}"
         yield Problem("eigenvalue.layer_num", what, f"use {c.model.num_layers} for all layers")
+    if recomputes_gated_product(c, is_fused=False):
+        what = "cannot be combined with eigenvalue.enabled: what is recomputed has no second derivatives"
+        yield Problem("recompute_gated_product", what, "set recompute-gated-product: auto, or false")
     divided = {
         "model_parallel_size": c.parallelism.model_parallel_size > 1,
         "pipe_parallel_size": uses_pipeline(c),

@@ -32,6 +32,7 @@ def of_type(kind, **sparsity):
     return {"attention_config": [[[kind], "all"]], "sparsity_config": sparsity}
 
 
+EIGENVALUES = {"eigenvalue": {"enabled": True, "layer_name": "layers", "layer_num": 4}}
 LENGTHS = {
     "curriculum_learning": {
         "enabled": True,
@@ -166,6 +167,18 @@ BROKEN = [
         "compile",
         "does not work with ZeRO stage 3, whose layers gather and release their weights while they run; set",
         {"compile": "auto", "zero_optimization": {"stage": 3}},
+    ),
+    (
+        {"compile": True, "recompute_gated_product": True, "activation": "swiglu"},
+        "compile",
+        "does not work with recompute_gated_product: true, because compiled layers store the product",
+        {"compile": True, "recompute_gated_product": "auto", "activation": "swiglu"},
+    ),
+    (
+        {"recompute_gated_product": True, "activation": "swiglu", **EIGENVALUES},
+        "recompute_gated_product",
+        "cannot be combined with eigenvalue.enabled: what is recomputed has no second derivatives",
+        {"recompute_gated_product": True, **EIGENVALUES},
     ),
     (
         {"compile": True, **LENGTHS},

@@ -63,6 +63,7 @@ class Operators:
         bias_gelu: (x, bias) -> gelu(x + bias), tanh form.
         gated_activation: (up, gate, up_bias, gate_bias) -> (up + up_bias) * f(gate + gate_bias);
             a bias may be None; f depends on the activation.
+        gated_again: (gradient of the result, and the same) -> the result again, and the four's gradients.
         bias_dropout_add: (x, bias or None, residual, probability, training) -> sum.
         norm: the model's norm: (x, weight, bias, epsilon) -> normalized x; RMS norm has no bias.
         norm_of_sum: (x, residual, weight, bias, epsilon) -> their sum, and that normalized; None also if no
@@ -74,6 +75,7 @@ class Operators:
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     bias_gelu: Callable[[Tensor, Tensor], Tensor] | None = None
     gated_activation: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor] | None = None
+    gated_again: Callable[..., tuple[Tensor | None, ...]] | None = None
     bias_dropout_add: Callable[[Tensor, Tensor | None, Tensor, float, bool], Tensor] | None = None
     norm: Callable[..., Tensor] | None = None
     norm_of_sum: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -108,6 +110,7 @@ def choose_operators(
     shape_SBD = (*tokens, model.hidden_size)
     scores = (tokens[1], heads, tokens[0], tokens[0])
     norm, norm_of_sum = _norms(config, chooser, shape_SBD)
+    gated_activation, gated_again = _gated_activation(config, chooser, shape_SBF)
     has_gelu, is_rotary = model.activation == "gelu", attention.pos_emb == "rotary"
     return Operators(
         softmax=_softmax(config, chooser, scores),
@@ -117,7 +120,8 @@ def choose_operators(
         bias_gelu=chooser.fused(
             "bias-gelu-fusion", has_gelu and model.bias_gelu_fusion, bias_gelu, shape_SBF
         ),
-        gated_activation=_gated_activation(config, chooser, shape_SBF),
+        gated_activation=gated_activation,
+        gated_again=gated_again,
         bias_dropout_add=chooser.fused(
             "bias-dropout-fusion", _bias_dropout_fusion(config, device), bias_dropout_add, shape_SBD
         ),
@@ -300,13 +304,17 @@ def _norms(
     return norm, chooser.fused(parameter, requested, of_sum, shape)
 
 
-def _gated_activation(config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]) -> Function | None:
-    """Choose the gated activation; only swiglu and geglu have a fused operator."""
+def _gated_activation(
+    config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]
+) -> tuple[Function | None, Function | None]:
+    """Choose the gated activation, also for when it is computed again; only swiglu and geglu are fused."""
     model = config.model
     fused: dict[str, Operator[..., Any]] = {"swiglu": bias_swiglu, "geglu": bias_geglu}
     if model.activation not in fused:
-        return None
-    return chooser.fused("glu-fusion", model.glu_fusion, fused[model.activation], shape)
+        return None, None
+    operator = fused[model.activation]
+    chosen = chooser.fused("glu-fusion", model.glu_fusion, operator, shape)
+    return chosen, None if chosen is None else operator.again
 
 
 def _softmax(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.objective import sees_later_tokens
+from neox_config.derive.recomputation import recomputes_gated_product
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.norms import NORM_FACTS
@@ -149,7 +150,10 @@ def _mlp(resolved: Resolved, inits: dict[str, Any], operators: Operators) -> Fac
         "adapters": build_adapters(config),
     }
     if ACTIVATION_FACTS[model.activation].is_gated:
+        is_fused = operators.gated_activation is not None
         options["gated_activation"] = operators.gated_activation
+        options["gated_again"] = operators.gated_again
+        options["recomputes_product"] = recomputes_gated_product(config, is_fused=is_fused)
         return partial(GatedMLP, model.hidden_size, width, **options)
     options["bias_activation"] = operators.bias_gelu
     return partial(MLP, model.hidden_size, width, **options)

@@ -6,10 +6,15 @@ activation of the second half.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -18,6 +23,8 @@ from neox_model.parallel.low_rank import LowRank
 from neox_model.parallel.sequence import Entry, enter
 
 __all__ = ["MLP", "GatedMLP"]
+
+GatedActivation = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 
 _NO_ADAPTERS: Mapping[str, LowRank] = MappingProxyType({})
 
@@ -83,6 +90,78 @@ class MLP(nn.Module):
         return self.down(self.activation(wide_SBF), reduces=reduces)
 
 
+@dataclass(frozen=True, slots=True)
+class _Gating:
+    """How the product of up and gate is computed, and again with its gradients.
+
+    Attributes:
+        forward: function of (up, gate, up's bias or None, gate's bias or None).
+        again: function of (gradient of the product, and the same) that returns the product, and the gradients
+            of the four; None: autograd computes them.
+    """
+
+    forward: GatedActivation
+    again: Callable[..., tuple[Tensor | None, ...]] | None
+
+    def product_and_gradients(self, of_product: Tensor, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the product, and the gradients of what it is computed from."""
+        if self.again is not None:
+            return self.again(of_product, *given)
+        leaves = [None if each is None else each.detach().requires_grad_() for each in given]
+        with torch.enable_grad():
+            product = self.forward(*leaves)  # type: ignore[arg-type]
+        present = [leaf for leaf in leaves if leaf is not None]
+        gradients = iter(torch.autograd.grad(product, present, of_product))
+        return product.detach(), *(None if leaf is None else next(gradients) for leaf in leaves)
+
+
+class _LinearOfProduct(torch.autograd.Function):
+    """The product with a matrix of what is gated, which is computed again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        up: Tensor,
+        gate: Tensor,
+        up_bias: Tensor | None,
+        gate_bias: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        gating: _Gating,
+    ) -> Tensor:
+        ctx.save_for_backward(up, gate, up_bias, gate_bias, weight)
+        ctx.gating = gating
+        return functional.linear(gating.forward(up, gate, up_bias, gate_bias), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        *given, weight = ctx.saved_tensors
+        product, *of_given = ctx.gating.product_and_gradients(gradient @ weight, *given)
+        flat = gradient.flatten(0, -2)
+        of_bias = flat.sum(dim=0) if ctx.needs_input_grad[5] else None
+        return *of_given, flat.t() @ product.flatten(0, -2), of_bias, None
+
+
+def _linear_of_product(
+    gating: _Gating,
+    gate: Tensor,
+    up_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    up: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    device = up.device.type
+    if torch.is_autocast_enabled(device):
+        # Autocast does not affect functions that compute their own gradients.
+        dtype = torch.get_autocast_dtype(device)
+        up, gate, weight = up.to(dtype), gate.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    result: Tensor = _LinearOfProduct.apply(up, gate, up_bias, gate_bias, weight, bias, gating)
+    return result
+
+
 class GatedMLP(nn.Module):
     """Computes down(up(x) * activation(gate(x))).
 
@@ -92,6 +171,10 @@ class GatedMLP(nn.Module):
         activation: elementwise activation of the gate.
         gated_activation: fused function of (up, gate, up's bias or None, gate's bias or None) that adds the
             biases, activates the gate and multiplies; replaces `activation`.
+        gated_again: function of (gradient of the product, and the same) that returns the product, and the
+            gradients of the four; None: autograd computes them.
+        recomputes_product: keep up and gate for the backward pass, and compute their product again, except
+            in compiled layers, where the compiler decides.
         init: fills `up` and `gate`.
         output_init: fills `down`.
         bias: use biases in the projections.
@@ -110,7 +193,9 @@ class GatedMLP(nn.Module):
         activation: Callable[[Tensor], Tensor],
         init: InitMethod,
         output_init: InitMethod,
-        gated_activation: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor] | None = None,
+        gated_activation: GatedActivation | None = None,
+        gated_again: Callable[..., tuple[Tensor | None, ...]] | None = None,
+        recomputes_product: bool = False,
         bias: bool = True,
         skip_bias: bool = False,
         group: Group = SINGLE_RANK,
@@ -119,6 +204,8 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.activation = activation
         self.gated_activation = gated_activation
+        self.gated_again = gated_again
+        self.recomputes_product = recomputes_product
         options: dict[str, Any] = {
             "init": init,
             "bias": bias,
@@ -144,8 +231,21 @@ class GatedMLP(nn.Module):
             hidden_SBD = entry.whole
         up_SBF, up_bias = self.up(hidden_SBD, entry)
         gate_SBF, gate_bias = self.gate(hidden_SBD, entry)
+        if self._recomputes():
+            gating = _Gating(self._product, self.gated_again)
+            linear = partial(_linear_of_product, gating, gate_SBF, up_bias, gate_bias)
+            return self.down(up_SBF, reduces=entry.reduces, product=linear)
+        return self.down(self._product(up_SBF, gate_SBF, up_bias, gate_bias), reduces=entry.reduces)
+
+    def _recomputes(self) -> bool:
+        """Return whether the product is computed again: only the gradient of a trained matrix needs it."""
+        is_needed = torch.is_grad_enabled() and self.down.weight.requires_grad
+        return self.recomputes_product and is_needed and not torch.compiler.is_compiling()
+
+    def _product(
+        self, up_SBF: Tensor, gate_SBF: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None
+    ) -> Tensor:
+        """Return up times the activation of the gate; only the fused function gets biases."""
         if self.gated_activation is not None:
-            product_SBF = self.gated_activation(up_SBF, gate_SBF, up_bias, gate_bias)
-        else:
-            product_SBF = up_SBF * self.activation(gate_SBF)
-        return self.down(product_SBF, reduces=entry.reduces)
+            return self.gated_activation(up_SBF, gate_SBF, up_bias, gate_bias)
+        return up_SBF * self.activation(gate_SBF)

@@ -5,6 +5,8 @@ A column-parallel layer followed by a row-parallel one requires one collective f
 fused with the next operation.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -16,6 +18,8 @@ from neox_model.parallel.low_rank import ColumnAdapter, LowRank, RowAdapter
 from neox_model.parallel.sequence import Entry, enter, from_row_parallel
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "zero_init"]
+
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def zero_init(tensor: Tensor, generator: torch.Generator) -> None:
@@ -123,24 +127,28 @@ class RowParallelLinear(nn.Module):
         # Of (inputs, weight, bias or None); returns what the matrix computes with in their place.
         self.compression: nn.Module | None = None
 
-    def forward(self, inputs: Tensor, *, reduces: bool = True) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, inputs: Tensor, *, reduces: bool = True, product: Product = functional.linear
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the whole output, and the bias if `skip_bias`, else None.
 
         Args:
             inputs: this rank's part of the input.
             reduces: False: return this rank's partial result, and the bias, for the sum over ranks. A matrix
                 with an adapter must reduce.
+            product: function of (inputs, weight, bias or None) that computes the product. With another than
+                torch's the matrix has neither an adapter nor compression.
         """
         weight, bias = self.weight, self.bias
         if self.compression is not None:
             inputs, weight, bias = self.compression(inputs, weight, bias)
         if not reduces:
-            return functional.linear(inputs, weight), bias
+            return product(inputs, weight, None), bias
         added = None if self.skip_bias else bias
         if self.group.size == 1:
-            outputs = functional.linear(inputs, weight, added)
+            outputs = product(inputs, weight, added)
         else:
-            outputs = from_row_parallel(functional.linear(inputs, weight), self.group)
+            outputs = from_row_parallel(product(inputs, weight, None), self.group)
             outputs = outputs if added is None else outputs + added
         if self.adapter is not None:
             outputs = outputs + self.adapter(inputs)

@@ -29,6 +29,16 @@ class ActivationCheckpointingSection(Section, resume="free"):
     checkpoint_num_layers: int = param(
         1, origin="Meg", gt=0, used_when=_WHEN_FULL, doc="Layers per group; only the group's input is stored."
     )
+    recompute_gated_product: bool | Literal["auto"] = param(
+        "auto",
+        origin="ours",
+        used_when="activation is gated",
+        doc="Store up and gate of a gated feed-forward block, and compute their product again in the "
+        "backward pass: one tensor of mlp_width less per layer. auto: where glu_fusion uses the fused "
+        "kernel, which computes the product with the gradients, and layers are neither compiled nor "
+        "recomputed. true: everywhere, and layers are not compiled. A matrix with an adapter, and matrices "
+        "under compression_training, store their input.",
+    )
     partition_activations: bool = param(
         False,
         origin="Meg",
