@@ -54,6 +54,8 @@ TRAFFIC: dict[str, tuple[float, float | None]] = {
     "bias_geglu": (3.0, 5.0),
     "bias_dropout_add": (3.0, 2.0),
     "rotary": (4.0, 4.0),
+    # Of the projection, two thirds are rotated; backward also copies the values' gradient.
+    "split_rotary": (4 / 3, 2.0),
     "layer_norm": (2.0, 3.0),
     "rms_norm": (2.0, 3.0),
     "add_layer_norm": (4.0, 4.0),

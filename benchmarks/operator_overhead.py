@@ -46,12 +46,19 @@ def _torch_cross_entropy(logits: Tensor, labels: Tensor, *_: Any) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="none")
 
 
-# operator -> PyTorch's operators for the same arguments
+def _torch_split_rotary(
+    projected: Tensor, cos: Tensor, sin: Tensor, groups: int, width: int
+) -> tuple[Tensor, ...]:
+    query, key, value = projected.unflatten(-1, (groups, 3, width)).unbind(3)
+    return *_torch_rotary(query, key, cos, sin), value
+
+
 def _torch_sum(norm: Call, x: Tensor, residual: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
     total = x + residual
     return total, norm(total, total.shape[-1:], *parameters)
 
 
+# operator -> PyTorch's operators for the same arguments
 TORCH: dict[str, Call] = {
     "scaled_causal_softmax": lambda scores, scale: torch.softmax(scores * scale, -1),
     "scaled_masked_softmax": lambda scores, mask, scale: torch.softmax(
@@ -64,6 +71,7 @@ TORCH: dict[str, Call] = {
     "bias_dropout_add": lambda x, bias, residual, p: residual + F.dropout(x + bias, p),
     "rotary": _torch_rotary,
     "rotary_": _torch_rotary,
+    "split_rotary": _torch_split_rotary,
     "layer_norm": lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias),
     "rms_norm": lambda x, weight: F.rms_norm(x, x.shape[-1:], weight),
     "add_layer_norm": lambda x, residual, weight, bias: _torch_sum(F.layer_norm, x, residual, weight, bias),

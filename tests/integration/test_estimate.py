@@ -1,6 +1,8 @@
 """The estimate against the model that is really built: every parameter, and what a layer really keeps."""
 
 import re
+from collections import Counter
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -18,12 +20,15 @@ from neox_config.estimate import (
 from neox_config.estimate.parameters import local_state_values
 from neox_config.estimate.shapes import Layout, Shape, layout_of, shape_of
 from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_kernels import Operator
+from neox_model.assembly import operators
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.model import build_model
 from neox_model.assembly.optimizer import build_optimizer
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.parallel.logical import named_logical_parameters
 from support.documents import blocks_of, read
+from support.fused_on_cpu import make_available
 from support.settings import TINY, resolved_from
 
 VOCABULARY = 11
@@ -158,6 +163,33 @@ def test_stored_activations_equal_the_formula(norm, position, activation, dtype,
     assert activation_bytes_per_layer(shape, layout, device="cpu") == pytest.approx(
         bytes_kept(model, 1), rel=0.01
     )
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("recomputes", ["auto", False])
+def test_stored_activations_of_fused_operators_equal_the_formula(monkeypatch, kv_heads, recomputes):
+    for name, operator in vars(operators).copy().items():
+        if isinstance(operator, Operator):
+            monkeypatch.setattr(operators, name, operator)
+    make_available(Counter())
+    settings = {
+        "layernorm_fusion": True,
+        "pos_emb": "rotary",
+        "rope_fusion": True,
+        "num_kv_heads": kv_heads,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "seq_length": 128,
+        "max_position_embeddings": 128,
+        "activation": "swiglu",
+        "glu_fusion": True,
+        "recompute_gated_product": recomputes,
+    }
+    model, shape = build(**settings)
+    layout = replace(layout_of(resolved_from(settings)), micro_batch=3)
+    # Statistics and angles, as above, of a layer that keeps less.
+    expected = activation_bytes_per_layer(shape, layout, device="cpu")
+    assert expected == pytest.approx(bytes_kept(model, 1), rel=0.02)
 
 
 @pytest.mark.parametrize(

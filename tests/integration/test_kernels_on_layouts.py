@@ -28,10 +28,10 @@ FUSED: dict[str, dict[str, Any]] = {
     ADAPTED: {"layernorm_fusion": True, "glu_fusion": True, "rope_fusion": True},
 }
 CALLED = {
-    LLAMA: {"rms_norm", "add_rms_norm", "bias_swiglu", "rotary"},
+    LLAMA: {"rms_norm", "add_rms_norm", "bias_swiglu", "split_rotary"},
     GEGLU: {"bias_geglu"},
     GPT: {"layer_norm", "add_layer_norm", "bias_dropout_add"},
-    ADAPTED: {"layer_norm", "add_layer_norm", "bias_swiglu", "rotary"},
+    ADAPTED: {"layer_norm", "add_layer_norm", "bias_swiglu", "split_rotary"},
 }
 # Architecture, layout, and whether activations are recomputed.
 CASES = [
@@ -53,30 +53,9 @@ CASES = [
 ITERATIONS = 6
 
 
-def make_available(calls: Counter[str]) -> None:
-    """Let this process use the fused operators on the CPU, and count their calls."""
-    from neox_kernels import Availability, Operator
-    from neox_model.assembly import operators
-
-    def counted(operator: Operator) -> Any:
-        def call(*args: Any) -> Any:
-            calls[operator.name] += 1
-            return operator.fused(*args)
-
-        return call
-
-    for name, operator in list(vars(operators).items()):
-        if isinstance(operator, Operator):
-            ready = dataclasses.replace(
-                operator,
-                fused=counted(operator),
-                availability=lambda device, dtype, *, may_build: Availability(True, "for this test"),
-            )
-            setattr(operators, name, ready)
-
-
 def run_cases(folder: str) -> dict[str, dict[str, Any]]:
     """Return the differences and the operators called by case, of this rank; runs in two processes."""
+    from support.fused_on_cpu import make_available
     from support.layouts import differences, reference
     from support.worlds import world_of
 

@@ -23,6 +23,7 @@ from neox_kernels import (
     rotary_,
     scaled_causal_softmax,
     scaled_masked_softmax,
+    split_rotary,
     status,
     trial,
 )
@@ -57,6 +58,7 @@ def raw_calls():
         "rms_norm_backward": (x.detach(), gate.detach(), x.detach(), width.detach(), rows),
         "rotary": (query, key, cos, cos, False),
         "rotary_": (query.detach(), key.detach(), cos, cos),
+        "split_rotary_backward": (query.detach(), key.detach(), key.detach(), cos, cos, 1),
         "cross_entropy_": (torch.randn(6, 8), torch.tensor([0, 7, -1, 8, 2, 3]), rows, None, 7),
     }
 
@@ -136,7 +138,7 @@ def test_cuda_code_accepts_zero_rows(operator, emulated):
 
 @pytest.mark.parametrize(
     "operator",
-    [operator for operator in OPERATORS if operator is not cross_entropy],
+    [operator for operator in OPERATORS if operator not in (cross_entropy, split_rotary)],
     ids=lambda operator: operator.name,
 )
 def test_cuda_code_accepts_non_contiguous_inputs(operator, emulated):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from neox_kernels import rotary, rotary_
+from neox_kernels import rotary, rotary_, split_rotary, trial
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -114,3 +114,60 @@ def test_mismatched_shapes_are_refused():
         rotary.fused(query, query, *angles(3, 5))
     with pytest.raises(ValueError, match="the same dtype"):
         rotary.fused(query, query.half(), *angles(3, 2))
+
+
+SPLITS = pytest.mark.parametrize("per_group", [1, 3])
+
+
+@SPLITS
+@pytest.mark.parametrize("form", ["custom", "emulated"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "pairs"), [(7, 3), (16, 8), (40, 8)])
+def test_split_projections_equal_the_reference_forward_and_backward(form, width, pairs, dtype, per_group):
+    form(split_rotary)
+    projected = torch.randn(5, 3, 2 * (per_group + 2) * width).to(dtype).requires_grad_()
+    arguments = projected, *angles(5, pairs), 2, width
+    assert trial.disagreement(split_rotary, arguments) is None
+
+
+@SPLITS
+@pytest.mark.parametrize("form", ["custom", "emulated"], indirect=True)
+def test_split_projections_are_read_and_written_in_place(form, per_group):
+    projected = torch.randn(4, 2, 2 * (per_group + 2) * 16)
+    before = projected.clone().unflatten(-1, (2, per_group + 2, 16))
+    cos, sin = angles(4, 4)
+    query, key, value = form(split_rotary)(projected, cos, sin, 2, 16)
+    torch.testing.assert_close(query.double(), exact(before[..., :-2, :].flatten(2, 3), cos, sin))
+    torch.testing.assert_close(key.double(), exact(before[..., -2, :], cos, sin))
+    assert torch.equal(value, before[..., -1, :])
+    assert value.untyped_storage().data_ptr() == projected.untyped_storage().data_ptr()
+    shares = query.untyped_storage().data_ptr() == projected.untyped_storage().data_ptr()
+    assert shares == (per_group == 1)
+
+
+@SPLITS
+@pytest.mark.parametrize("form", ["custom", "emulated"], indirect=True)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (1, 2, 0, 3), (3, 1, 2, 0)])
+def test_gradients_of_split_projections_may_have_any_strides(form, order, per_group):
+    """Attention returns gradients in the order in which it computes."""
+    cos, sin = angles(5, 4)
+
+    def gradient_of(operator):
+        projected = torch.randn(5, 3, 2 * (per_group + 2) * 16, generator=torch.Generator().manual_seed(1))
+        projected.requires_grad_()
+        parts = operator(projected, cos, sin, 2, 16)
+        inverse = [order.index(dim) for dim in range(4)]
+        generator = torch.Generator().manual_seed(2)
+        drawn = [torch.randn(part.shape, generator=generator) for part in parts]
+        above = [each.permute(order).contiguous().permute(inverse) for each in drawn]
+        return torch.autograd.grad(parts, projected, above)[0]
+
+    torch.testing.assert_close(gradient_of(form(split_rotary)), gradient_of(split_rotary.reference))
+
+
+def test_a_projection_that_others_keep_is_not_changed_unnoticed():
+    projected = torch.randn(4, 2, 48, requires_grad=True) * 1.0
+    square = projected * projected
+    split_rotary.fused(projected, *angles(4, 4), 1, 16)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square.sum().backward()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from neox_kernels.operators.gated import bias_geglu, bias_swiglu
     from neox_kernels.operators.layer_norm import add_layer_norm, apex_layer_norm, layer_norm
     from neox_kernels.operators.rms_norm import add_rms_norm, rms_norm
-    from neox_kernels.operators.rotary import rotary, rotary_
+    from neox_kernels.operators.rotary import rotary, rotary_, split_rotary
     from neox_kernels.operators.scaled_softmax import (
         scaled_causal_softmax,
         scaled_masked_softmax,
@@ -47,6 +47,7 @@ __all__ = [
     "scaled_causal_softmax",
     "scaled_masked_softmax",
     "scaled_softmax",
+    "split_rotary",
 ]
 
 _MODULES = {
@@ -67,6 +68,7 @@ _MODULES = {
     "scaled_causal_softmax": "operators.scaled_softmax",
     "scaled_masked_softmax": "operators.scaled_softmax",
     "scaled_softmax": "operators.scaled_softmax",
+    "split_rotary": "operators.rotary",
 }
 
 

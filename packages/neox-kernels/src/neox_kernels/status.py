@@ -12,7 +12,7 @@ from neox_kernels.operators.cross_entropy import cross_entropy
 from neox_kernels.operators.gated import bias_geglu, bias_swiglu
 from neox_kernels.operators.layer_norm import add_layer_norm, apex_layer_norm, layer_norm
 from neox_kernels.operators.rms_norm import add_rms_norm, rms_norm
-from neox_kernels.operators.rotary import rotary, rotary_
+from neox_kernels.operators.rotary import rotary, rotary_, split_rotary
 from neox_kernels.operators.scaled_softmax import scaled_causal_softmax, scaled_masked_softmax, scaled_softmax
 
 __all__ = ["OPERATORS", "describe", "typical_shape"]
@@ -27,6 +27,7 @@ OPERATORS: tuple[Operator[..., Any], ...] = (
     bias_dropout_add,
     rotary,
     rotary_,
+    split_rotary,
     layer_norm,
     add_layer_norm,
     rms_norm,

@@ -30,6 +30,7 @@ NAMES = (
     "scaled_causal_softmax",
     "scaled_masked_softmax",
     "rotary",
+    "split_rotary",
     "bias_gelu",
     "bias_swiglu",
     "bias_geglu",
@@ -63,7 +64,7 @@ FUSIONS = [
     ({MASKED: True, CAUSAL: "auto"}, "scaled_masked_softmax", {}),
     ({"bias_gelu_fusion": True}, "bias_gelu", {"openai_gelu": True}),
     ({"bias_dropout_fusion": True}, "bias_dropout_add", {}),
-    ({"rope_fusion": True, **ROTARY}, "rotary", ROTARY),
+    ({"rope_fusion": True, **ROTARY}, "split_rotary", ROTARY),
     (
         {"layernorm_fusion": True, "layernorm_epsilon": 0.1},
         "layer_norm add_layer_norm",
@@ -146,7 +147,7 @@ def shapes(args):
             6,
             [(12, 2, 24), (24,), (12, 2, 24), 0.25, True],
         ),
-        ({"rope_fusion": True, **ROTARY}, "rotary", 3, [(12, 2, 6, 4), (12, 2, 6, 4), (12, 1), (12, 1)]),
+        ({"rope_fusion": True, **ROTARY}, "split_rotary", 3, [(12, 2, 72), (12, 1), (12, 1), 6, 4]),
         (
             {"layernorm_fusion": True, "layernorm_epsilon": 0.1},
             "layer_norm",
@@ -297,9 +298,9 @@ def test_the_trial_of_the_rotation_has_the_heads_and_pairs_of_the_model(calls, m
     monkeypatch.setattr(trial, "time_forms", timed)
     settings = {"pos_emb": "rotary", "rotary_pct": 0.5, "num_kv_heads": 2, "rope_fusion": "auto"}
     model_of(settings)
-    assert tried == [[(12, 2, 6, 4), (12, 2, 2, 4), (12, 1), (12, 1)]]
-    (stored,) = (tmp_path / "cache" / "decisions").iterdir()
-    assert "(12, 2, 2, 4)" in stored.read_text()
+    assert tried == [[(12, 2, 6, 4), (12, 2, 2, 4), (12, 1), (12, 1)], [(12, 2, 40), (12, 1), (12, 1), 2, 4]]
+    stored = [path.read_text() for path in (tmp_path / "cache" / "decisions").iterdir()]
+    assert sum("(12, 2, 2, 4)" in text for text in stored) == 1
 
 
 def test_compiled_layers_take_the_plain_form_of_an_operator_under_auto(calls, monkeypatch):
@@ -308,7 +309,7 @@ def test_compiled_layers_take_the_plain_form_of_an_operator_under_auto(calls, mo
     model = model_of(settings)
     calls.clear()
     loss, gradients = loss_and_gradients(model)
-    assert set(calls) == {"rms_norm", "add_rms_norm", "bias_swiglu", "rotary"}
+    assert set(calls) == {"rms_norm", "add_rms_norm", "bias_swiglu", "split_rotary"}
     compiled = model_of(settings)
     calls.clear()
     for layer in compiled.stack[1:-2]:
@@ -345,7 +346,7 @@ def test_layers_of_llama_take_all_their_fused_operators(calls):
         "rms_norm": 4,
         "add_rms_norm": 3,
         "bias_swiglu": 3,
-        "rotary": 3,
+        "split_rotary": 3,
     }
     expected_loss, expected = loss_and_gradients(model_of(LLAMA))
     assert loss == pytest.approx(expected_loss, rel=1e-5)
@@ -361,7 +362,7 @@ def test_fused_layers_of_llama_in_bfloat16_are_within_its_rounding(calls):
     exact = gradients_of(LLAMA, torch.float32)
     plain = gradients_of(LLAMA)
     fused = gradients_of({**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, True)})
-    assert set(calls) == {"rms_norm", "add_rms_norm", "bias_swiglu", "rotary"}
+    assert set(calls) == {"rms_norm", "add_rms_norm", "bias_swiglu", "split_rotary"}
     for given, rounded, wanted in zip(fused, plain, exact, strict=True):
         # Rounding once where the plain form rounds after every operator makes no larger error.
         allowed = 1.5 * (rounded - wanted).norm() + 2**-9 * wanted.norm()

@@ -518,6 +518,8 @@ __global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
     sums = reduce_both<CENTERED>(sums, place);
     const float along = -inverse * sums.x * of_row;
     const float across = CENTERED ? -inverse * sums.y * of_row : 0.0f;
+    // Read early, it would take the registers that a row takes which is not kept.
+    const T* const of_sum_row = Kept::kKeepsRow ? of_sum + start : read_after(along, of_sum + start);
 
     for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
       const int slot = Kept::kKeepsRow ? item : 0;
@@ -531,16 +533,20 @@ __global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
       }
       float weights[VEC];
       weights_of(item, column, weights);
-      float others[VEC] = {};
+      [[maybe_unused]] Packed<T, VEC> others;
       if constexpr (ADDS) {
-        load_as_floats(others, of_sum + start + column);
+        others.read(of_sum_row + column);
       }
       Vector<T, VEC> out;
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
         const float normal = normalized<T>(values[slot].value(j), center, inverse);
         const float weighted = above[slot].value(j) * weights[j];
-        out.values[j] = from_float<T>(inverse * weighted + (normal * along + across) + others[j]);
+        float value = inverse * weighted + (normal * along + across);
+        if constexpr (ADDS) {
+          value += others.value(j);
+        }
+        out.values[j] = from_float<T>(value);
       }
       store<VEC>(x_gradient + start + column, out);
     });

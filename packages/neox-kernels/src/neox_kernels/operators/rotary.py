@@ -10,6 +10,10 @@ access the unchanged channels: if a quarter of each head is rotated, it moves a 
 return values. With gradients it requires tensors that PyTorch allows to be changed in place (slices of a
 projection, not results of `chunk` or `split`); autograd raises an error for others.
 
+`split_rotary` takes the projection of queries, keys and values itself, which it may change: it is rotated in
+place, unless queries share keys, because attention needs these queries side by side. The gradients of all
+three are written into one tensor, that of the projection.
+
 Source: arXiv:2104.09864, section 3.2; the pairing of channel i with i + R as in GPT-NeoX.
 """
 
@@ -23,7 +27,7 @@ from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
 from neox_kernels.precision import widen
 
-__all__ = ["rotary", "rotary_"]
+__all__ = ["rotary", "rotary_", "split_rotary"]
 
 
 def _turn(x_SBNK: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
@@ -173,6 +177,115 @@ def _fused_rotary_in_place(
     return query_SBNK, key_SBNK
 
 
+# Projections ------------------------------------------------------------------------------------------------
+
+
+def _split_rotary(
+    projected_SBX: Tensor, cos_SR: Tensor, sin_SR: Tensor, groups: int, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split a projection into queries, keys and values, and rotate queries and keys.
+
+    Args:
+        projected_SBX: by group, the queries that share a key, the key and its value. It may be overwritten.
+        cos_SR: cosines of the angles by position and pair (R: pairs, at most half the head width), float32.
+        sin_SR: sines of the angles.
+        groups: number of groups (G).
+        width: width of a head (K).
+
+    Returns:
+        query_SBNK, key_SBGK and value_SBGK, which may share memory with the projection.
+    """
+    query, key, value = _parts(projected_SBX, groups, width)
+    return *_rotary(query.flatten(2, 3), key, cos_SR, sin_SR), value
+
+
+def _parts(projected: Tensor, groups: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return views: the queries, [S, B, groups, per group, width], keys and values, [S, B, groups, width]."""
+    by_group = projected.view(*projected.shape[:2], groups, -1, width)
+    sharers = by_group.shape[-2] - 2
+    return by_group.narrow(-2, 0, sharers), by_group.select(-2, sharers), by_group.select(-2, sharers + 1)
+
+
+def _as_rows_of_groups(queries: Tensor, groups: int) -> Tensor:
+    """Return [S, B groups, heads of a group, K] of [S, B, heads, K], without a copy if strides allow it."""
+    length, batch, heads, width = queries.shape
+    return queries.reshape(length, batch * groups, heads // groups, width)
+
+
+@custom_operator("split_rotary_backward")
+def _join(
+    of_query: Tensor, of_key: Tensor, of_value: Tensor, cos: Tensor, sin: Tensor, groups: int
+) -> Tensor:
+    """Return the gradient of the projection, from those of queries, keys and values."""
+    compiled = native.compiled_for(of_query, of_key, of_value, cos, sin)
+    result = _empty_projection(of_query, groups)
+    query, key, value = _parts(result, groups, of_query.shape[-1])
+    value.copy_(of_value)
+    if compiled is None:
+        query.copy_(_turn(of_query, cos, -sin).view(query.shape))
+        key.copy_(_turn(of_key, cos, -sin))
+        return result
+    given = _as_rows_of_groups(of_query, groups), _as_rows_of_groups(of_key, groups)
+    of_rows = query.flatten(1, 2), key.unsqueeze(3).flatten(1, 2)
+    aligned = _with_contiguous_heads(given[0]), _with_contiguous_heads(given[1])
+    _launch(compiled, aligned, of_rows, (cos, sin), True)
+    return result
+
+
+def _empty_projection(query: Tensor, groups: int) -> Tensor:
+    length, batch, heads, width = query.shape
+    return query.new_empty(length, batch, (heads + 2 * groups) * width)
+
+
+@_join.register_fake
+def _(of_query: Tensor, of_key: Tensor, of_value: Tensor, cos: Tensor, sin: Tensor, groups: int) -> Tensor:
+    return _empty_projection(of_query, groups)
+
+
+_join.refuse_gradient()
+
+
+def _split(
+    projected: Tensor, cos: Tensor, sin: Tensor, groups: int, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = _parts(projected, groups, width)
+    if query.shape[3] == 1:
+        query = query.squeeze(3)
+        _in_place(query, key, cos, sin)
+        return query, key, value
+    rows = query.flatten(1, 2), key.unsqueeze(3).flatten(1, 2)
+    turned, turned_key = _forward(*rows, cos, sin, False)
+    return turned.view(*query.shape[:2], -1, width), turned_key.view(key.shape), value
+
+
+class _Split(torch.autograd.Function):
+    """Autograd function of the split: new tensors, on the memory of the projection or a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+        cos, sin, ctx.groups, _ = others
+        ctx.save_for_backward(cos, sin)
+        return _split(projected.detach(), *others)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return _join(*gradients, *ctx.saved_tensors, ctx.groups), None, None, None, None
+
+
+def _fused_split_rotary(
+    projected_SBX: Tensor, cos_SR: Tensor, sin_SR: Tensor, groups: int, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = _parts(projected_SBX, groups, width)
+    if torch.compiler.is_compiling():  # The compiler plans memory itself and requires functional operators.
+        return *_fused_rotary(query.flatten(2, 3), key, cos_SR, sin_SR), value
+    _check(key, key, cos_SR, sin_SR)
+    arguments = projected_SBX.contiguous(), widen(cos_SR), widen(sin_SR), groups, width
+    if torch.is_grad_enabled() and projected_SBX.requires_grad:
+        parts: tuple[Tensor, Tensor, Tensor] = _Split.apply(*arguments)  # type: ignore[no-untyped-call]
+        return parts
+    return _split(*arguments)
+
+
 def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
     query = torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
     key = torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
@@ -185,7 +298,17 @@ def _consumable_example(shape: tuple[int, ...], dtype: torch.dtype, device: torc
     return query.detach(), key.detach(), cos, sin
 
 
+def _projection_example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    sequence, batch, heads, width = shape
+    projected = torch.randn(sequence, batch, 3 * heads * width, dtype=dtype, device=device)
+    angles = torch.rand(sequence, width // 2, device=device) * 6
+    return projected.requires_grad_(), angles.cos(), angles.sin(), heads, width
+
+
 rotary = Operator(name="rotary", reference=_rotary, fused=_fused_rotary, example=_example)
 rotary_ = Operator(
     name="rotary_", reference=_rotary, fused=_fused_rotary_in_place, example=_consumable_example
+)
+split_rotary = Operator(
+    name="split_rotary", reference=_split_rotary, fused=_fused_split_rotary, example=_projection_example
 )

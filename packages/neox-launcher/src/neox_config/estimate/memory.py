@@ -228,7 +228,8 @@ def activation_bytes_per_layer(
             # Both norms store the same input.
             between -= norm
         whole = 2 * size * width
-        split = _kept_by_attention(shape, size) + _kept_by_mlp(shape, layout, is_compiled=is_compiled)
+        split = _kept_by_attention(shape, size, is_compiled=is_compiled)
+        split += _kept_by_mlp(shape, layout, is_compiled=is_compiled)
         if not layout.recomputes_attention:
             split += _kept_by_scores(shape, size, kind)
     if layout.gathers_again:
@@ -253,16 +254,19 @@ def _kept_by_mlp(shape: Shape, layout: Layout, *, is_compiled: bool) -> int:
     if is_compiled:
         each = 3 * size if shape.is_gated else 2 * size if kept else size + 1
         return each * shape.mlp_width
-    tensors = kept + 3 if shape.is_gated else kept + 1
-    if shape.is_gated and layout.recomputes_product:
-        tensors = 2
+    tensors = kept + 1
+    if shape.is_gated:
+        # A kernel keeps none but up, gate and the product.
+        tensors = 2 if layout.recomputes_product else 3 if layout.fuses_gate else kept + 3
     return tensors * size * shape.mlp_width
 
 
-def _kept_by_attention(shape: Shape, size: int) -> int:
+def _kept_by_attention(shape: Shape, size: int, *, is_compiled: bool) -> int:
     """Return the bytes per token of attention without its scores: query, key, value and context."""
     width, key_width = shape.hidden_size, shape.key_width
     kept = 2 * width + 2 * key_width
+    if shape.rotates_in_place and not is_compiled:
+        return kept * size
     if shape.position == "rotary" and not shape.keeps_scores:
         # Query and key are rotated into new tensors, while the value keeps the memory of all three alive.
         kept += width + key_width

@@ -77,6 +77,8 @@ class Shape:
         keeps_scores: True if attention scores are materialized (softmax kernel, layer scaling or relative
             positions) instead of computed by flash attention.
         kv_heads: number of key and value heads; None means the number of query heads.
+        rotates_in_place: True if a kernel rotates queries and keys in the memory of their projection, where
+            layers are not compiled.
         has_bias: True if feed-forward projections have a bias.
         has_qkv_bias: True if the query-key-value projection has a bias; None: like the other projections of
             attention.
@@ -105,6 +107,7 @@ class Shape:
     max_positions: int = 0
     rpe_buckets: int = 32
     kv_heads: int | None = None
+    rotates_in_place: bool = False
     has_bias: bool = True
     has_attention_bias: bool = True
     has_qkv_bias: bool | None = None
@@ -165,6 +168,7 @@ class Layout:
         segment_layers: layers per recomputed segment; None stores all activations.
         recomputes_attention: True if attention between its projections is recomputed.
         recomputes_product: True if the product of a gated MLP is recomputed, where layers are not compiled.
+        fuses_gate: True if a kernel activates the gate and multiplies, where layers are not compiled.
         splits_inputs: True if inputs of recomputed segments are partitioned across tensor-parallel ranks.
         inputs_on_host: True if inputs of recomputed segments are stored in host memory.
         splits_sequence: True for sequence parallelism of norms and dropout.
@@ -201,6 +205,7 @@ class Layout:
     segment_layers: int | None = None
     recomputes_attention: bool = False
     recomputes_product: bool = False
+    fuses_gate: bool = False
     splits_inputs: bool = False
     inputs_on_host: bool = False
     splits_sequence: bool = False
@@ -334,6 +339,7 @@ def _shape_alone(resolved: Resolved, vocab_size: int) -> Shape:
         mlp_width=resolved.derived.mlp_width,
         attention_types=resolved.derived.attention_types,
         kv_heads=model.num_kv_heads,
+        rotates_in_place=_rotates_in_place(resolved.config),
         has_bias=model.use_bias_in_mlp,
         has_attention_bias=model.use_bias_in_attn_linear,
         has_qkv_bias=model.use_bias_in_qkv,
@@ -362,6 +368,13 @@ def _shape_alone(resolved: Resolved, vocab_size: int) -> Shape:
         towers=2 if is_retrieval(resolved.config) and not resolved.config.objective.ict_shared_towers else 1,
         embedding_size=resolved.config.objective.ict_head_size if is_retrieval(resolved.config) else None,
     )
+
+
+def _rotates_in_place(config: NeoXConfig) -> bool:
+    """Return True if a kernel certainly does; with rope_fusion: auto a trial decides."""
+    model = config.model
+    shares_keys = model.num_kv_heads not in (None, model.num_attention_heads)
+    return config.attention.rope_fusion is True and not shares_keys and not config.engine.eigenvalue.enabled
 
 
 def _sparsity_of(config: NeoXConfig) -> Sparsity:
@@ -403,6 +416,7 @@ def layout_of(resolved: Resolved) -> Layout:
         recomputes_attention=recomputes_attention(config),
         # With glu_fusion: auto a trial decides, and more memory is the safe estimate.
         recomputes_product=recomputes_gated_product(config, is_fused=config.model.glu_fusion is True),
+        fuses_gate=config.model.glu_fusion is True,
         splits_inputs=recompute.partition_activations,
         inputs_on_host=recompute.checkpoint_in_cpu,
         splits_sequence=config.parallelism.sequence_parallel,

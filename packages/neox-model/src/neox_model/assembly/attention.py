@@ -71,6 +71,7 @@ def _query_key_position(config: NeoXConfig, operators: Operators) -> Factory | N
         "base": config.attention.rotary_emb_base,
         "scaling": config.attention.rotary_scaling.in_use(config.model.max_position_embeddings),
         "operator": operators.rotary,
+        "splitting": operators.split_rotary,
     }
     return _position(config, QUERY_KEY_POSITIONS, {"rotary": rotary})
 

@@ -34,6 +34,7 @@ from neox_kernels import (
     scaled_causal_softmax,
     scaled_masked_softmax,
     scaled_softmax,
+    split_rotary,
 )
 from neox_kernels.operator import MakeExample
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
@@ -60,6 +61,8 @@ class Operators:
     Attributes:
         softmax: (scores_BNST, scale, masked_out or None) -> weights; None: attention stores no scores.
         rotary: (query_SBNK, key_SBNK, cos_SR, sin_SR) -> both rotated.
+        split_rotary: (projected_SBX, cos_SR, sin_SR, groups, head width) -> rotated queries and keys, and
+            values; the projection may be overwritten.
         bias_gelu: (x, bias) -> gelu(x + bias), tanh form.
         gated_activation: (up, gate, up_bias, gate_bias) -> (up + up_bias) * f(gate + gate_bias);
             a bias may be None; f depends on the activation.
@@ -73,6 +76,7 @@ class Operators:
 
     softmax: Callable[[Tensor, float, Tensor | None], Tensor] | None = None
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    split_rotary: Callable[[Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]] | None = None
     bias_gelu: Callable[[Tensor, Tensor], Tensor] | None = None
     gated_activation: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor] | None = None
     gated_again: Callable[..., tuple[Tensor | None, ...]] | None = None
@@ -111,11 +115,18 @@ def choose_operators(
     scores = (tokens[1], heads, tokens[0], tokens[0])
     norm, norm_of_sum = _norms(config, chooser, shape_SBD)
     gated_activation, gated_again = _gated_activation(config, chooser, shape_SBF)
-    has_gelu, is_rotary = model.activation == "gelu", attention.pos_emb == "rotary"
+    has_gelu = model.activation == "gelu"
+    rope = attention.pos_emb == "rotary" and attention.rope_fusion
     return Operators(
         softmax=_softmax(config, chooser, scores),
-        rotary=chooser.fused(
-            "rope-fusion", is_rotary and attention.rope_fusion, rotary, shape_SBNK, _rotary_of(config, groups)
+        rotary=chooser.fused("rope-fusion", rope, rotary, shape_SBNK, _rotary_of(config, groups)),
+        # What writes gradients in place has no second derivatives.
+        split_rotary=chooser.fused(
+            "rope-fusion",
+            False if config.engine.eigenvalue.enabled else rope,
+            split_rotary,
+            shape_SBNK,
+            _projection_of(config, groups),
         ),
         bias_gelu=chooser.fused(
             "bias-gelu-fusion", has_gelu and model.bias_gelu_fusion, bias_gelu, shape_SBF
@@ -167,13 +178,27 @@ def _bias_dropout_fusion(config: NeoXConfig, device: torch.device) -> Requested:
     return model.bias_dropout_fusion
 
 
+def _key_heads(config: NeoXConfig, groups: Groups) -> int:
+    return max(1, (config.model.num_kv_heads or config.model.num_attention_heads) // groups.model.size)
+
+
+def _projection_of(config: NeoXConfig, groups: Groups) -> MakeExample:
+    """Return a maker of this model's projections, and angles."""
+    return partial(_projection_arguments, _key_heads(config, groups), config.attention.rotary_pct)
+
+
+def _projection_arguments(
+    key_heads: int, share: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Any, ...]:
+    sequence, batch, heads, width = shape
+    whole = torch.randn(sequence, batch, (heads + 2 * key_heads) * width, dtype=dtype, device=device)
+    angles = torch.rand(sequence, int(width * share) // 2, device=device)
+    return whole.requires_grad_(), angles.cos(), angles.sin(), key_heads, width
+
+
 def _rotary_of(config: NeoXConfig, groups: Groups) -> MakeExample:
     """Return a maker of this model's queries and keys, which are slices of a projection, and angles."""
-    return partial(
-        _rotary_arguments,
-        max(1, (config.model.num_kv_heads or config.model.num_attention_heads) // groups.model.size),
-        config.attention.rotary_pct,
-    )
+    return partial(_rotary_arguments, _key_heads(config, groups), config.attention.rotary_pct)
 
 
 def _rotary_arguments(

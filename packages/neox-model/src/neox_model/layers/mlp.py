@@ -152,12 +152,8 @@ def _linear_of_product(
     weight: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    device = up.device.type
-    if torch.is_autocast_enabled(device):
-        # Autocast does not affect functions that compute their own gradients.
-        dtype = torch.get_autocast_dtype(device)
-        up, gate, weight = up.to(dtype), gate.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
+    # Under autocast weights are float32, and it does not affect functions that compute their own gradients.
+    weight, bias = weight.to(up.dtype), None if bias is None else bias.to(up.dtype)
     result: Tensor = _LinearOfProduct.apply(up, gate, up_bias, gate_bias, weight, bias, gating)
     return result
 

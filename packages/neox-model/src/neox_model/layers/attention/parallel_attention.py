@@ -120,14 +120,8 @@ class ParallelAttention(nn.Module):
         """
         projected, _ = self.qkv(hidden_SBD, entry)
         length, batch = projected.shape[:2]
-        groups = projected.view(length, batch, self.local_groups, -1, self.head_width)
-        query_SBNK = groups[:, :, :, :-2].flatten(2, 3)
-        key, value = groups[:, :, :, -2], groups[:, :, :, -1]
         cache = self.cache
-        if self.position is not None:
-            start = 0 if cache is None else cache.start
-            places = position_ids_SB if cache is None else cache.position_ids
-            query_SBNK, key = self.position(query_SBNK, key, start, places)
+        query_SBNK, key, value = self._heads(projected, position_ids_SB)
         if cache is not None and not isinstance(cache.window, Chunk):
             attend: Callable[..., Tensor] = self.core.attend_stored  # type: ignore[assignment]
             context_SBNK = cache.of_next_tokens(query_SBNK, (key, value), attend)
@@ -139,6 +133,22 @@ class ParallelAttention(nn.Module):
             context_SBNK = core(query_SBNK, key, value, document_ids_BS)
         reduces = entry is None or entry.reduces
         return self.dense(context_SBNK.reshape(length, batch, -1), reduces=reduces)
+
+    def _heads(self, projected: Tensor, position_ids_SB: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, the first two with their positions."""
+        cache = self.cache
+        if self.position is not None and cache is None and position_ids_SB is None:
+            parts: tuple[Tensor, Tensor, Tensor] | None = self.position.split(projected, self.local_groups)  # type: ignore[operator]
+            if parts is not None:
+                return parts
+        groups = projected.view(*projected.shape[:2], self.local_groups, -1, self.head_width)
+        query_SBNK = groups[:, :, :, :-2].flatten(2, 3)
+        key, value = groups[:, :, :, -2], groups[:, :, :, -1]
+        if self.position is not None:
+            start = 0 if cache is None else cache.start
+            places = position_ids_SB if cache is None else cache.position_ids
+            query_SBNK, key = self.position(query_SBNK, key, start, places)
+        return query_SBNK, key, value
 
 
 def _check_heads(hidden_size: int, heads: int, key_value_heads: int, group: Group) -> None:

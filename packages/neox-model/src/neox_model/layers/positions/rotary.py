@@ -17,6 +17,7 @@ __all__ = ["RotaryPosition"]
 
 
 Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Split = Callable[[Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
 
 
 class RotaryPosition(nn.Module):
@@ -29,6 +30,8 @@ class RotaryPosition(nn.Module):
         scaling: settings of scaled frequencies (see scaled_frequencies); empty: no scaling.
         operator: fused function of (query_SBNK, key_SBNK, cos_SR, sin_SR) that rotates both, with R pairs and
             float32 tables; None: use torch's operators.
+        splitting: fused function of (projected_SBX, cos_SR, sin_SR, groups, head width) that splits a
+            projection, which it may overwrite, and rotates queries and keys; None: use `operator`.
 
     Raises:
         LayoutError: an odd number of channels would be rotated.
@@ -44,9 +47,12 @@ class RotaryPosition(nn.Module):
         base: float = 10000.0,
         scaling: Mapping[str, Any] | None = None,
         operator: Rotate | None = None,
+        splitting: Split | None = None,
     ) -> None:
         super().__init__()
         self.operator = operator
+        self.head_width = head_width
+        self.splitting = splitting
         self.width = int(head_width * fraction)
         self.base = base
         self.scaling = scaling or {}
@@ -69,14 +75,28 @@ class RotaryPosition(nn.Module):
             angle_SB1R = self._angle(position_ids_SB.float()).unsqueeze(2)
             cosine, sine = (part.to(query_SBNK.dtype) for part in self._cos_sin(angle_SB1R))
             return self._rotate(query_SBNK, cosine, sine), self._rotate(key_SBNK, cosine, sine)
-        stop = start + query_SBNK.shape[0]
         dtype = query_SBNK.dtype if self.operator is None else torch.float32
-        cos_SR, sin_SR = self.tables(stop, query_SBNK.device, dtype)
-        cos_SR, sin_SR = cos_SR[start:stop], sin_SR[start:stop]
+        cos_SR, sin_SR = self._rows(start, query_SBNK, dtype)
         if self.operator is not None:
             return self.operator(query_SBNK, key_SBNK, cos_SR, sin_SR)
         cosine, sine = cos_SR[:, None, None], sin_SR[:, None, None]
         return self._rotate(query_SBNK, cosine, sine), self._rotate(key_SBNK, cosine, sine)
+
+    def split(self, projected_SBX: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return rotated queries and keys, and the values, of a projection at positions from 0.
+
+        The projection is as in ParallelAttention, and may be overwritten. None: there is no operator for it.
+        """
+        if self.splitting is None or self.width == 0:
+            return None
+        cos_SR, sin_SR = self._rows(0, projected_SBX, torch.float32)
+        return self.splitting(projected_SBX, cos_SR, sin_SR, groups, self.head_width)
+
+    def _rows(self, start: int, inputs_S: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines at the positions of inputs that begin at `start`."""
+        stop = start + len(inputs_S)
+        cos_SR, sin_SR = self.tables(stop, inputs_S.device, dtype)
+        return cos_SR[start:stop], sin_SR[start:stop]
 
     def tables(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosine and sine tables of at least `length` positions, [length, width / 2]."""
