@@ -156,7 +156,7 @@ def _backward(
     name: str,
     with_product: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the product, and the gradients of up, gate and their biases; empty for what is not asked for."""
+    """Return the product, and the gradients of up, gate and their biases; empty for what is not requested."""
     compiled = native.compiled_for(gradient, up, gate, up_bias, gate_bias)
     if compiled is None:
         return _plain_backward(gradient, up, gate, up_bias, gate_bias, name, with_product)

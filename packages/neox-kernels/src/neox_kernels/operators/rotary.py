@@ -201,8 +201,8 @@ def _split_rotary(
 
 def _parts(projected: Tensor, groups: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return views: the queries, [S, B, groups, per group, width], keys and values, [S, B, groups, width]."""
-    by_group = projected.view(*projected.shape[:2], groups, -1, width)
-    sharers = by_group.shape[-2] - 2
+    sharers = projected.shape[-1] // (groups * width) - 2
+    by_group = projected.view(*projected.shape[:2], groups, sharers + 2, width)
     return by_group.narrow(-2, 0, sharers), by_group.select(-2, sharers), by_group.select(-2, sharers + 1)
 
 
@@ -255,7 +255,7 @@ def _split(
         return query, key, value
     rows = query.flatten(1, 2), key.unsqueeze(3).flatten(1, 2)
     turned, turned_key = _forward(*rows, cos, sin, False)
-    return turned.view(*query.shape[:2], -1, width), turned_key.view(key.shape), value
+    return turned.view(*query.shape[:2], groups * query.shape[3], width), turned_key.view(key.shape), value
 
 
 class _Split(torch.autograd.Function):
