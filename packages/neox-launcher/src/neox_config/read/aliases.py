@@ -16,6 +16,7 @@ from neox_config.read.reading import Leaf
 __all__ = [
     "COMPUTED",
     "EXTRA_BLOCK",
+    "FOREIGN_CHOICES",
     "FOREIGN_NAMES",
     "FOREIGN_REMEDIES",
     "OLDER_SPELLINGS",
@@ -154,12 +155,33 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "resume_from_checkpoint": "load",
     "dataloader_num_workers": "num_workers",
     "run_name": "wandb_run_name",
+    "dtype": "precision",
+    "torch_dtype": "precision",
+    "eval_strategy": "eval_interval",
+    "evaluation_strategy": "eval_interval",
     "max_new_tokens": "maximum_tokens",
 }
 
 # Names of other programs for behaviour that is fixed here, or configured differently.
 FOREIGN_REMEDIES: Mapping[str, str] = {
     "mlp_type": "remove it, and set activation; use activation: swiglu for Llama",
+    "report_to": "set tensorboard-dir, use-wandb or comet.enabled",
+    "packing": "set pack-impl: packed (the default) joins documents, best_fit keeps them whole",
+    "group_by_length": "use pack-impl: best_fit, whole documents with little padding",
+    "assistant_only_loss": "remove it; preprocess_data --loss-mask chat writes labels of the assistant's "
+    "parts, which train-label-data-paths names",
+    "attn_implementation": "remove it; attention is computed by the fastest implementation that can",
+}
+
+# Values that other programs give for the elements of a list, by parameter: suggested, not accepted.
+FOREIGN_CHOICES: Mapping[str, Mapping[str, str]] = {
+    "lora_target_modules": {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "query_key_value", "c_attn"), "qkv"),
+        "o_proj": "dense",
+        **dict.fromkeys(("up_proj", "dense_h_to_4h"), "up"),
+        "gate_proj": "gate",
+        **dict.fromkeys(("down_proj", "dense_4h_to_h"), "down"),
+    },
 }
 
 _DEEPSCALE = "is the old name of the deepspeed switch, which is always on"

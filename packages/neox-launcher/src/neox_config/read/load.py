@@ -302,7 +302,8 @@ class _Assembly:
             built[name] = self._validate(kind, self.values[name], filled)
         config = NeoXConfig.model_construct(**built)  # type: ignore[arg-type]
         if self.is_complete:
-            self.problems += broken_rules(config, self.places)
+            placed = config.with_origin(sources=self.places, notices=(), files=())
+            self.problems += broken_rules(placed, self.places)
         return config
 
     def _validate(self, kind: type[Section], values: dict[str, Any], filled: set[str]) -> Section:
@@ -310,22 +311,22 @@ class _Assembly:
             return build_section(kind, values)
         except ValidationError as error:
             details = error.errors(include_url=False, include_context=True)
-        wrong: dict[tuple[str, ...], ErrorDetails] = {}
+        wrong: dict[tuple[str, ...], list[ErrorDetails]] = {}
         for detail in details:
-            wrong.setdefault(_field_path(kind, detail["loc"]), detail)
-        for path, detail in wrong.items():
+            wrong.setdefault(_field_path(kind, detail["loc"]), []).append(detail)
+        for path, found in wrong.items():
             name = ".".join(path)
-            is_told = detail["type"] == "missing" and (name in self.misplaced or not self.is_complete)
+            is_told = found[0]["type"] == "missing" and (name in self.misplaced or not self.is_complete)
             if name not in filled and not is_told:
-                self.problems.append(self._finding(name, detail))
+                self.problems.append(self._finding(name, found))
         return _without(kind, values, sorted({_removable(kind, path) for path in wrong}))
 
-    def _finding(self, name: str, detail: ErrorDetails) -> Problem:
-        what, remedy = sentence_about(name, detail)
+    def _finding(self, name: str, details: Sequence[ErrorDetails]) -> Problem:
+        what, remedy = sentence_about(name, details)
         # The names in a mapping have places of their own; the first one stands for the mapping.
         entries = (place for given, place in self.places.items() if given.startswith(f"{name}."))
         place = place_of(self.places, name) or next(entries, None)
-        value = None if detail["type"] == "missing" else in_words(_given(self.values, name))
+        value = None if details[0]["type"] == "missing" else in_words(_given(self.values, name))
         return Problem(name, what, remedy, value=value, place=place)
 
     def _whole_block(self, leaf: Leaf, kind: type[Section]) -> None:
@@ -337,7 +338,11 @@ class _Assembly:
             some = f"enabled: {in_words(leaf.value)}"
         elif isinstance(leaf.value, str) and "type" in kind.model_fields:
             some = f"type: {in_words(leaf.value)}, params: ..."
-        self._complain(leaf, "must be a block of parameters", f"write {leaf.path[-1]}: {{{some}}}")
+        remedy = f"write {leaf.path[-1]}: {{{some}}}"
+        if leaf.value is True and leaf.name in ("bf16", "fp16"):
+            is_option = leaf.place.precedence > 0
+            remedy += f", or {f'--set precision={leaf.name}' if is_option else f'precision: {leaf.name}'}"
+        self._complain(leaf, "must be a block of parameters", remedy)
 
     def _note_on_empty_block(self, leaf: Leaf, kind: type[Section]) -> None:
         """Note that the name of a block on the command line removes nothing; in files it is usual."""

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from neox_config.problems import as_block, did_you_mean, in_words
-from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES
+from neox_config.read.aliases import FOREIGN_CHOICES, FOREIGN_NAMES, FOREIGN_REMEDIES
 from neox_config.schema.config import all_parameters, parameter_named
 from neox_config.schema.parameter import Parameter
 
@@ -54,21 +54,23 @@ def homes_of(path: Sequence[str], *, is_outside: bool) -> list[str]:
 
 def written_elsewhere(path: Sequence[str], homes: Sequence[str], *, is_outside: bool) -> str:
     """Return the remedy for a name that belongs in a block, or that other programs use."""
+    if is_outside and path[0] in FOREIGN_NAMES:
+        # First: other programs have some of the names of our blocks (dtype) outside of any.
+        ours = FOREIGN_NAMES[path[0]]
+        meaning = _lower(parameter_named(ours).doc).partition(". ")[0].rstrip(".")
+        return f"use {ours if '.' in ours else ours.replace('_', '-')} ({meaning})"
     if homes == [path[0]]:
         return f"write it as a block: {as_block(homes[0])}"
     if homes and not is_outside:
         return f"move it into {homes[0].rpartition('.')[0]}"
     if homes:
         return f"move it into its block: {' or '.join(homes)}"
-    ours = FOREIGN_NAMES.get(path[0]) if is_outside else None
-    if ours is None:
-        return FOREIGN_REMEDIES.get(path[0], "") if is_outside else ""
-    meaning = _lower(parameter_named(ours).doc).rstrip(".")
-    return f"use {ours if '.' in ours else ours.replace('_', '-')} ({meaning})"
+    return FOREIGN_REMEDIES.get(path[0], "") if is_outside else ""
 
 
-def sentence_about(name: str, detail: ErrorDetails) -> tuple[str, str]:
-    """Return what is wrong with a value, and the remedy."""
+def sentence_about(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str]:
+    """Return what is wrong with a value, and the remedy; details after the first are of other elements."""
+    detail = details[0]
     kind, context = detail["type"], detail.get("ctx", {})
     parameter = parameter_named(name)
     element = next((part + 1 for part in detail["loc"] if isinstance(part, int)), None)
@@ -83,10 +85,7 @@ def sentence_about(name: str, detail: ErrorDetails) -> tuple[str, str]:
         remedy = parameter.doc if key in ("le", "lt") else ""
         return f"must be {words} {_limit(context[key])}{where}", remedy
     if kind == "literal_error":
-        # Those of a list are the choices of its elements, which only pydantic's message has.
-        choices = parameter.choices or re.findall(r"'([^']*)'", str(context["expected"]))
-        near = did_you_mean(str(detail["input"]), choices)
-        return f"is not one of the choices{where}", near or f"use {', '.join(choices)}"
+        return _about_choices(parameter, [each for each in details if each["type"] == kind])
     if kind in ("tuple_type", "list_type"):
         written = _AS_LIST.get(name, "write [{}]").format(in_words(detail["input"]))
         return "must be a list", _as_default(parameter) or written
@@ -100,6 +99,24 @@ def sentence_about(name: str, detail: ErrorDetails) -> tuple[str, str]:
         return f"must be {_KINDS[kind]}{where}", _instead_of_list(parameter, detail["input"])
     what, _, remedy = str(detail["msg"]).partition("; ")
     return f"{_lower(what)}{where}", remedy
+
+
+def _about_choices(parameter: Parameter, details: Sequence[ErrorDetails]) -> tuple[str, str]:
+    """Return what is wrong with values that are not among the choices of a parameter, and what to write."""
+    # The choices of a list's elements are only in pydantic's message.
+    choices = parameter.choices or re.findall(r"'([^']*)'", str(details[0]["ctx"]["expected"]))
+    places = [str(part + 1) for detail in details for part in detail["loc"] if isinstance(part, int)]
+    where = f" in element{'s' if len(places) > 1 else ''} {', '.join(places)}" if places else ""
+    theirs: dict[str, list[str]] = {}
+    remedies: list[str] = []
+    for value in (str(detail["input"]) for detail in details):
+        ours = FOREIGN_CHOICES.get(parameter.name, {}).get(value)
+        if ours is None:
+            remedies.append(did_you_mean(value, choices) or f"use {', '.join(choices)}")
+        else:
+            theirs.setdefault(ours, []).append(value)
+    mapped = [f"write {ours} for {', '.join(names)}" for ours, names in theirs.items()]
+    return f"is not one of the choices{where}", "; ".join(dict.fromkeys([*mapped, *remedies]))
 
 
 def _limit(value: float) -> str:

@@ -31,7 +31,20 @@ def the_length_of_training_is_given_once(c: NeoXConfig) -> Iterator[Problem]:
         )
         yield Problem("train_iters", what, remedy, value="")
     elif iterations is not None and epochs is not None:
-        yield Problem("train_epochs", "and train-iters cannot both be set", "remove one of them")
+        yield _two_lengths(c)
+
+
+def _two_lengths(c: NeoXConfig) -> Problem:
+    """Return the problem of train_epochs and train_iters, with the place of the second one."""
+    what, names = "and train-iters cannot both be set", ("train_epochs", "train_iters")
+    places = {name: c.sources[name] for name in names if name in c.sources}
+    if "train_iters" in places:
+        what += f" ({places['train_iters']})"
+    # A value of the command line is meant, and replaces that of a file.
+    of_files = [name for name, place in places.items() if place.precedence == 0]
+    if len(of_files) == 1 and len(places) == 2:
+        return Problem("train_epochs", what, f"add --set {of_files[0].replace('_', '-')}=null")
+    return Problem("train_epochs", what, "remove one of them")
 
 
 def a_pass_reads_one_dataset_in_order(c: NeoXConfig) -> Iterator[Problem]:

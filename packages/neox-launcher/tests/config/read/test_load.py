@@ -1,5 +1,7 @@
 """Loading of a configuration from several files and the command line."""
 
+import re
+
 import pytest
 
 from neox_config import load_config
@@ -49,8 +51,23 @@ WRONG = [
     ("zero_optimization: {stage: 4}", ["is not one of the choices", "use 0, 1, 2, 3"]),
     (
         "lora-target-modules: [qkv, q_proj]",
-        ["is not one of the choices in element 2", "use qkv, dense, up, gate, down"],
+        ["is not one of the choices in element 2", "write qkv for q_proj"],
     ),
+    (
+        "lora-target-modules: [q_proj, v_proj, qkv, o_proj, zzz]",
+        [
+            "is not one of the choices in elements 1, 2, 4, 5",
+            "write qkv for q_proj, v_proj; write dense for o_proj; use qkv, dense, up, gate, down",
+        ],
+    ),
+    ("dtype: bf16", ["is not a parameter", "use precision (data type of training; may be set instead"]),
+    ("torch_dtype: bf16", ["is not a parameter", "use precision (data type of training"]),
+    ("eval_strategy: steps", ["use eval-interval ("]),
+    ("report_to: wandb", ["set tensorboard-dir, use-wandb or comet.enabled"]),
+    ("packing: true", ["set pack-impl: packed"]),
+    ("group_by_length: true", ["use pack-impl: best_fit"]),
+    ("assistant_only_loss: true", ["preprocess_data --loss-mask chat"]),
+    ("attn_implementation: sdpa", ["remove it; attention is computed by the fastest"]),
     ("lora-target-modules: [gat]", ["is not one of the choices in element 1", "did you mean gate?"]),
     ("train-data-paths: data/x", ["must be a list", "write [data/x]"]),
     ("attention-config: local", ["must be a list", 'write [[["local"], "all"]]']),
@@ -59,7 +76,7 @@ WRONG = [
     ("optimizer: {params: {betas: [0.9, 0.9, 0.9]}}", ["has too many elements"]),
     ("optimizer: {params: {betas: [0.9, high]}}", ["in element 2"]),
     ("optimizer: Adam", ["must be a block of parameters", "write optimizer: {type: Adam, params: ...}"]),
-    ("fp16: true", ["must be a block of parameters", "write fp16: {enabled: true}"]),
+    ("fp16: true", ["must be a block of parameters", "write fp16: {enabled: true}, or precision: fp16"]),
     ("seed: {a: 1}", ["seed is not a block"]),
     ("split: a,b", ["has an invalid format", "write up to three numbers, as in 969,30,1"]),
     ("pipe-partition-method: best", ["write parameters, uniform or type:REGEX"]),
@@ -376,6 +393,35 @@ def test_parameter_names_of_other_programs_are_refused():
     names = {parameter.name for parameter in all_parameters()} | {*SHORTHANDS, *OLDER_SPELLINGS}
     assert names.isdisjoint({*FOREIGN_NAMES, *FOREIGN_REMEDIES})
     assert set(FOREIGN_NAMES.values()) <= names
+
+
+def test_a_switch_of_half_precision_on_the_command_line_names_the_option(load):
+    with pytest.raises(ConfigError, match=r"write bf16: \{enabled: true\}, or --set precision=bf16"):
+        load("", "bf16=true")
+    assert load("", "precision=bf16").value_of("precision") == "bfloat16"
+
+
+@pytest.mark.parametrize("name", ["num_train_epochs", "resume_from_checkpoint", "gradient_checkpointing"])
+def test_the_advice_on_a_foreign_name_has_the_first_sentence_of_the_documentation(load, name):
+    with pytest.raises(ConfigError) as found:
+        load(f"{name}: 1")
+    (problem,) = (each for each in found.value.problems if each.name == name)
+    assert ". " not in problem.remedy
+    assert problem.remedy.startswith("use ")
+    assert len(problem.remedy) < 250
+
+
+def test_two_lengths_of_a_training_name_both_places_and_the_option(load):
+    # The file of the fixture has train-iters.
+    with pytest.raises(ConfigError) as found:
+        load("", "train-epochs=1")
+    (problem,) = found.value.problems
+    assert re.search(r"and train-iters cannot both be set \(\S+\.yml line \d+\)$", problem.what)
+    assert problem.remedy == "add --set train-iters=null"
+    with pytest.raises(ConfigError, match="remove one of them"):
+        load("train-epochs: 1")
+    with pytest.raises(ConfigError, match="add --set train-epochs=null"):
+        load("train-epochs: 1", "train-iters=5")
 
 
 def test_a_start_of_the_scheduler_is_read_from_the_checkpoint(load):
