@@ -26,15 +26,16 @@ from neox_model.convert.families import FAMILIES, family_of_config
 from neox_model.convert.from_hf import from_hf
 from neox_model.convert.proof import texts
 from neox_model.convert.to_hf import to_hf
-from neox_model.convert.tokenizer_files import padding_multiple
+from neox_model.convert.tokenizer_files import padding_multiple, write_json
 from neox_model.convert.verify import verify
 from neox_model.convert.weights import WeightFiles, Written, write_weights
 from support.checkpoint_edits import edit_tensors
-from support.hf_models import ENTRIES, SMALL, write_model
+from support.hf_models import ENTRIES, SMALL, random_settings, write_model
 from support.settings import resolved_from
 
 NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +358,44 @@ def test_a_tokenizer_that_transformers_changes_is_refused(theirs):
         theirs / "tokenizer_config.json",
         lambda settings: settings.update(tokenizer_class="GPT2Tokenizer", add_prefix_space=True),
     )
-    import_refused(theirs, "the tokenizers encode ", " differently: ", "tokenizer_config.json")
+    import_refused(
+        theirs,
+        "the tokenizers encode ",
+        " differently: ",
+        f"transformers loads GPT2Tokenizer (tokenizer_class of {theirs / 'tokenizer_config.json'})",
+        "which replaces parts of tokenizer.json (pre_tokenizer",
+        "pass --tokenizer-as-stored",
+    )
+
+
+def test_a_tokenizer_that_transformers_replaces_by_the_type_of_the_model_is_used_on_request(tmp_path):
+    theirs = write_model(tmp_path / "theirs", "qwen2", random_settings("qwen2", 0))
+    path = theirs / "tokenizer.json"
+    edit(path, lambda parts: parts.update(normalizer=None, pre_tokenizer=BYTES))
+    write_json(theirs / "tokenizer_config.json", {"tokenizer_class": "TokenizersBackend"})
+    import_refused(
+        theirs,
+        "transformers loads Qwen2Tokenizer (by model_type qwen2 of config.json, whatever tokenizer_config",
+        "which replaces parts of tokenizer.json (normalizer, pre_tokenizer",
+        "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+    )
+    output = theirs.parent / "imported"
+    result = from_hf(theirs, output, tokenizer_as_stored=True)
+    found = result["tokenizer_as_stored"]
+    assert (found["transformers_loads"], found["replaces"][:2]) == (
+        "Qwen2Tokenizer",
+        ["normalizer", "pre_tokenizer"],
+    )
+    assert (output / "tokenizer.json").read_bytes() == path.read_bytes()
+    with pytest.raises(ConversionError, match="train with a tokenizer that has these parts"):
+        to_hf(output / "global_step0", tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_stored_tokenizer_requires_its_file(theirs):
+    Tokenizer.from_file(str(theirs / "tokenizer.json")).model.save(str(theirs))
+    (theirs / "tokenizer.json").unlink()
+    import_refused(theirs, "contains no tokenizer.json", tokenizer_as_stored=True)
 
 
 def test_a_padding_of_the_vocabulary_is_found_or_refused():

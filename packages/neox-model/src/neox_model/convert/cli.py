@@ -3,6 +3,8 @@
 import importlib
 import logging
 import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,6 @@ _DTYPES = {
 }
 _FOLDER = click.Path(path_type=Path)
 _OUTPUT = click.option("--output", required=True, type=_FOLDER, metavar="DIR", help="Folder to create.")
-_LOAD = click.option(
-    "--load",
-    required=True,
-    type=_FOLDER,
-    metavar="DIR",
-    help="Checkpoint (SAVE/global_step200), or the folder of all (SAVE), which means the latest.",
-)
 _VOCAB_FILE = click.option(
     "--vocab-file",
     type=_FOLDER,
@@ -48,6 +43,25 @@ _VOCAB_FILE = click.option(
 _MERGE_FILE = click.option(
     "--merge-file", type=_FOLDER, metavar="FILE", help="Tokenizer's second file, likewise."
 )
+
+
+def _takes_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the folder of a checkpoint, as an option or as an argument; the command receives it as `load`."""
+
+    @wraps(command)
+    def run(*, load: Path | None, folder: Path | None, **options: Any) -> None:
+        if (load is None) == (folder is None):
+            raise click.UsageError("give the folder of the checkpoint once: --load DIR, or DIR")
+        command(load=load or folder, **options)
+
+    of_load = click.option(
+        "--load",
+        type=_FOLDER,
+        metavar="DIR",
+        help="Checkpoint (SAVE/global_step200), or the folder of all (SAVE), which means the latest; may be "
+        "given without --load.",
+    )
+    return of_load(click.argument("folder", required=False, metavar="[DIR]", type=_FOLDER)(run))
 
 
 @click.group(
@@ -75,7 +89,7 @@ def main() -> None:
         "neox-convert to-hf --load checkpoints/global_step2000 --output exported --dtype bf16 --trim-vocab",
     ),
 )
-@_LOAD
+@_takes_checkpoint
 @_OUTPUT
 @click.option(
     "--dtype",
@@ -127,11 +141,19 @@ def write_hugging_face(
 @click.option(
     "--trim-vocab", is_flag=True, help="Leave out rows of the embedding that the tokenizer does not use."
 )
-def read_hugging_face(folder: Path, output: Path, trim_vocab: bool) -> None:
+@click.option(
+    "--tokenizer-as-stored",
+    is_flag=True,
+    help="Use tokenizer.json even if transformers replaces parts of it: for a model trained with it.",
+)
+def read_hugging_face(folder: Path, output: Path, trim_vocab: bool, tokenizer_as_stored: bool) -> None:
     """Write a model of Hugging Face's transformers as a checkpoint, with a configuration."""
     refuse_existing(output)
     check_model(folder)
-    _report(output, _with_torch("from_hf").from_hf(folder, output, trim_vocab=trim_vocab))
+    result = _with_torch("from_hf").from_hf(
+        folder, output, trim_vocab=trim_vocab, tokenizer_as_stored=tokenizer_as_stored
+    )
+    _report(output, result)
 
 
 @main.command(
@@ -141,13 +163,7 @@ def read_hugging_face(folder: Path, output: Path, trim_vocab: bool) -> None:
         "neox-convert to-peft --load adapters --model exported --output exported-adapters --base base",
     ),
 )
-@click.option(
-    "--load",
-    required=True,
-    type=_FOLDER,
-    metavar="DIR",
-    help="Checkpoint of adapters (SAVE/global_step200), or the folder of all (SAVE), which means the latest.",
-)
+@_takes_checkpoint
 @click.option(
     "--model",
     required=True,
@@ -299,7 +315,7 @@ def read_gpt_neox(
         "neox-convert compress --load compressed/global_step2000 --output packed --packed",
     ),
 )
-@_LOAD
+@_takes_checkpoint
 @_OUTPUT
 @click.option("--exact-inputs", is_flag=True, help="Leave out the quantization of inputs of matrices.")
 @click.option("--packed", is_flag=True, help="Write packed whole numbers in a model of transformers.")

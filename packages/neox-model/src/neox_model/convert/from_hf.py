@@ -24,6 +24,7 @@ from neox_model.convert.proof import Sides, prove
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.requests import check_model
 from neox_model.convert.tokenizer_files import (
+    TOKENIZER,
     FoundTokenizer,
     find_tokenizer,
     padding_multiple,
@@ -39,13 +40,16 @@ __all__ = ["HuggingFaceModel", "Reader", "from_hf", "open_hf"]
 logger = logging.getLogger(__name__)
 
 
-def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str, Any]:
+def from_hf(
+    folder: Path, output: Path, *, trim_vocab: bool = False, tokenizer_as_stored: bool = False
+) -> dict[str, Any]:
     """Write a model of transformers as a checkpoint, and prove that it is the same model.
 
     Args:
         folder: with `config.json`, weights and tokenizer.
         output: the folder to create: `latest`, `global_step0`, `model.yml` and the tokenizer's files.
         trim_vocab: leave out rows of the embedding without an entry in the tokenizer.
+        tokenizer_as_stored: use tokenizer.json even if transformers replaces parts of it.
 
     Returns:
         The contents of `verification.json`.
@@ -57,6 +61,10 @@ def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str
     require_transformers("neox-convert from-hf")
     logger.info("reading %s", folder)
     found = open_hf(folder, trim_vocab=trim_vocab)
+    if tokenizer_as_stored and TOKENIZER not in found.tokenizer.files.values():
+        raise ConversionError(
+            f"{folder} contains no {TOKENIZER}, which --tokenizer-as-stored uses; leave it out"
+        )
     settings = found.settings(output.absolute())
     with folder_written_aside(output) as aside:
         found.tokenizer.copy(folder, aside)
@@ -64,7 +72,12 @@ def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str
         resolved = _resolved(aside / CONFIGURATION, folder)
         checkpoint = _write_checkpoint(aside, resolved, found)
         sides = Sides(
-            Checkpoint(checkpoint), folder, found.family, found.tokenizer.tokenizer, rows=found.rows
+            Checkpoint(checkpoint),
+            folder,
+            found.family,
+            found.tokenizer.tokenizer,
+            rows=found.rows,
+            as_stored=tokenizer_as_stored,
         )
         result = prove(sides, source=folder, output=checkpoint)
         write_json(aside / "verification.json", result)

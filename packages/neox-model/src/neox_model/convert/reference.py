@@ -22,6 +22,7 @@ __all__ = [
     "load_adapted_model",
     "load_config",
     "load_model",
+    "load_stored_tokenizer",
     "load_tokenizer",
     "lora_defaults",
     "meta_model",
@@ -232,10 +233,23 @@ def load_tokenizer(folder: Path) -> Any:
     Raises:
         ProofError: it cannot be loaded.
     """
+    return _tokenizer("AutoTokenizer", folder)
+
+
+def load_stored_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder with all parts that its tokenizer.json has.
+
+    Raises:
+        ProofError: it cannot be loaded.
+    """
+    return _tokenizer("PreTrainedTokenizerFast", folder)
+
+
+def _tokenizer(kind: str, folder: Path) -> Any:
     transformers = require_transformers("the proof of a conversion")
     with _reporting(ProofError, f"cannot load the tokenizer of {folder}"):
         # Without False, transformers asks on the terminal whether to run code in the folder, and runs it.
-        return transformers.AutoTokenizer.from_pretrained(
+        return getattr(transformers, kind).from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from neox_config.files import names_in
 from neox_model.convert.classes import model_type_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.tokenizer_files import read_json, tokenizer_names
@@ -39,6 +40,10 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} is not a folder; nothing is downloaded, so pass the folder of a model, such as that "
             "of: hf download NAME --local-dir FOLDER"
         )
+    if not is_model(folder):
+        inside = names_in(folder, lambda entry: is_model(folder / entry.name))
+        found = f"; pass one of its subfolders that are: {', '.join(inside[:5])}" if inside else ""
+        raise ConversionError(f"{folder} has no {_CONFIG}, so it is not a model of transformers{found}")
     config = read_json(folder / _CONFIG)
     model_type_of(config)
     return config

@@ -14,6 +14,7 @@ from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 from neox_model.convert.errors import ConversionError
 
 __all__ = [
+    "TOKENIZER",
     "FoundTokenizer",
     "find_tokenizer",
     "padding_multiple",
@@ -24,7 +25,9 @@ __all__ = [
     "write_tokenizer",
 ]
 
-_TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
+"""File of a tokenizer of the tokenizers library."""
+_SETTINGS = "tokenizer_config.json"
 _GENERATION = "generation_config.json"
 # Files that transformers reads with a tokenizer; they are copied both ways.
 _COMPANIONS = (
@@ -61,7 +64,7 @@ class FoundTokenizer:
 
 
 _KINDS: tuple[tuple[str, Mapping[str, str]], ...] = (
-    ("HFTokenizer", {"vocab_file": _TOKENIZER}),
+    ("HFTokenizer", {"vocab_file": TOKENIZER}),
     ("GPT2BPETokenizer", {"vocab_file": "vocab.json", "merge_file": "merges.txt"}),
     ("SentencePieceTokenizer", {"vocab_file": "tokenizer.model"}),
 )
@@ -91,7 +94,7 @@ def tokenizer_names(folder: Path) -> tuple[str, Mapping[str, str]]:
         if all((folder / name).is_file() for name in files.values()):
             return kind, files
     raise ConversionError(
-        f"{folder} contains no tokenizer ({_TOKENIZER}, vocab.json with merges.txt, or tokenizer.model), "
+        f"{folder} contains no tokenizer ({TOKENIZER}, vocab.json with merges.txt, or tokenizer.model), "
         "without which the model cannot be trained or evaluated; copy its files into the folder"
     )
 
@@ -141,7 +144,7 @@ def write_tokenizer(
         ConversionError: transformers has no tokenizer of this kind.
     """
     library = refuse_others(tokenizer)
-    (folder / _TOKENIZER).write_text(library.description, encoding="utf-8")
+    (folder / TOKENIZER).write_text(library.description, encoding="utf-8")
     # The folder of a tokenizer that was trained here may contain anything.
     source = None if vocab_file is None else vocab_file if vocab_file.is_dir() else vocab_file.parent
     if source is not None and (source / _SETTINGS).is_file():

@@ -18,7 +18,7 @@ from neox_model.convert.proof.keys import check_keys, compare_architectures
 from neox_model.convert.proof.layers import compare_layers
 from neox_model.convert.proof.sides import Sides
 from neox_model.convert.proof.tensors import compare_tensors
-from neox_model.convert.proof.tokens import compare_tokenizers
+from neox_model.convert.proof.tokens import compare_tokenizers, parts_replaced
 from neox_model.convert.proof.whole import compare_whole
 from neox_model.convert.weights import WeightFiles
 from neox_model.versions import package_versions
@@ -64,6 +64,7 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
         "limit": figures.limit,
         "compared_as_a_whole": counted["parameters"] <= whole_limit,
         "texts_tokenized_alike": texts,
+        **({"tokenizer_as_stored": parts_replaced(sides)} if sides.as_stored else {}),
         **provenance(source, output, packages=("transformers", "tokenizers")),
     }
 

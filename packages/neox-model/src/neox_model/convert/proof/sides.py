@@ -25,6 +25,8 @@ class Sides:
         family: the class of theirs.
         tokenizer: our tokenizer.
         rows: entries of the vocabulary that both have; ours may have more, which are padding.
+        as_stored: compare with tokenizer.json as it is stored (True), or with what transformers loads
+            (False); None: there is no choice.
     """
 
     checkpoint: Checkpoint
@@ -32,6 +34,7 @@ class Sides:
     family: Family
     tokenizer: Tokenizer
     rows: int
+    as_stored: bool | None = None
     _config: list[Any] = field(default_factory=list)
 
     @property
