@@ -188,17 +188,18 @@ def _build(
         indexed.sizes,
         room=seq_length + 1,
         allow_chopped=allow_chopped,
-        is_masked=None if labels is None else _masks_of(labels, looked_at),
+        is_masked=None if labels is None else _masks_of(labels, one_less=seq_length + 1 - looked_at),
     )
     logger.info(
-        "%s, part %s: %d of %d documents are used; %d are empty, %d have no label that counts in their first "
-        "%d tokens, %d are longer than %d tokens and %s (%d tokens are left out)",
+        "%s, part %s: %d of %d documents are used; %d are empty, %d have no label that counts, "
+        "%d have labels only after their first %d tokens, %d are longer than %d tokens and %s (%d tokens are left out)",
         indexed.prefix,
         name,
         int(eligible.is_used.sum()),
         len(documents),
         eligible.empty,
         eligible.masked,
+        eligible.late,
         looked_at,
         eligible.too_long,
         seq_length + 1,
@@ -216,13 +217,19 @@ def _build(
     )
 
 
-def _masks_of(labels: IndexedDataset, looked_at: int) -> Callable[[int], bool]:
-    """Return a function that returns True if no label of a sequence counts that the sequence predicts."""
+def _masks_of(labels: IndexedDataset, *, one_less: int) -> Callable[[int, int | None], bool]:
+    """Return a function that returns True if no label of a sequence counts that the sequence predicts.
 
-    def is_masked(sequence: int) -> bool:
+    Args:
+        labels: the labels of all sequences.
+        one_less: tokens at the end of a full sample whose labels are not looked at.
+    """
+
+    def is_masked(sequence: int, first: int | None) -> bool:
         size = labels.sizes.item(sequence)
+        looked_at = size if first is None else min(size, first - one_less)
         # Nothing in a document predicts its first token.
-        return bool((labels.get(sequence, 1, max(1, min(size, looked_at)) - 1) == IGNORED).all())
+        return bool((labels.get(sequence, 1, max(1, looked_at) - 1) == IGNORED).all())
 
     return is_masked
 

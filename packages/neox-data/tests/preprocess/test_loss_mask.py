@@ -191,9 +191,19 @@ def test_only_responses_count(corpus: Path, tokenizer_json: Path, resume) -> Non
     counted = sum(label >= 0 for row in labels for label in row)
     assert f" bytes -> {total} tokens (" in result.output
     assert f"{counted} of {total} tokens count in the loss; 0 documents have none that does" in result.output
+    assert f"; the longest document has {max(map(len, tokens))} tokens" in result.output
     manifest = read_manifest(f"{out}_label_document")
     assert manifest["counts"]["masked"] == total - counted
     assert manifest["options"]["loss_mask"] == "prompts 'prompt', responses 'response'"
+
+
+def test_messages_with_other_keys_are_named(tmp_path: Path, tokenizer_json: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(PLAIN)
+    shared = tmp_path / "shared.jsonl"
+    shared.write_text(json.dumps({"messages": [{"from": "human", "value": "hi"}]}) + "\n")
+    result = run(shared, tokenizer_json, "--loss-mask", "chat", "--chat-template", tmp_path / "chat.jinja")
+    assert result.exit_code != 0
+    assert "is not an object with role and content (its keys are 'from', 'value')" in result.output
 
 
 def test_only_the_assistant_counts(corpus: Path, tokenizer_json: Path, tmp_path: Path) -> None:

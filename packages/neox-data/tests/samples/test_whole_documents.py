@@ -17,7 +17,11 @@ def build(pack_impl, sizes, *, documents=None, masked=(), allow_chopped=True, nu
     sizes = np.array(sizes, np.int32)
     documents = np.arange(len(sizes)) if documents is None else np.array(documents)
     eligible = find_eligible(
-        documents, sizes, room=ROOM, allow_chopped=allow_chopped, is_masked=lambda number: number in masked
+        documents,
+        sizes,
+        room=ROOM,
+        allow_chopped=allow_chopped,
+        is_masked=lambda number, first: number in masked,
     )
     return build_whole_index(
         pack_impl,
@@ -128,7 +132,7 @@ def test_documents_are_counted() -> None:
         np.array([0, 4, ROOM + 3, ROOM, 2]),
         room=ROOM,
         allow_chopped=True,
-        is_masked=lambda number: number == 4,
+        is_masked=lambda number, first: number == 4,
     )
     assert eligible.is_used.tolist() == [False, True, True, True, False]
     assert (eligible.empty, eligible.masked, eligible.too_long, eligible.tokens_cut) == (1, 1, 1, 3)
@@ -143,6 +147,31 @@ def test_documents_that_are_left_out_are_counted_with_all_tokens() -> None:
 
 @pytest.mark.parametrize("pack_impl", ["unpacked", "pack_until_overflow", "best_fit"])
 def test_data_without_a_usable_document_is_refused(pack_impl: str) -> None:
-    message = "of 3, 1 are empty, 1 have no label that counts, and 1 are longer than 10 tokens; increase seq"
+    message = (
+        "of 3, 1 are empty, 1 have no label that counts, 1 are longer than 10 tokens; create the data again "
+        "with labels; increase seq-length or set allow-chopped: true"
+    )
     with pytest.raises(DataError, match=message):
         build(pack_impl, [0, 3, 40], masked={1}, allow_chopped=False)
+
+
+def test_labels_after_the_tokens_of_a_sample_are_counted_and_named() -> None:
+    sizes = np.array([ROOM + 30, ROOM + 5, 3])
+    # The labels of the first begin after a sample; the second has none at all.
+    eligible = find_eligible(
+        np.arange(3),
+        sizes,
+        room=ROOM,
+        allow_chopped=True,
+        is_masked=lambda number, first: number != 0 or first is not None,
+    )
+    assert (eligible.late, eligible.masked, eligible.too_long) == (1, 2, 0)
+    assert eligible.tokens_cut == ROOM + 30
+    with pytest.raises(DataError) as refusal:
+        build_whole_index(
+            "best_fit", np.arange(3), sizes, eligible=eligible, num_samples=1, seq_length=SEQ_LENGTH, seed=0
+        )
+    assert str(refusal.value) == (
+        "no document can be used: of 3, 2 have no label that counts, the labels of 1 begin after their first "
+        "10 tokens; create the data again with labels; increase seq-length or shorten the documents"
+    )

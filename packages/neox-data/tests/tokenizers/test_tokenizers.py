@@ -153,6 +153,15 @@ def test_wrong_files_have_their_sentence(kind: str, vocab_file, merge_file, sent
     assert sentence in str(caught.value)
 
 
+def test_a_folder_in_place_of_the_file_in_it_is_named_with_the_file(tokenizer_json: Path) -> None:
+    folder = tokenizer_json.parent
+    path = folder / "tokenizer.json"
+    if path != tokenizer_json:
+        path.write_bytes(tokenizer_json.read_bytes())
+    with pytest.raises(TokenizerError, match=f"vocab_file {folder} is a folder; pass {path}$"):
+        build_tokenizer("HFTokenizer", vocab_file=folder)
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[1, 2", '{"model": 3}'])
 def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "t.json").write_text(content)

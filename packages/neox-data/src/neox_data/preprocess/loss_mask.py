@@ -169,7 +169,8 @@ def _check_messages(value: Any, name: str) -> None:
         raise ValueError(f"{name} is {type(value).__name__}, not a list of messages")
     for number, message in enumerate(value, 1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"message {number} of {name} is not an object with a role")
+            keys = f" (its keys are {', '.join(map(repr, message))})" if isinstance(message, dict) else ""
+            raise ValueError(f"message {number} of {name} is not an object with role and content{keys}")
         # Null is the content of messages that only call tools.
         if not isinstance(message.get("content"), str | None):
             raise ValueError(f"the content of message {number} of {name} is not text")

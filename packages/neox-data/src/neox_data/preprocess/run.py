@@ -11,6 +11,7 @@ import numpy as np
 
 from neox_data.counted import counted
 from neox_data.errors import CorpusError, TokenizerError
+from neox_data.indexed.index import read_index
 from neox_data.indexed.layout import token_dtype
 from neox_data.manifest import describe_tokenizer, hashed_ahead
 from neox_data.preprocess.encode import EncodedBatch, Encoder, encode_all, encode_batches
@@ -25,7 +26,7 @@ from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.fast import fast_encoder
 from neox_data.tokenizers.ranked_files import RankedFileTokenizer
 
-__all__ = ["Options", "no_text_in", "output_prefix_of", "preprocess"]
+__all__ = ["Options", "longest_document", "no_text_in", "output_prefix_of", "preprocess"]
 
 
 # Number of files to name in an error message about all files.
@@ -35,6 +36,11 @@ _MOST_NAMED = 3
 def output_prefix_of(output_prefix: Path | str, key: str) -> Path:
     """Return the prefix of the dataset with the texts of a key."""
     return Path(f"{output_prefix}_{key}_document")
+
+
+def longest_document(prefix: Path) -> int:
+    """Return the number of tokens of the longest document of a dataset that was written."""
+    return int(read_index(prefix).sizes.max())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +227,7 @@ def _summary(
         long_ones=options.long_ones,
         encoder=encoder,
         labels=None if options.loss_mask is None else _masked(outputs[1], options),
+        longest=0 if options.loss_mask is None else longest_document(prefixes[0]),
         seconds=counts.seconds,
     )
 

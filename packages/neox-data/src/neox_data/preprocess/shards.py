@@ -29,7 +29,7 @@ from neox_data.preprocess.output import files_without_text
 from neox_data.preprocess.part_hashes import PartHashes, hashed_parts
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import Counts, Reporter
-from neox_data.preprocess.run import Options, no_text_in, output_prefix_of, preprocess
+from neox_data.preprocess.run import Options, longest_document, no_text_in, output_prefix_of, preprocess
 from neox_data.preprocess.summary import Summary
 from neox_data.sources import merge_offsets
 from neox_data.tokenizers.base import Tokenizer
@@ -108,8 +108,9 @@ def preprocess_resumably(
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
+    prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
     return Summary(
-        prefixes=tuple(output_prefix_of(output_prefix, key) for key in options.keys),
+        prefixes=prefixes,
         documents=counts[0]["documents"] + counts[0]["empty"],
         tokens=sum(count["tokens"] for count in counts),
         num_bytes=counts[0]["bytes"],
@@ -125,6 +126,7 @@ def preprocess_resumably(
         long_ones=options.long_ones,
         encoder=counts[0]["encoder"],
         labels=None if options.loss_mask is None else counts[1],
+        longest=0 if options.loss_mask is None else longest_document(prefixes[0]),
         seconds=max(work.seconds, 1e-9),
         resumed_shards=work.resumed,
     )

@@ -37,6 +37,7 @@ class Summary:
         resumed_shards: shards finished by an earlier run.
         labels: with a loss mask, the number of labels that the loss leaves out (`masked`), and of documents
             that have no others (`wholly_masked`).
+        longest: with a loss mask, tokens of the longest document.
     """
 
     prefixes: tuple[Path, ...]
@@ -56,6 +57,7 @@ class Summary:
     seconds: float
     resumed_shards: int = 0
     labels: Mapping[str, int] | None = None
+    longest: int = 0
 
     def lines(self) -> Iterable[str]:
         """Yield the lines of the summary."""
@@ -71,7 +73,8 @@ class Summary:
         if self.labels is not None:
             yield (
                 f"{tokens - self.labels['masked']:,} of {tokens:,} tokens count in the loss; "
-                f"{counted(self.labels['wholly_masked'], 'document has', 'documents have')} none that does"
+                f"{counted(self.labels['wholly_masked'], 'document has', 'documents have')} none that does; "
+                f"the longest document has {self.longest:,} tokens"
             )
         if self.resumed_shards:
             yield f"{counted(self.resumed_shards, 'shard was', 'shards were')} finished by an earlier run"

@@ -30,13 +30,15 @@ class Eligible:
         is_used: bool [documents], True for documents that samples contain.
         masked: number of documents left out because none of their labels counts; the first is not looked
             at, because nothing in the document predicts it.
+        late: number of documents left out because their labels count only after the tokens of a sample.
         empty: number of documents left out because they have no tokens.
-        too_long: number of documents that are longer than a sample.
-        tokens_cut: tokens of these that no sample contains.
+        too_long: number of other documents that are longer than a sample.
+        tokens_cut: tokens of longer documents that no sample contains.
     """
 
     is_used: np.ndarray
     masked: int
+    late: int
     empty: int
     too_long: int
     tokens_cut: int
@@ -48,7 +50,7 @@ def find_eligible(
     *,
     room: int,
     allow_chopped: bool,
-    is_masked: Callable[[int], bool] | None,
+    is_masked: Callable[[int, int | None], bool] | None,
 ) -> Eligible:
     """Find the documents that samples may contain.
 
@@ -57,20 +59,31 @@ def find_eligible(
         sizes: number of tokens of every sequence of the dataset.
         room: tokens of a sample.
         allow_chopped: use the first `room` tokens of longer documents; False: leave these out.
-        is_masked: returns True if no label of a sequence counts; None: there are no labels.
+        is_masked: returns True if no label of a sequence counts, given the number of tokens to look at
+            (None: all); None: there are no labels.
     """
     lengths = sizes[documents].astype(np.int64)
     is_long = lengths > room
     is_used = (lengths > 0) & (allow_chopped | ~is_long)
-    masked = 0
+    masked = np.zeros(len(lengths), bool)
+    late = np.zeros(len(lengths), bool)
     if is_masked is not None:
         for place in np.flatnonzero(is_used).tolist():
-            if is_masked(documents.item(place)):
+            number = documents.item(place)
+            if is_masked(number, room):
                 is_used[place] = False
-                masked += 1
+                late[place] = is_long[place] and not is_masked(number, None)
+                masked[place] = not late[place]
     kept = np.where(is_used, np.minimum(lengths, room), 0)
-    cut = int((lengths - kept)[is_long & (is_used | (not allow_chopped))].sum())
-    return Eligible(is_used, masked, int((lengths == 0).sum()), int(is_long.sum()), cut)
+    cut = (lengths - kept)[is_long & ~masked].sum()
+    return Eligible(
+        is_used,
+        masked=int(masked.sum()),
+        late=int(late.sum()),
+        empty=int((lengths == 0).sum()),
+        too_long=int((is_long & ~masked & ~late).sum()),
+        tokens_cut=int(cut),
+    )
 
 
 def _until_overflow(
@@ -208,12 +221,7 @@ def build_whole_index(
         DataError: no document may be used.
     """
     if not eligible.is_used.any():
-        raise DataError(
-            f"no document can be used: of {len(documents):,}, {eligible.empty:,} are empty, "
-            f"{eligible.masked:,} have no label that counts, and {eligible.too_long:,} are longer than "
-            f"{seq_length + 1:,} tokens; increase seq_length, set allow_chopped: true, or create the data "
-            "again with labels"
-        )
+        raise DataError(_why_none(len(documents), eligible, seq_length + 1))
     room = seq_length + 1
     return PACKERS[pack_impl](
         np.asarray(documents, np.int32),
@@ -222,6 +230,31 @@ def build_whole_index(
         room=room,
         num_samples=num_samples,
         random=np.random.RandomState(seed),
+    )
+
+
+def _why_none(count: int, eligible: Eligible, room: int) -> str:
+    """Return why no document can be used, and what to do about each reason."""
+    longer = "increase seq-length"
+    rows = [
+        (eligible.empty, "{} are empty", ""),
+        (eligible.masked, "{} have no label that counts", "create the data again with labels"),
+        (
+            eligible.late,
+            f"the labels of {{}} begin after their first {room:,} tokens",
+            f"{longer} or shorten the documents",
+        ),
+        (
+            eligible.too_long,
+            f"{{}} are longer than {room:,} tokens",
+            f"{longer} or set allow-chopped: true",
+        ),
+    ]
+    found = [(what.format(f"{number:,}"), remedy) for number, what, remedy in rows if number]
+    remedies = [remedy for _, remedy in found if remedy] or ["use other data"]
+    return (
+        f"no document can be used: of {count:,}, {', '.join(what for what, _ in found)}; "
+        f"{'; '.join(remedies)}"
     )
 
 

@@ -246,6 +246,8 @@ def load_tokenizer_json(path: Path) -> LibraryTokenizer:
     """
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
+        if (path / "tokenizer.json").is_file():
+            raise TokenizerError(f"vocab_file {path} is a folder; pass {path / 'tokenizer.json'}")
         raise TokenizerError(f"vocab_file {path} {what}; set it to the path of a tokenizer.json")
     try:
         return LibraryTokenizer.from_file(str(path))
