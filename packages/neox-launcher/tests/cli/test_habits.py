@@ -22,7 +22,15 @@ def requests(monkeypatch, tmp_path):
         cli, "_launch", lambda request, dry_run, wanted=None: found.append((request, dry_run))
     )
     monkeypatch.chdir(tmp_path)
-    for name in ("small.yml", "a.yml", "configs/big.yml", "script.sh", "train.yml"):
+    for name in (
+        "small.yml",
+        "a.yml",
+        "configs/big.yml",
+        "configs/c.yml",
+        "imported/model.yml",
+        "script.sh",
+        "train.yml",
+    ):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
     return found
@@ -176,6 +184,7 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("-d config a", "folder config does not exist; did you mean configs?"),
         ("config/a", "folder config does not exist; did you mean configs?"),
         ("-d other a", "folder other does not exist; check the path."),
+        ("imported", "imported is a directory; did you mean imported/model.yml?"),
         ("configs", "configs is a directory; give the configuration files in it: neox-launch -d configs"),
         ("genrate a.yml", "did you mean generate?"),
         ("a.yml -- --dry-run", "No such command or file: --dry-run"),
@@ -184,6 +193,7 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("--conf_dir configs big", "use -d DIR"),
         ("--train_iters 5 a.yml", "parameters are set with --set: --set train-iters=VALUE"),
         ("generate --num-samples=3 a.yml", "parameters are set with --set: --set num-samples=VALUE"),
+        ("generate --max_new_tokens 5 a.yml", "parameters are set with --set: --set maximum-tokens=VALUE"),
         ("--hostfil hosts a.yml", "Did you mean '--hostfile'?"),
     ],
 )

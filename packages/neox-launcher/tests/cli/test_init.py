@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -82,6 +83,21 @@ def test_a_wrong_request_is_refused_before_anything_is_read(
     assert found.exit_code == 2
     assert message in found.output
     assert not any("neox_data" in command for command in prepare.calls)
+
+
+def test_a_folder_with_a_model_is_answered_with_how_to_train_it(prepare, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, file in (("qwen", "config.json"), ("imported", "model.yml"), ("empty", "x")):
+        Path(name).mkdir()
+        Path(name, file).touch()
+    for name, advice in (
+        ("qwen", "import it with: neox-convert from-hf qwen --output imported"),
+        ("imported", "train it further with: neox-launch --config imported/model.yml"),
+        ("empty", "give the name of a model of the catalogue"),
+    ):
+        found = run("init", "--data", "x", "--model", name)
+        assert found.exit_code == 2
+        assert f"--model {name} is a folder, and init trains from new weights; {advice}" in found.output
 
 
 def test_ctrl_c_ends_with_130_and_says_how_to_continue(monkeypatch, tmp_path):

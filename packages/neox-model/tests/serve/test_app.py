@@ -39,6 +39,7 @@ async def request(
     leaves: bool,
     host: bytes = b"127.0.0.1",
     parts: int = 1,
+    path: str = "/v1/completions",
 ) -> tuple[int, bytes]:
     """Return the status and the body of the response; a client that leaves closes its connection at once.
 
@@ -50,8 +51,8 @@ async def request(
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
         "method": "POST",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
+        "path": path,
+        "raw_path": path.encode(),
         "root_path": "",
         "scheme": "http",
         "query_string": b"",
@@ -248,3 +249,13 @@ def test_a_key_that_no_client_can_send_is_refused_wherever_it_comes_from(key, tm
         _key(str(tmp_path / "key"))
     monkeypatch.setenv("NEOX_API_KEY", "")
     assert _key(None) is None
+
+
+def test_an_unknown_path_is_answered_with_those_of_the_api():
+    status, content = asyncio.run(
+        request(served(LETTERS), Calls(slots=1, max_waiting=1), {}, leaves=False, path="/v1/chat")
+    )
+    assert status == 404
+    assert json.loads(content)["error"]["message"] == (
+        "there is no /v1/chat; the paths are /health, /v1/models, /v1/completions, /v1/chat/completions"
+    )

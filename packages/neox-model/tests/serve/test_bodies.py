@@ -8,6 +8,9 @@ import pytest
 from neox_model.serve.bodies import ChatBody, CompletionBody, parsed
 from neox_model.serve.errors import ApiError
 
+USER = {"role": "user", "content": "a"}
+MESSAGES = "messages: must be a list of objects with role and content"
+
 
 def refused(kind: type, body: Any) -> ApiError:
     with pytest.raises(ApiError) as found:
@@ -72,8 +75,20 @@ def test_stop_strings_have_a_largest_length():
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages.0.content: must be a text, or a list of parts of the type text",
         ),
-        (ChatBody, {"messages": [{"role": "user"}]}, "messages: Field required"),
-        (ChatBody, {"messages": [{"role": "user", "content": ""}], "prompt": ""}, "prompt: Extra inputs"),
+        *((ChatBody, {"messages": each}, MESSAGES) for each in ([{"role": "user"}], "Hi", ["Hi"], {})),
+        (ChatBody, {}, MESSAGES),
+        (
+            ChatBody,
+            {"messages": [USER], "max_new_tokens": 5},
+            "max_new_tokens is not a field of this request; use max_tokens",
+        ),
+        (CompletionBody, {"temprature": 1}, "temprature is not a field of this request; use temperature"),
+        (CompletionBody, {"qqqq": 1}, "qqqq is not a field of this request; remove it"),
+        (
+            ChatBody,
+            {"messages": [{"role": "user", "content": ""}], "prompt": ""},
+            "prompt is not a field of this request; use messages, or /v1/completions",
+        ),
     ],
 )
 def test_the_forms_of_a_field_are_stated(kind, body, message):

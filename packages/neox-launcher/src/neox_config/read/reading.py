@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from neox_config.files import names_in, nearest_folder, why_not_readable
+from neox_config.files import configuration_in, names_in, nearest_folder, why_not_readable
 from neox_config.problems import COMMAND_LINE, Place, Problem, in_words
 from neox_config.read.syntax import TOO_DEEP, explain_syntax, lines_of
 from neox_config.schema.scalars import number_from
@@ -182,9 +182,9 @@ def _find_file(path: Path, directory: Path | None) -> Path | Problem:
             return candidate
     place = Place(str(base))
     if os.path.isdir(base):
-        return Problem(
-            "", "is a directory, not a file", "give a YAML file in it, or pass it with -d", place=place
-        )
+        meant = configuration_in(base)
+        remedy = f"did you mean {meant}?" if meant else "give a YAML file in it, or pass it with -d"
+        return Problem("", "is a directory, not a file", remedy, place=place)
     reason = why_not_readable(base)
     if reason != "does not exist":
         return Problem("", str(reason), "give a YAML file that you can read", place=place)
@@ -224,9 +224,21 @@ def add_text(given: Text, reading: Reading) -> None:
 
 def _add(text: str, place: Place, reading: Reading, *, has_lines: bool = True) -> None:
     reader = _Reader(place, has_lines=has_lines)
-    reading.leaves.extend(reader.leaves_of(text, ()))
+    leaves = reader.leaves_of(text, ())
+    if _is_of_transformers({leaf.path[0] for leaf in leaves}):
+        what = "is a config.json of transformers, not a configuration of a training"
+        folder = os.path.dirname(place.file) or "."
+        remedy = f"run neox-convert from-hf {folder} --output NEW, and give NEW/model.yml"
+        reading.problems.append(Problem("", what, remedy, place=place))
+        reading.is_complete = False
+        return
+    reading.leaves.extend(leaves)
     reading.problems.extend(reader.problems)
     reading.is_complete &= reader.is_complete
+
+
+def _is_of_transformers(names: set[str]) -> bool:
+    return "transformers_version" in names or {"model_type", "architectures"} <= names
 
 
 def compose(text: str) -> yaml.Node | None:

@@ -12,8 +12,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from neox_config.command_line import PATH, Command, Group, option
-from neox_config.files import nearest_folder
+from neox_config.files import configuration_in, nearest_folder
 from neox_config.problems import did_you_mean
+from neox_config.read.aliases import FOREIGN_NAMES
 from neox_config.schema.config import parameter_named
 
 __all__ = ["DRY_RUN", "LaunchCommand", "LaunchGroup", "literal_text", "parameter_options", "take_overrides"]
@@ -250,6 +251,9 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
         near = nearest_folder(folder)
         return f"folder {folder} does not exist; {f'did you mean {near}?' if near else 'check the path.'}"
     if os.path.isdir(word):
+        meant = configuration_in(word)
+        if meant is not None:
+            return f"{word} is a directory; did you mean {meant}?"
         return f"{word} is a directory; give the configuration files in it: neox-launch -d {word} FILE ..."
     if os.path.isfile(word):
         return (
@@ -297,6 +301,7 @@ def _script(word: str) -> str:
 
 def _advice_on_option(option: str) -> str | None:
     name = option.lstrip("-").replace("-", "_")
+    name = FOREIGN_NAMES.get(name, name)
     if name in _ADVICE_ON_OPTIONS:
         return _ADVICE_ON_OPTIONS[name]
     try:

@@ -15,6 +15,7 @@ from neox_config.command_line import INTERRUPTED, Command, option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.facts.corpora import ENDINGS
+from neox_config.files import configuration_in
 from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import parse_bytes
@@ -210,8 +211,24 @@ def _new_configuration(folder: Path) -> Path:
 
 def _candidates(size: str, model: str | None) -> list[Candidate]:
     if model is not None:
+        _refuse_weights(model)
         return [of_catalogue(model)]
     return [of_size(name) for name in (SIZES if size == _AUTO else (size,))]
+
+
+def _refuse_weights(model: str) -> None:
+    """Refuse a folder with a model: the models of the catalogue are trained from new weights."""
+    if not os.path.isdir(model):
+        return
+    folder = shlex.quote(model)
+    meant = configuration_in(model)
+    if os.path.isfile(os.path.join(model, "config.json")):
+        what = f"import it with: neox-convert from-hf {folder} --output imported"
+    elif meant is not None:
+        what = f"train it further with: neox-launch --config {shlex.quote(str(meant))}"
+    else:
+        what = "give the name of a model of the catalogue (neox-config models)"
+    raise click.UsageError(f"--model {model} is a folder, and init trains from new weights; {what}")
 
 
 def _check(text: str, path: Path, devices: Devices) -> None:

@@ -1,5 +1,7 @@
 """Reading of configuration files."""
 
+import json
+
 import pytest
 import yaml
 
@@ -201,6 +203,29 @@ def test_only_a_neighbour_that_may_be_a_configuration_is_named(tmp_path, name, n
 def test_folder_in_place_of_a_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is a directory, not a file"):
         load_config([tmp_path])
+
+
+def test_a_folder_with_a_configuration_is_answered_with_its_path(tmp_path):
+    (tmp_path / "one.yml").touch()
+    with pytest.raises(ConfigError, match=f"did you mean {tmp_path}/one.yml?"):
+        load_config([tmp_path])
+    (tmp_path / "two.yml").touch()
+    with pytest.raises(ConfigError, match="give a YAML file in it"):
+        load_config([tmp_path])
+    (tmp_path / "model.yml").touch()
+    with pytest.raises(ConfigError, match=f"did you mean {tmp_path}/model.yml?"):
+        load_config([tmp_path])
+
+
+def test_a_configuration_of_transformers_is_one_problem_with_the_command_that_imports_it(tmp_path):
+    path = tmp_path / "config.json"
+    for values in ({"transformers_version": "5.0"}, {"model_type": "llama", "architectures": ["X"]}):
+        path.write_text(json.dumps({"hidden_size": 8, "bos_token_id": 0, **values}))
+        with pytest.raises(ConfigError) as found:
+            load_config([path])
+        (problem,) = found.value.problems
+        assert problem.what.startswith("is a config.json of transformers")
+        assert problem.remedy == f"run neox-convert from-hf {tmp_path} --output NEW, and give NEW/model.yml"
 
 
 def test_a_prompt_may_have_several_lines(minimal):

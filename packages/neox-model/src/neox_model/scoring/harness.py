@@ -51,6 +51,10 @@ _RESAMPLES = 1000
 _NO_EFFECT: Mapping[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True, "min_p": 0.0}
 
 
+_LIBRARIES_WITH_HANDLERS = ("datasets", "huggingface_hub")
+
+logger = logging.getLogger(__name__)
+
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
@@ -240,7 +244,11 @@ class Tasks:
         limit: int | None,
         shows_progress: bool = True,
     ) -> None:
+        logger.info("loading the tasks of lm_eval: %s", ", ".join(names))
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        for name in _LIBRARIES_WITH_HANDLERS:
+            # Their records reach our handler, too.
+            logging.getLogger(name).handlers.clear()
         self._shows_progress = shows_progress
         manager = _manager_of(names, include_path)
         names = _named(names, manager, include_path)
@@ -415,11 +423,31 @@ def _failed(names: Sequence[str], error: Exception) -> Sequence[str]:
 
 
 def _reason(names: Sequence[str], action: str, error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"eval-tasks: {', '.join(_failed(names, error))} cannot be {action}"
+    if action == "loaded" and any(isinstance(cause, ConnectionError) for cause in _causes(error)):
+        return (
+            f"{what}: their data cannot be downloaded ({type(error).__name__}); load them once where there is "
+            "a network, copy the folder that HF_HOME names to this host, and set HF_DATASETS_OFFLINE=1 and "
+            "HF_HUB_OFFLINE=1"
+        )
     return (
-        f"eval-tasks: {', '.join(_failed(names, error))} cannot be {action}: {type(error).__name__}: {error} "
-        f"({frame.filename}:{frame.lineno}); correct the task, or make its data available on this host"
+        f"{what}: {type(error).__name__}: {error}{_place(error)}; correct the task, or make its data "
+        "available on this host"
     )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that led to it."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _place(error: Exception) -> str:
+    """Return where a task's own function failed; nothing for the lines of libraries."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return "" if "site-packages" in frame.filename else f" ({frame.filename}:{frame.lineno})"
 
 
 def _refusal(metrics: Sequence[str]) -> str:

@@ -219,7 +219,11 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    messages = {404: f"there is no {request.url.path}", 405: f"{request.method} is not allowed here"}
+    paths = [route.path for route in request.app.routes if "{" not in route.path and route.path not in _PAGE]
+    messages = {
+        404: f"there is no {request.url.path}; the paths are {', '.join(paths)}",
+        405: f"{request.method} is not allowed here",
+    }
     refusal = ApiError(error.status_code, messages.get(error.status_code, error.detail))
     return JSONResponse(refusal.body(), error.status_code, error.headers)
 

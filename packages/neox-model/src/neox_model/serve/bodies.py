@@ -1,5 +1,6 @@
 """The bodies of requests: fields of OpenAI's API, and what this server cannot do, refused by name."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -51,6 +52,17 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     # These say who asks and why, and do not change the answer.
     "store": (None, False),
+}
+
+
+# Fields of other servers -> ours.
+_FIELDS_OF_OTHERS = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "num_return_sequences": "n",
+    "stop_sequences": "stop",
+    "inputs": "prompt of /v1/completions",
+    "prompt": "messages, or /v1/completions",
 }
 
 
@@ -204,8 +216,20 @@ def parsed(kind: type[Body], content: bytes) -> Body:
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in found["loc"][:1])
+        if found["type"] == "extra_forbidden" and len(found["loc"]) == 1:
+            raise ApiError(400, _unknown(place, kind), param=place) from error
+        if place == "messages" and found["type"] in ("list_type", "model_type", "missing"):
+            what = f"{place}: must be a list of objects with role and content"
+            raise ApiError(400, what, param=place) from error
         what = _of_several_forms(found["loc"]) or (f"{place}: {found['msg']}" if place else found["msg"])
         raise ApiError(400, f"{what}; correct the request", param=place or None) from error
+
+
+def _unknown(name: str, kind: type[SharedBody]) -> str:
+    """Return the message about a field that a body does not have."""
+    near = [_FIELDS_OF_OTHERS[name]] if name in _FIELDS_OF_OTHERS else []
+    near = near or difflib.get_close_matches(name, kind.model_fields, n=1)
+    return f"{name} is not a field of this request; {f'use {near[0]}' if near else 'remove it'}"
 
 
 def _of_several_forms(place: tuple[int | str, ...]) -> str:
