@@ -70,9 +70,27 @@ pip_install() {
     "$folder/bin/python" -m pip install --no-input --no-compile --progress-bar off -c constraints.txt "$@"
 }
 
-# Print what is installed next, and the seconds since the start; the terminal is file descriptor 3.
+# Run a command as a stage: print its name, every 30 seconds what it does, and its duration at the end. The terminal is
+# file descriptor 3.
 stage() {
-    printf '  %4d s  %s\n' "$SECONDS" "$1" >&3
+    local name=$1 began=$SECONDS
+    shift
+    echo "  $name ..." >&3
+    # sleep holds neither the terminal nor the locks when the installation has ended.
+    while sleep "${STAGE_INTERVAL:-30}" >/dev/null 2>&1 3>&- 8>&- 9>&- && kill -0 $$ 2>/dev/null; do
+        echo "    after $((SECONDS - began)) s: $(tail -n 1 "$log" | cut -c 1-90)" >&3
+    done &
+    ticker=$!
+    trap 'kill $ticker 2>/dev/null' EXIT
+    "$@"
+    kill $ticker
+    echo "  $name: took $((SECONDS - began)) s" >&3
+}
+
+# Import what the commands use, which compiles it and shows that it can be imported. Compiling all that is installed would
+# take seven times as long, mostly for modules that are never imported.
+import_once() {
+    env -u PYTHONDONTWRITEBYTECODE "$folder/bin/python" -c "import $1"
 }
 
 # Remove the records of packages whose installation was interrupted, so that pip installs them again.
@@ -92,32 +110,29 @@ install() {
     rm -f "$folder/installed"
     forget_incomplete
     if [ "$name" = full ]; then
-        stage "torch and what compiles our extensions"
         # torch first: DeepSpeed's setup imports it. DeepSpeed's operators are not compiled: training uses torch's.
-        pip_install torch setuptools pybind11 ninja py-cpuinfo
-        stage "DeepSpeed"
-        DS_BUILD_OPS=0 pip_install --no-build-isolation deepspeed
-        stage "our four packages with their extensions, transformers and the tools for tests"
+        stage "torch and what compiles our extensions" pip_install torch setuptools pybind11 ninja py-cpuinfo
+        DS_BUILD_OPS=0 stage "DeepSpeed" pip_install --no-build-isolation deepspeed
         # All four in one command, so that pip uses these folders and does not search an index for their names.
-        pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch]' \
+        stage "our four packages with their extensions, transformers and the tools for tests" \
+            pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch]' \
             -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot,onnx,peft,eval,serve,packed]' \
             pytest hypothesis coverage mypy ruff safetensors transformers accelerate openai rank-bm25 tenacity types-PyYAML
         # Used only to compare data files and sample orders, so its dependencies are not installed.
-        pip_install --no-deps megatron-core
+        stage "megatron-core, for tests" pip_install --no-deps megatron-core
+        stage "first import" import_once "deepspeed, pytest, neox_data.preprocess.cli, neox_launcher.cli.launch,\
+            neox_model.convert.to_hf, neox_model.scoring.harness, neox_model.serve.run, neox_model.train.run"
     elif [ "$name" = docs ]; then
-        pip_install mkdocs mkdocs-material mkdocstrings mkdocstrings-python pymdown-extensions
+        stage "the builder of the site" pip_install mkdocs mkdocs-material mkdocstrings mkdocstrings-python pymdown-extensions
     elif [ "$name" = gate ]; then
-        pip_install torch numpy setuptools click filelock pydantic pyyaml rich
+        stage "torch" pip_install torch numpy setuptools click filelock pydantic pyyaml rich
         # Triton compiles for GPUs that are not present. torch's builds for CPUs do not depend on it.
         pip_install --no-deps triton
-        pip_install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl
+        stage "the compilers of CUDA" pip_install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl
         pip_install --no-deps --no-build-isolation -e packages/neox-launcher -e packages/neox-kernels -e packages/neox-model
     else
-        pip_install -e "packages/neox-$name" pytest hypothesis
+        stage "neox-$name and the tools for tests" pip_install -e "packages/neox-$name" pytest hypothesis
     fi
-    stage "bytecode"
-    # pip would use one core and include files that are never imported. Template files fail to compile.
-    "$folder/bin/python" -m compileall -q -j 0 -x '/(transformers/models|tests)/' "$folder"/lib/python*/site-packages >/dev/null || true
     printf '%s\n' "$PWD" "$digest" >"$folder/installed.new"
     mv "$folder/installed.new" "$folder/installed"
     rm "$folder/begun"
