@@ -109,6 +109,19 @@ def write_model_and_pairs(folder: Path) -> None:
     write_chats(folder / "valid-chats.jsonl", 40)
 
 
+def write_model_and_texts(folder: Path) -> None:
+    write_model_and_pairs(folder)
+    pairs = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    texts = (json.dumps({"text": pair["prompt"] + pair["response"]}) + "\n" for pair in pairs)
+    (folder / "texts.jsonl").write_text("".join(texts))
+
+
+def the_exported_model_learned(folder: Path, outputs: Mapping[str, str]) -> None:
+    weights = [folder / name / "model.safetensors" for name in ("pythia-160m", "exported")]
+    assert weights[0].read_bytes() != weights[1].read_bytes()
+    assert json.loads((folder / "exported" / "verification.json").read_text())["verdict"] == "equal"
+
+
 def adapters_are_exact_and_chats_answered(folder: Path, outputs: Mapping[str, str]) -> None:
     [chats] = [text for command, text in outputs.items() if "--input chats.jsonl" in command]
     counted = re.search(r"^([\d,]+) of [\d,]+ tokens count in the loss; 0 documents", chats, re.MULTILINE)
@@ -136,6 +149,12 @@ STAGES = {
             "train-iters: 300": "train-iters: 6",
             "eval-iters: 10": "eval-iters: 1",
         },
+    ),
+    "docs/huggingface.md": Stage(
+        requires=("transformers",),
+        prepare=write_model_and_texts,
+        smaller={"--set eval-iters=10": "--set eval-iters=1"},
+        then=the_exported_model_learned,
     ),
     "docs/finetuning.md": Stage(
         requires=("transformers", "peft", "starlette"),

@@ -25,6 +25,7 @@ RUN = (
     "docs/add-an-architecture.md",
     "docs/finetuning.md",
     "docs/from-gpt-neox.md",
+    "docs/huggingface.md",
     "docs/llama-style.md",
     "docs/performance.md",
     "docs/tutorial.md",

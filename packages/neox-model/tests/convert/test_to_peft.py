@@ -51,6 +51,9 @@ def test_peft_computes_what_the_merged_model_computes(tmp_path, family):
     assert max(result["largest_differences"].values()) < 1e-5
     assert {"real text", "left-padded batch", "cached"} <= result["largest_differences"].keys()
     assert result == json.loads((tmp_path / "peft" / "verification.json").read_text())
+    # As the Trainer of transformers writes them with adapters.
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "peft" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
     table = TABLES[family]
     adapted = load_adapted_model(tmp_path / "theirs", table, tmp_path / "peft").double()
     plain = load_model(tmp_path / "theirs", table).double()

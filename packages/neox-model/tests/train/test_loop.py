@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import re
+import time
 import signal
 from contextlib import nullcontext
 from functools import partial
@@ -590,7 +591,7 @@ class Memory:
         pass
 
 
-def make_log_hook(writers, *, interval=2, phases=None):
+def make_log_hook(writers, *, interval=2, phases=None, clock=time.monotonic):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     curve = WarmupThenDecay(style="linear", peak=1.0, floor=0.0, warmup=0.0, decay_iterations=10)
     schedule = LearningRateSchedule(optimizer, curve)
@@ -610,6 +611,7 @@ def make_log_hook(writers, *, interval=2, phases=None):
         timers=Timers(),
         interval=interval,
         phases=phases,
+        clock=clock,
     )
     return Engine(), log
 
@@ -639,10 +641,35 @@ def test_the_first_iteration_is_logged_if_its_metrics_come_later(caplog):
     caplog.set_level("INFO")
     run(*make_log_hook([Memory()], interval=10), last=25, iteration=12)
     (line,) = caplog.messages
-    assert re.fullmatch(r"iteration 13 finished in 0\.\d s; the next line follows iteration 20", line)
+    assert re.fullmatch(
+        r"iteration 13 finished in 0\.\d s; the next line, with the mean of the losses since the last line, "
+        r"follows iteration 20",
+        line,
+    )
     caplog.clear()
     run(*make_log_hook([Memory()], interval=10), last=12, iteration=9)
     assert caplog.messages == []
+
+
+def test_a_long_interval_is_not_silent(caplog):
+    caplog.set_level("INFO")
+    # Ten seconds pass in each iteration.
+    clock = iter(range(0, 10_000, 10))
+    now = [0.0]
+    engine, log = make_log_hook([Memory()], interval=12, clock=lambda: now[0])
+
+    class Watch(Hook):
+        def on_step(self, state, report):
+            now[0] = float(next(clock))
+
+    run(engine, Watch(), log, last=15)
+    lines = [line for line in caplog.messages if line.startswith("iteration ") and "finished" not in line]
+    follows = "the next line of metrics follows iteration"
+    assert lines == [
+        f"iteration 4/15; {follows} 12",
+        f"iteration 7/15; {follows} 12",
+        f"iteration 10/15; {follows} 12",
+    ]
 
 
 def test_phases_before_a_pause_do_not_count_in_the_interval_after_it():

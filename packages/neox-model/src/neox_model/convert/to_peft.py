@@ -13,7 +13,7 @@ from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
 from neox_model.convert.requests import ADAPTERS
-from neox_model.convert.tokenizer_files import write_json
+from neox_model.convert.tokenizer_files import copy_tokenizer, write_json
 from neox_model.convert.weights import write_weights
 
 __all__ = ["to_peft"]
@@ -59,6 +59,7 @@ def to_peft(
     with folder_written_aside(output) as aside:
         write_weights(aside, exported.planned(), exported.values(), single=WEIGHTS)
         write_json(aside / ADAPTERS, exported.settings(model))
+        copy_tokenizer(model, aside)
         result = prove_adapters(exported, sides, aside)
         result |= provenance(folder, aside, packages=("transformers", "peft"))
         write_json(aside / "verification.json", result)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from neox_model.convert.errors import ConversionError
 __all__ = [
     "TOKENIZER",
     "FoundTokenizer",
+    "copy_tokenizer",
     "find_tokenizer",
     "padding_multiple",
     "read_json",
@@ -53,9 +54,7 @@ class FoundTokenizer:
 
     def copy(self, source: Path, target: Path) -> None:
         """Copy the files, and those that transformers reads with them."""
-        for name in (*self.files.values(), *_COMPANIONS):
-            if (source / name).is_file():
-                shutil.copyfile(source / name, target / name)
+        _copy((*self.files.values(), *_COMPANIONS), source, target)
 
     def settings(self, folder: Path) -> dict[str, Any]:
         """Return our parameters, with the files in a folder."""
@@ -97,6 +96,22 @@ def tokenizer_names(folder: Path) -> tuple[str, Mapping[str, str]]:
         f"{folder} contains no tokenizer ({TOKENIZER}, vocab.json with merges.txt, or tokenizer.model), "
         "without which the model cannot be trained or evaluated; copy its files into the folder"
     )
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the files of the tokenizer of transformers in a folder, without its settings of generation.
+
+    Raises:
+        ConversionError: there is no tokenizer.
+    """
+    _, files = tokenizer_names(source)
+    _copy([name for name in (*files.values(), *_COMPANIONS) if name != _GENERATION], source, target)
+
+
+def _copy(names: Iterable[str], source: Path, target: Path) -> None:
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
 
 
 def rows_to_keep(tokenizer: Tokenizer, rows: int, *, trim_vocab: bool) -> int:

@@ -24,10 +24,13 @@ logger = logging.getLogger(__name__)
 _SKIPPED, _SPIKE = "optimizer/skipped_iterations", "loss/spike"
 # Infinite while too few losses are known.
 _LIMIT = "loss/spike_limit"
+_SILENCE_SECONDS = 30.0
 
 
 class LogHook(Hook):
     """Collects the report of each iteration and writes them, one line per iteration, once per interval.
+
+    During a longer interval the number of the iteration is logged every 30 seconds, so that no log is silent.
 
     The reports' numbers are on the device. They are read together and one iteration late, while the device is
     busy with the next iteration. `write_pending` reads immediately; call it before a synchronization.
@@ -73,6 +76,7 @@ class LogHook(Hook):
         self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
         self._first_iteration, self._started = state.iteration + 1, self._clock()
+        self._logged = self._started
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Write the reports of a completed interval, and store this one."""
@@ -91,16 +95,31 @@ class LogHook(Hook):
         }
         if state.iteration % self._interval == 0 or state.finished:
             metrics |= self._speed(state)
+            self._logged = self._clock()
         elif state.iteration == self._first_iteration:
             # The first one may compile for minutes, and a line of metrics follows only after the interval.
             logger.info(
-                "iteration %d finished in %.1f s; the next line follows iteration %d",
+                "iteration %d finished in %.1f s; the next line, with the mean of the losses since the last "
+                "line, follows iteration %d",
                 state.iteration,
                 self._clock() - self._started,
-                min(state.last_iteration, (state.iteration // self._interval + 1) * self._interval),
+                self._next_line(state),
+            )
+            self._logged = self._clock()
+        elif self._clock() - self._logged >= _SILENCE_SECONDS:
+            self._logged = self._clock()
+            logger.info(
+                "iteration %d/%d; the next line of metrics follows iteration %d",
+                state.iteration,
+                state.last_iteration,
+                self._next_line(state),
             )
         self._pending.append((state.iteration, metrics))
         self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
+
+    def _next_line(self, state: TrainState) -> int:
+        """Return the iteration after which metrics are written next."""
+        return min(state.last_iteration, (state.iteration // self._interval + 1) * self._interval)
 
     def on_pause(self, state: TrainState) -> None:
         """Write the reports so far."""
