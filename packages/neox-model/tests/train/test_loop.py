@@ -5,8 +5,8 @@ import logging
 import math
 import os
 import re
-import time
 import signal
+import time
 from contextlib import nullcontext
 from functools import partial
 from unittest.mock import Mock

@@ -66,8 +66,8 @@ def write_settings(
         f"#   neox-launch generate --config {here}",
         f"#   neox-launch --config {here} --set data-path=PREFIX --set save=FOLDER",
         "#",
-        "# To resume such a training, also pass --set load=FOLDER --set finetune=false, and, if train-iters is",
-        "# changed, --set override-lr-scheduler=true.",
+        "# To resume such a training, also pass --set load=FOLDER --set finetune=false; if train-iters",
+        "# is changed, --set override-lr-scheduler=true as well.",
         *(f"# {note}".rstrip() for note in notes),
     ]
     for title, names in groups.items():
