@@ -175,7 +175,7 @@ def test_a_tokenizer_with_more_entries_than_the_model_is_refused(minimal, folder
     assert "has 20 entries, but the model in ck has 16 tokens" in result.stderr
 
 
-def test_the_workers_exit_code_is_returned_and_the_first_error_is_last(minimal, folder, monkeypatch):
+def test_the_workers_exit_code_is_returned_and_the_first_error_is_shown(minimal, folder, monkeypatch):
     failure = Failure(rank=1, host="h", time=0, message="the disk is full", traceback=None, exit_code=7)
     monkeypatch.setattr(
         launch, "supervise", lambda *_, **__: Outcome(exit_code=7, first_failure=failure, num_failures=3)
@@ -183,7 +183,7 @@ def test_the_workers_exit_code_is_returned_and_the_first_error_is_last(minimal, 
     monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: None)
     result = run("--config", minimal, *FILES)
     assert result.exit_code == 7
-    expected = "2 more workers failed after the first\n\nworker 1 on h failed:\nthe disk is full\n"
+    expected = "\nworker 1 on h failed:\nthe disk is full\n\n2 more workers failed after it\n"
     assert result.stderr.endswith(expected)
 
 

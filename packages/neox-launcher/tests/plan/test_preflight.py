@@ -3,13 +3,17 @@
 import json
 import shutil
 import struct
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from neox_config import resolve
+from neox_config.derive.learning_rate import learning_rate_curve
+from neox_config.derive.resume import IN_EFFECT, flat_values, in_effect
 from neox_config.problems import DEFAULTS, Place
-from neox_launcher.plan.preflight import check_files, notes_on_save, preflight
+from neox_launcher.plan.preflight import check_files, check_loaded, notes_on_save, preflight
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.world import World
 
@@ -175,7 +179,9 @@ def test_evaluations_on_tasks_and_texts_need_no_training_data(load, files):
         ("load: old", None),
         ("load: misspelt", f"{SAVED}; to start from new weights, "),
         ("save: runs\nsave-interval: 1\nload: run", f"{SAVED}; "),
-        ("load: old/global_step5", "write load: old, the folder of all checkpoints; "),
+        ("load: old/global_step5", None),
+        ("load: old/global_step5/.", None),
+        ("load: old/global_step6", "write load: old, the folder of all checkpoints; "),
     ],
 )
 def test_load_may_be_empty_only_if_it_is_the_folder_of_save(load, files, folders, remedy):
@@ -483,3 +489,59 @@ def test_an_index_is_written_to_a_new_folder_and_read_from_an_old_one(load, file
     below = load(ICT.replace("path: index", "path: data.bin/index") + "load: runs\n")
     (problem,) = check_files(below, program="index-blocks")
     assert problem.what.startswith("cannot be written: ")
+
+
+@pytest.fixture
+def trained(load, files):
+    """Write the checkpoint `old/global_step5` of the training of SETTINGS, with two devices."""
+    resolved = resolve(load(SETTINGS), devices=2)
+    curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+    contents = {
+        "config": flat_values(resolved.config) | {IN_EFFECT: in_effect(resolved)},
+        "layout": {"data": 2, "model": 1, "pipe": 1},
+        "schedule": {"class": type(curve).__name__, "curve": asdict(curve), "applied_updates": 5},
+        "files": {},
+    }
+    (files / "old/global_step5").mkdir(parents=True)
+    (files / "old/global_step5/manifest.json").write_text(json.dumps({"contents": contents}))
+    return "old"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", []),
+        ("hidden-size: 128", ["a different model: hidden-size: 64 in the checkpoint, 128 in this run; "]),
+        ("hidden-size: 128\nfinetune: true", []),
+        ("num-layers: 6", ['attention-config: [["global", 4]] in the checkpoint, [["global", 6]] in this']),
+        ("lr-decay-iters: 7", ["decay_iterations is 10 in the checkpoint, 7 in this run"]),
+        ("lr-decay-iters: 7\noverride-lr-scheduler: true", []),
+        ("lr-decay-iters: 7\nuse-checkpoint-lr-scheduler: true", []),
+    ],
+)
+@pytest.mark.parametrize("inside", ["", "/global_step5"])
+def test_a_checkpoint_that_does_not_fit_is_found_before_the_start(load, trained, text, found, inside):
+    changes = dict(line.split(": ") for line in text.splitlines())
+    overrides = [f"{name}={value}" for name, value in changes.items()]
+    resolved = resolve(load(f"{SETTINGS}load: {trained}{inside}", *overrides), devices=1)
+    problems = check_loaded(resolved, program="train")
+    assert len(problems) == len(found)
+    for problem, expected in zip(problems, found, strict=True):
+        assert (problem.name, problem.place.line) == ("load", 4)
+        assert problem.what.startswith("global_step5: the checkpoint")
+        assert expected in problem.what
+
+
+def test_only_a_training_needs_the_schedule_of_a_checkpoint(load, trained):
+    resolved = resolve(load(f"{SETTINGS}load: {trained}", "lr-decay-iters=7", "hidden-size=128"), devices=1)
+    assert len(check_loaded(resolved, program="train")) == 2
+    (problem,) = check_loaded(resolved, program="evaluate")
+    assert problem.remedy == "set the checkpoint's values, or set load to another folder"
+    assert check_loaded(resolved, program="doctor") == []
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", '{"contents": {"config": {}, "files": {}, "layout": {}}}'])
+def test_a_damaged_checkpoint_is_left_to_the_workers(load, trained, files, manifest):
+    (files / "old/global_step5/manifest.json").write_text(manifest)
+    resolved = resolve(load(f"{SETTINGS}load: {trained}", "hidden-size=128"), devices=1)
+    assert check_loaded(resolved, program="train") == []

@@ -62,6 +62,12 @@ def test_old_checkpoint_is_used_after_a_kill_between_the_two_renames(tmp_path):
     assert names(tmp_path) == ["global_step10", "global_step5", "latest"]
 
 
+def test_the_folder_of_one_checkpoint_is_that_checkpoint(tmp_path):
+    first, _ = save(tmp_path, 5), save(tmp_path, 9)
+    assert folders.find_latest(first) == first
+    assert folders.find_latest(tmp_path).name == "global_step9"
+
+
 def test_complete_checkpoint_is_used_and_logged_if_latest_is_missing(tmp_path, caplog):
     save(tmp_path, 5)
     (tmp_path / "latest").unlink()

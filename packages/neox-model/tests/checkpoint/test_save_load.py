@@ -487,6 +487,23 @@ def test_older_checkpoints_are_deleted(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step3", "global_step4", "latest"]
 
 
+def load_another_model(directory: str) -> str:
+    """Load the checkpoint of another model."""
+    groups = create_groups(1, 1)
+    Run(groups=groups).save(Path(directory))
+    try:
+        Run(groups=groups, width=5).load(Path(directory))
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_a_failure_on_all_ranks_names_none(tmp_path):
+    first, second = run_ranks(load_another_model, size=2, directory=str(tmp_path))
+    assert first == second
+    assert "global_step0 failed: the checkpoint" in first
+
+
 def fail_on_one_rank(directory: str) -> list[str]:
     """Save, then load, with a failure on rank 1 only."""
     torch.manual_seed(1)

@@ -10,7 +10,13 @@ from pydantic import ValidationError
 from neox_config.derive.resolve import Resolved, resolve
 from neox_config.errors import ConfigError
 from neox_config.facts.attention import BIASED_SCORES
-from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints, iteration_of
+from neox_config.facts.checkpoints import (
+    LATEST,
+    MANIFEST,
+    complete_checkpoints,
+    is_checkpoint,
+    iteration_of,
+)
 from neox_config.schema.config import NeoXConfig, sections
 from neox_config.schema.sections.model import Fusion
 
@@ -20,11 +26,20 @@ MODEL_SECTIONS = ("model", "attention", "tokenizer")
 """Sections of the configuration that determine the logits, and the tokenizer."""
 
 
+_CONTENTS = ("config", "files", "layout", "schedule", "tensors")
+
+
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint that `latest` names, or the last one without that file; None if there is none."""
+    """Return the checkpoint that a run with this `load` reads; None if there is none.
+
+    It is the one that `latest` names, without that file the folder itself if it is a checkpoint, or the last
+    one in it.
+    """
     try:
         named = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
+        if is_checkpoint(folder):
+            return folder
         return next(reversed(complete_checkpoints(folder)), None) if folder.is_dir() else None
     except (OSError, UnicodeDecodeError):
         return None
@@ -36,8 +51,8 @@ def contents_of(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """Return the contents of a checkpoint's manifest; none if it is damaged, which the workers report."""
     try:
         contents = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["contents"]
-        return {name: dict(contents[name]) for name in ("config", "files")}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return {name: dict(contents.get(name, {})) for name in _CONTENTS}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
 

@@ -1,5 +1,6 @@
 """Names in a folder of checkpoints: neox-model writes them, the launcher and neox-model read them."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ __all__ = [
     "TOKEN_EMBEDDING",
     "checkpoint_name",
     "complete_checkpoints",
+    "is_checkpoint",
     "iteration_of",
 ]
 
@@ -35,6 +37,12 @@ def iteration_of(name: str) -> int | None:
     """Return the iteration of the checkpoint with a folder name; None if it is not such a name."""
     found = _NAME.fullmatch(name)
     return None if found is None else int(found[1])
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is one complete checkpoint, under the name that a training gave it."""
+    is_named = iteration_of(os.path.basename(os.path.abspath(folder))) is not None
+    return is_named and (folder / MANIFEST).is_file()
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:

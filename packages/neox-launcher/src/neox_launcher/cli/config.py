@@ -37,7 +37,7 @@ from neox_launcher.cli.options import (
 from neox_launcher.cli.schedule import show_course
 from neox_launcher.plan.epochs import note_on_iterations
 from neox_launcher.plan.planning import refuse_hosts
-from neox_launcher.plan.preflight import check_files, notes_on_data
+from neox_launcher.plan.preflight import check_files, check_loaded, notes_on_data
 from neox_launcher.resources.hosts import missing_hostfile
 
 __all__ = ["main"]
@@ -90,7 +90,7 @@ def check(
     if draft.problems:
         found = _files_given(config) if with_files and draft.is_complete else []
         _fail(config_error(_without_repetitions([*draft.problems, *found]), config.files))
-    problems = _problems_on_devices(config, devices, hostfile)
+    problems = _problems_on_devices(config, devices, hostfile, with_files=with_files)
     notes = [*config.notices, *notes_on_data(config)]
     if with_files:
         problems += [*check_files(config, program="train"), *_other_files(config)]
@@ -103,13 +103,18 @@ def check(
     click.echo(f"{' + '.join(config.files)}: valid, {counted(len(config.sources), 'parameter')} given")
 
 
-def _problems_on_devices(config: NeoXConfig, devices: int | None, hostfile: str | None) -> list[Problem]:
-    """Return the problems of the configuration on its devices and hosts."""
+def _problems_on_devices(
+    config: NeoXConfig, devices: int | None, hostfile: str | None, *, with_files: bool
+) -> list[Problem]:
+    """Return the problems of the configuration on its devices and hosts, and with the checkpoint to load."""
     problems: list[Problem] = []
-    checks = (
-        lambda: _refuse_hosts(config, devices, hostfile),
-        lambda: resolve_for(config, devices=devices, hostfile=hostfile),
-    )
+
+    def resolve_it() -> None:
+        resolved = resolve_for(config, devices=devices, hostfile=hostfile)
+        if with_files:
+            problems.extend(check_loaded(resolved, program="train"))
+
+    checks = (lambda: _refuse_hosts(config, devices, hostfile), resolve_it)
     for run in checks:
         try:
             run()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from neox_config.command_line import PATH, option
+from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.problems import list_problems
 from neox_config.read.reading import normal_name
@@ -561,10 +562,10 @@ def _show_diagnosis(plan: LaunchPlan) -> NoReturn:
 
 
 def _print_first_failure(outcome: Outcome) -> None:
-    """Print the first failure in full and last, so that it stays visible at the bottom of the terminal."""
+    """Print the first failure in full, at the bottom of the terminal, where it stays visible."""
     if outcome.first_failure is None:
         return
+    print_message(f"\n{outcome.first_failure}\n")
     others = outcome.num_failures - 1
     if others:
-        print_message(f"\n{others} more worker{'s' if others > 1 else ''} failed after the first\n")
-    print_message(f"\n{outcome.first_failure}\n")
+        print_message(f"\n{counted(others, 'more worker')} failed after it\n")

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from neox_config import Resolved
 from neox_config.errors import LaunchError
-from neox_config.facts.checkpoints import iteration_of
+from neox_config.facts.checkpoints import is_checkpoint, iteration_of
 from neox_config.facts.spikes import REPEATED_SPIKES, ROLLBACK
 from neox_launcher.controller.display import Display
 from neox_launcher.controller.elastic import can_shrink, describe_change, without_hosts
@@ -190,6 +190,9 @@ def _report_restart(
     plan: LaunchPlan, outcome: Outcome, number: int, wait_seconds: float, change: str
 ) -> None:
     load = plan.resolved.config.checkpoint.load
-    source = f"the latest checkpoint in {load}" if load and plan.program == "train" else "the beginning"
+    source = "the beginning"
+    if load is not None and plan.program == "train":
+        is_one = is_checkpoint(Path(plan.working_directory, load))
+        source = load if is_one else f"the latest checkpoint in {load}"
     restart = f"restart {number} of at most {plan.max_restarts} in {wait_seconds:g} s, from {source}"
     print_message(f"\n{outcome.first_failure}\n\n{restart}\n{change}")

@@ -15,7 +15,7 @@ from neox_config.errors import ConfigError, NeoXError
 from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.estimate.suggest import ATTAINED_TFLOPS
-from neox_config.facts.checkpoints import iteration_of
+from neox_config.facts.checkpoints import is_checkpoint, iteration_of
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
 from neox_config.read.reading import normal_name
@@ -164,8 +164,8 @@ def _starts_from(plan: LaunchPlan) -> str:
         return "new weights"
     if is_url(load):
         source = f"the latest checkpoint in {load}"
-    elif (name := latest_in(Path(plan.working_directory, load))) is not None:
-        source = f"{load}/{name}"
+    elif (found := _checkpoint_to_load(plan, load)) is not None:
+        source = str(found)
     else:
         return f"new weights (no checkpoint here in {load})"
     if section.finetune:
@@ -178,9 +178,16 @@ def _first_iteration(plan: LaunchPlan) -> int:
     section = plan.resolved.config.checkpoint
     if section.load is None or section.finetune or is_url(section.load):
         return 0
-    name = latest_in(Path(plan.working_directory, section.load))
-    found = None if name is None else iteration_of(name)
+    checkpoint = _checkpoint_to_load(plan, section.load)
+    found = None if checkpoint is None else iteration_of(checkpoint.name)
     return min(found or 0, plan.resolved.config.training.iterations)
+
+
+def _checkpoint_to_load(plan: LaunchPlan, load: str) -> Path | None:
+    name = latest_in(Path(plan.working_directory, load))
+    if name is not None:
+        return Path(load, name)
+    return Path(load) if is_checkpoint(Path(plan.working_directory, load)) else None
 
 
 def _saves(config: NeoXConfig) -> str:

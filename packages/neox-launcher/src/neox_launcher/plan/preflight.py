@@ -10,20 +10,20 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-from neox_config import NeoXConfig
+from neox_config import NeoXConfig, Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.generation import generation_mode
 from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder, is_retrieval
 from neox_config.derive.recorded import contents_of, latest_checkpoint
+from neox_config.derive.refusals import refusals_of
 from neox_config.facts.checkpoints import (
-    LATEST,
     MANIFEST,
     TOKEN_EMBEDDING,
     checkpoint_name,
     complete_checkpoints,
-    iteration_of,
+    is_checkpoint,
 )
 from neox_config.facts.corpora import ENDINGS, is_corpus_file
 from neox_config.facts.splits import EVALUATED, empty_parts, parts_with_documents
@@ -47,6 +47,7 @@ from neox_launcher.resources.world import World, missing_devices
 
 __all__ = [
     "check_files",
+    "check_loaded",
     "notes_on_data",
     "notes_on_save",
     "preflight",
@@ -57,12 +58,42 @@ __all__ = [
 Check = Callable[[NeoXConfig], Iterator[Problem]]
 
 _NO_CHECKPOINT = "contains no checkpoint"
+# Programs that load the whole model in `load`.
+_LOADING = ("train", "generate", "serve", "evaluate")
 
 
 def preflight(plan: LaunchPlan) -> list[Problem]:
     """Return what would stop a plan: unsupported settings, missing devices, missing or invalid files."""
-    problems = _preflight(plan.resolved.config, program=plan.program, world=plan.world)
+    config = plan.resolved.config
+    problems = _preflight(config, program=plan.program, world=plan.world)
+    if not any(problem.name == "load" for problem in problems):
+        problems += check_loaded(plan.resolved, program=plan.program)
     return [*problems, *_restarts_from_local_checkpoints(plan)]
+
+
+def check_loaded(resolved: Resolved, *, program: str) -> list[Problem]:
+    """Return why a program cannot load the checkpoint that it would load, as far as its manifest shows.
+
+    A checkpoint that cannot be read here, or is damaged, is left to the workers.
+    """
+    config = resolved.config
+    load = config.checkpoint.load
+    if load is None or is_url(load) or _has_local_checkpoints(config):
+        return []
+    if program not in _LOADING or (program == "train" and config.checkpoint.finetune):
+        return []
+    try:
+        checkpoint = latest_checkpoint(Path(load))
+    except OSError:
+        return []
+    if checkpoint is None:
+        return []
+    refusals = refusals_of(contents_of(checkpoint), resolved, trains=program == "train")
+    place = place_of(config.sources, "load")
+    return [
+        Problem("load", f"{checkpoint.name}: {refusal.what}", refusal.remedy, value=load, place=place)
+        for refusal in refusals
+    ]
 
 
 def _restarts_from_local_checkpoints(plan: LaunchPlan) -> Iterator[Problem]:
@@ -548,7 +579,7 @@ def _checkpoint(config: NeoXConfig) -> Iterator[Problem]:
         )
     elif _has_local_checkpoints(config):
         return
-    elif (reason := _why_no_checkpoint(load)) is not None:
+    elif (reason := _why_not_loadable(load)) is not None:
         yield Problem("load", reason, _load_remedy(load, reason))
 
 
@@ -558,7 +589,7 @@ def _checkpoint_to_resume_from(config: NeoXConfig) -> Iterator[Problem]:
     if section.finetune:
         yield from _checkpoint(config)
         return
-    reason = None if section.load is None else _why_no_checkpoint(section.load)
+    reason = None if section.load is None else _why_not_loadable(section.load)
     if section.load is None or reason is None or _has_local_checkpoints(config):
         return
     if reason != _NO_CHECKPOINT:
@@ -571,6 +602,12 @@ def _checkpoint_to_resume_from(config: NeoXConfig) -> Iterator[Problem]:
 def _has_local_checkpoints(config: NeoXConfig) -> bool:
     """Return whether checkpoints are on the disks of the hosts that train, which may not be this host."""
     return config.checkpoint.checkpoint.use_node_local_storage
+
+
+def _why_not_loadable(load: str) -> str | None:
+    """Return why `load` has no checkpoint, or None if it contains or is a complete one."""
+    is_one = not is_url(load) and is_checkpoint(Path(load))
+    return None if is_one else _why_no_checkpoint(load)
 
 
 def _why_no_checkpoint(folder: str) -> str | None:
@@ -643,7 +680,7 @@ def _masked_model(config: NeoXConfig) -> Iterator[Problem]:
 
 def _continues(config: NeoXConfig) -> bool:
     load = config.checkpoint.load
-    return load is not None and (_has_local_checkpoints(config) or _why_no_checkpoint(load) is None)
+    return load is not None and (_has_local_checkpoints(config) or _why_not_loadable(load) is None)
 
 
 def _start(name: str, folder: str, *, called: str) -> Iterator[Problem]:
@@ -660,7 +697,7 @@ def _start(name: str, folder: str, *, called: str) -> Iterator[Problem]:
 def _base_of_loaded(config: NeoXConfig, base: Path) -> Path | None:
     """Return the checkpoint of the base on which the adapters to load were trained; None without these."""
     load = config.checkpoint.load
-    if load is None or is_url(load) or _has_local_checkpoints(config) or _why_no_checkpoint(load):
+    if load is None or is_url(load) or _has_local_checkpoints(config) or _why_not_loadable(load):
         return None
     latest = latest_checkpoint(Path(load))
     recorded = {} if latest is None else contents_of(latest).get("config", {}).get("base")
@@ -741,14 +778,11 @@ def _rows_of_checkpoint(config: NeoXConfig) -> int | None:
     """Return the rows of the token embedding in the latest checkpoint, or None if it cannot be read."""
     if config.checkpoint.load is None:
         return None
-    folder = Path(config.checkpoint.load)
     try:
-        newest = (folder / LATEST).read_text(encoding="utf-8").strip()
-        if iteration_of(newest) is None:
-            return None
-        manifest = json.loads((folder / newest / MANIFEST).read_text(encoding="utf-8"))
-        return int(manifest["contents"]["tensors"][TOKEN_EMBEDDING]["shape"][0])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        latest = latest_checkpoint(Path(config.checkpoint.load))
+        tensors = {} if latest is None else contents_of(latest).get("tensors", {})
+        return int(tensors[TOKEN_EMBEDDING]["shape"][0])
+    except (OSError, ValueError, LookupError, TypeError):
         # The workers report a damaged checkpoint: they can name an older one to use instead.
         return None
 

@@ -16,6 +16,7 @@ from neox_config.facts.checkpoints import (
     MANIFEST,
     checkpoint_name,
     complete_checkpoints,
+    is_checkpoint,
     iteration_of,
 )
 from neox_config.facts.stores import is_url
@@ -85,6 +86,8 @@ def latest_kept(folder: str | None) -> KeptCheckpoint | None:
     try:
         name = latest.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
+        if is_checkpoint(Path(folder)):
+            return _read(Path(folder).absolute())
         return _read(Path(folder, names[-1]).absolute()) if names else None
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"{latest} cannot be read ({error}); {_remedy(latest, names)}") from error

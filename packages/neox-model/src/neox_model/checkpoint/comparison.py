@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from neox_config import finite_json
+from neox_config.derive.refusals import CURVE_CLASS, Refusal, described_curve, other_model, other_states
 from neox_config.derive.resume import (
     LEARNING_RATE,
     SAMPLES_PER_ITERATION,
@@ -16,24 +17,23 @@ from neox_config.derive.resume import (
 )
 from neox_config.errors import ConfigError
 from neox_config.facts.curves import CURVES
-from neox_config.facts.learning_rate import Curve, WarmupThenDecay
+from neox_config.facts.learning_rate import Curve
 from neox_config.problems import in_words
 from neox_model.checkpoint.contents import Manifest, is_count
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 
 __all__ = [
-    "CURVE_CLASS",
     "SAMPLES_DIGEST",
     "changes_since",
     "check_schedule",
     "counters_of",
     "data_state",
-    "described_curve",
     "log_another_order",
     "log_model_changes",
     "log_other_versions",
     "log_training_changes",
     "log_unknown_changes",
+    "refuse",
     "refuse_model_changes",
     "refuse_state_changes",
     "stored_curve",
@@ -44,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 # Recorded with the parameters: digests of the samples read, by part.
 SAMPLES_DIGEST = "samples_digest"
-# Entry of the schedule besides the curve's values.
-CURVE_CLASS = "class"
 _PARTS = {"train": "training samples", "valid": "validation samples"}
 _NONE = "none"
 # Counts in the training loop's state: those that give the position in the data, and the others.
@@ -77,10 +75,7 @@ def refuse_model_changes(changes: Changes, *, remedy: str) -> None:
     Raises:
         CheckpointError: lists every parameter that changes the model, and the remedy.
     """
-    if changes.model:
-        raise CheckpointError(
-            f"the checkpoint contains a different model: {_listed(changes.model)}; {remedy}"
-        )
+    refuse(other_model(changes, remedy=remedy))
 
 
 def refuse_state_changes(changes: Changes) -> None:
@@ -89,12 +84,17 @@ def refuse_state_changes(changes: Changes) -> None:
     Raises:
         CheckpointError: lists the parameters that make them incompatible, and the remedy.
     """
-    found = [change for change in changes.training if change.changes_states]
-    if found:
-        raise CheckpointError(
-            f"the checkpoint's optimizer states cannot be used: {_listed(found)}; set the checkpoint's "
-            "values, or set no-load-optim: true to start with new optimizer states"
-        )
+    refuse(other_states(changes))
+
+
+def refuse(refusal: Refusal | None) -> None:
+    """Raise a refusal of a checkpoint, if there is one.
+
+    Raises:
+        CheckpointError: what is wrong and the remedy.
+    """
+    if refusal is not None:
+        raise CheckpointError(str(refusal))
 
 
 def log_unknown_changes(changes: Changes) -> None:
@@ -172,12 +172,6 @@ def check_schedule(manifest: Manifest) -> None:
         raise DamagedManifestError("schedule has no curve or no applied_updates")
 
 
-def described_curve(manifest: Manifest) -> dict[str, Any]:
-    """Return class and values of the curve; earlier versions had one class and did not store it."""
-    saved = manifest.schedule
-    return {CURVE_CLASS: saved.get(CURVE_CLASS, WarmupThenDecay.__name__), **saved["curve"]}
-
-
 def stored_curve(manifest: Manifest) -> Curve:
     """Return the learning-rate curve of a checkpoint.
 
@@ -185,7 +179,7 @@ def stored_curve(manifest: Manifest) -> Curve:
         DamagedCheckpointError: it is missing, its class is unknown, or a value is not valid.
     """
     check_schedule(manifest)
-    name = described_curve(manifest)[CURVE_CLASS]
+    name = described_curve(manifest.schedule)[CURVE_CLASS]
     kind = CURVES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise DamagedManifestError(f"schedule / class: {quoted(str(name))!r} is none of {', '.join(CURVES)}")
@@ -247,10 +241,6 @@ def _require(state: Mapping[str, Any], counts: Mapping[str, str]) -> None:
             f"the checkpoint does not record {' or '.join(missing)}; set finetune: true to load only the "
             "weights"
         )
-
-
-def _listed(changes: "tuple[Change, ...] | list[Change]") -> str:
-    return "; ".join(map(str, changes))
 
 
 def _table(changes: "tuple[Change, ...] | list[Change]") -> str:

@@ -13,7 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from neox_config.atomic import atomic_write, flush_folder
-from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints, iteration_of
+from neox_config.facts.checkpoints import (
+    LATEST,
+    MANIFEST,
+    complete_checkpoints,
+    is_checkpoint,
+    iteration_of,
+)
 from neox_model.checkpoint.errors import CheckpointError, quoted
 
 __all__ = [
@@ -45,6 +51,8 @@ logger = logging.getLogger(__name__)
 def find_latest(directory: Path) -> Path | None:
     """Return the folder of the checkpoint that `latest` names, None if there is no checkpoint.
 
+    Without `latest`, it is `directory` itself if that is one checkpoint.
+
     Raises:
         CheckpointError: `latest` cannot be read or names a folder that does not exist, or the folder has only
             checkpoints of GPT-NeoX.
@@ -53,7 +61,7 @@ def find_latest(directory: Path) -> Path | None:
     try:
         name = file.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
-        return _newest_without_latest(directory)
+        return directory if is_checkpoint(directory) else _newest_without_latest(directory)
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot read {file}: {error}{offer_earlier(directory, None)}") from error
     # `.replaced`: the old folder, if the machine stopped while a new one of the same name was replacing it.

@@ -8,13 +8,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from neox_config.derive.refusals import OR_FINETUNE, SAME_MODEL, other_schedule
 from neox_config.derive.resume import Changes
 from neox_config.facts.learning_rate import Curve
 from neox_model.checkpoint import directory as folders
@@ -22,23 +23,22 @@ from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.base import check_base
 from neox_model.checkpoint.blocks import Range, find_overlaps
 from neox_model.checkpoint.comparison import (
-    CURVE_CLASS,
     changes_since,
     check_schedule,
     data_state,
-    described_curve,
     log_another_order,
     log_model_changes,
     log_other_versions,
     log_training_changes,
     log_unknown_changes,
+    refuse,
     refuse_model_changes,
     refuse_state_changes,
     stored_curve,
     training_state,
 )
 from neox_model.checkpoint.contents import Manifest, TensorRecord
-from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, DamagedManifestError, quoted
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, DamagedManifestError
 from neox_model.checkpoint.local_shards import copy_missing
 from neox_model.checkpoint.logical import (
     Fragment,
@@ -78,12 +78,6 @@ ScheduleSource = Literal["agreement", "config", "checkpoint"]
 
 # Optimizers with the same states, so that one can continue from another's.
 _ADAM = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam"}
-
-_SAME_MODEL = "set the checkpoint's values, or set load to another folder"
-_OR_FINETUNE = (
-    "set the checkpoint's values, or load and save in another folder to train this model from new weights, "
-    "or, if all weights have the same shapes, set finetune: true to load only these"
-)
 
 
 def load_checkpoint(
@@ -125,7 +119,7 @@ def load_checkpoint(
     folder = _find(directory, groups)
     if folder is None:
         return None
-    names, remedy = _all_names(parts.model, groups), None if finetune else _OR_FINETUNE
+    names, remedy = _all_names(parts.model, groups), None if finetune else OR_FINETUNE
     with parts.engine.update.in_memory(changes=True):
         fragments = engine_fragments(parts.engine)
         with _reading(folder, groups, parts.storage):
@@ -268,7 +262,7 @@ def load_weights(
     fragments, states = model_fragments(model), model_states(model)
     names = _all_names(model, groups)
     with _reading(folder, groups, storage):
-        manifest, changes = _read_manifest(folder, fragments, names, config, remedy=_SAME_MODEL)
+        manifest, changes = _read_manifest(folder, fragments, names, config, remedy=SAME_MODEL)
     _copy_missing(folder, manifest, fragments, groups, storage, states)
     with _reading(folder, groups, storage):
         reader = ShardReader(folder, manifest.files)
@@ -401,7 +395,7 @@ def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str
         more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
         differing = "".join(f"; {change}" for change in changes.model)
         raise CheckpointError(
-            f"the checkpoint contains a different model: {problems[0]}{more}{differing}; {_SAME_MODEL}"
+            f"the checkpoint contains a different model: {problems[0]}{more}{differing}; {SAME_MODEL}"
         )
 
 
@@ -514,27 +508,9 @@ def _chosen_curve(schedule: Schedule, manifest: Manifest, source: ScheduleSource
     check_schedule(manifest)
     if source == "checkpoint":
         return _accepted_curve(schedule, manifest)
-    there, here = (
-        described_curve(manifest),
-        {CURVE_CLASS: type(schedule.curve).__name__, **asdict(schedule.curve)},
-    )
-    if source == "agreement" and there != here:
-        raise CheckpointError(
-            "the checkpoint's learning-rate schedule differs from the configuration's: "
-            f"{_differences(there, here)}; set override-lr-scheduler: true to use the configuration's, "
-            "or use-checkpoint-lr-scheduler: true to use the checkpoint's"
-        )
+    if source == "agreement":
+        refuse(other_schedule(manifest.schedule, schedule.curve))
     return schedule.curve
-
-
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Return what differs between two curves; of two classes only their names, as all values differ."""
-    if there[CURVE_CLASS] != here[CURVE_CLASS]:
-        return f"it is {quoted(str(there[CURVE_CLASS]))} in the checkpoint, {here[CURVE_CLASS]} in this run"
-    names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
-    return "; ".join(
-        f"{name} is {there.get(name)} in the checkpoint, {here.get(name)} in this run" for name in names
-    )
 
 
 def _accepted_curve(schedule: Schedule, manifest: Manifest) -> Curve:

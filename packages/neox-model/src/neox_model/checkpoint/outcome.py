@@ -44,7 +44,7 @@ def shared_outcome(control: Group, action: str, *, keeps_bugs: bool = False) -> 
             that it is reported with its traceback.
 
     Raises:
-        CheckpointError: the first failing rank's message.
+        CheckpointError: the first failing rank's message, with its rank unless all ranks failed in this way.
     """
     failure: Exception | None = None
     try:
@@ -57,7 +57,8 @@ def shared_outcome(control: Group, action: str, *, keeps_bugs: bool = False) -> 
     failed = [(rank, message) for rank, message in enumerate(messages) if message is not None]
     if failed:
         rank, message = failed[0]
-        place = f" on rank {rank}" if control.size > 1 else ""
+        is_everywhere = {each for _, each in failed} == {message} and len(failed) == control.size
+        place = "" if is_everywhere else f" on rank {rank}"
         raise CheckpointError(f"{action} failed{place}: {message}") from failure
 
 

@@ -158,7 +158,7 @@ def _last(training: Training, stop: StopHook, progress: Progress, *, saves_start
         yield DropTokensHook(training.model, kept.at)
     yield GarbageCollectionHook()
     if training.uploads is not None:
-        resumed = None if saves_start else find_latest(Path(training.config.checkpoint.save or ""))
+        resumed = None if saves_start else find_latest(Path(training.config.checkpoint.load or ""))
         yield UploadHook(training.uploads, stop, resumed=resumed, while_waiting=progress.repeated)
 
 

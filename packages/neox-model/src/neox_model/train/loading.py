@@ -8,7 +8,7 @@ from pathlib import Path
 
 from neox_config import NeoXConfig
 from neox_config.derive.resume import in_effect
-from neox_config.facts.checkpoints import complete_checkpoints, iteration_of
+from neox_config.facts.checkpoints import complete_checkpoints, is_checkpoint, iteration_of
 from neox_config.facts.spikes import LEFT_OUT
 from neox_config.facts.stores import is_url
 from neox_model.checkpoint.downloads import local_folder
@@ -107,7 +107,9 @@ def has_start(config: NeoXConfig, resumes: bool) -> bool:
     if section.load is None or section.save is None or not resumes:
         return False
     starts_anew = section.finetune or section.no_load_optim or section.no_load_rng
-    return not starts_anew and Path(section.load).resolve() == Path(section.save).resolve()
+    load = Path(section.load).resolve()
+    folder = load.parent if is_checkpoint(load) else load
+    return not starts_anew and folder == Path(section.save).resolve()
 
 
 def _check_momentum(training: Training) -> None:

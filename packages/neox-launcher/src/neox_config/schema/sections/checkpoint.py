@@ -48,8 +48,10 @@ class CheckpointSection(Section, resume="free"):
         origin="Meg",
         none_means="start from new weights",
         doc="Directory to load checkpoints from. Training resumes from the latest complete checkpoint, or "
-        "starts from new weights if there is none. Or the URL of a folder in an object store: the latest "
-        "checkpoint is downloaded into store-cache and loaded from there.",
+        "starts from new weights if there is none. Or the directory of one checkpoint, such as "
+        "checkpoints/global_step1000: that one is loaded, and training saves in `save` as always. Or the URL "
+        "of a folder in an object store: the latest checkpoint is downloaded into store-cache and loaded "
+        "from there.",
     )
     save_interval: int | None = param(
         None,

@@ -1,0 +1,128 @@
+"""Why a run cannot continue from a checkpoint; the launcher asks before the start, and the workers again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from neox_config.derive.learning_rate import learning_rate_curve
+from neox_config.derive.resolve import Resolved
+from neox_config.derive.resume import IN_EFFECT, Change, Changes, compare, flat_values, in_effect
+from neox_config.errors import ConfigError
+from neox_config.facts.learning_rate import Curve, WarmupThenDecay
+from neox_config.problems import in_words
+
+__all__ = [
+    "CURVE_CLASS",
+    "OR_FINETUNE",
+    "SAME_MODEL",
+    "Refusal",
+    "described_curve",
+    "other_model",
+    "other_schedule",
+    "other_states",
+    "refusals_of",
+]
+
+CURVE_CLASS = "class"
+"""Entry of a checkpoint's schedule with the curve's class, besides its values."""
+
+SAME_MODEL = "set the checkpoint's values, or set load to another folder"
+"""What to do about a different model without training it."""
+
+OR_FINETUNE = (
+    "set the checkpoint's values, or load and save in another folder to train this model from new weights, "
+    "or, if all weights have the same shapes, set finetune: true to load only these"
+)
+"""What to do about a different model in a training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a checkpoint does not fit a run, and what to do."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
+
+
+def refusals_of(
+    contents: Mapping[str, Mapping[str, Any]], resolved: Resolved, *, trains: bool
+) -> list[Refusal]:
+    """Return why a run cannot load a checkpoint, as far as that follows from its manifest.
+
+    Args:
+        contents: those of the manifest: config, layout and schedule. Damaged ones are not compared.
+        resolved: configuration of the run.
+        trains: the run continues the training, and does not only use the model.
+    """
+    config = resolved.config
+    here = flat_values(config) | {IN_EFFECT: in_effect(resolved)}
+    try:
+        devices = prod(int(contents["layout"][name]) for name in ("data", "model", "pipe"))
+        changes = compare(contents["config"], here, devices=devices)
+    except (ConfigError, LookupError, TypeError, ValueError):
+        return []
+    found = [other_model(changes, remedy=OR_FINETUNE if trains else SAME_MODEL)]
+    if trains and not config.checkpoint.no_load_optim:
+        found.append(other_states(changes))
+    schedule, section = contents.get("schedule", {}), config.lr_schedule
+    chooses = section.override_lr_scheduler or section.use_checkpoint_lr_scheduler
+    if trains and not chooses and isinstance(schedule.get("curve"), Mapping):
+        curve = learning_rate_curve(config, decay_iterations=resolved.derived.lr_decay_iters)
+        found.append(other_schedule(schedule, curve))
+    return [refusal for refusal in found if refusal is not None]
+
+
+def other_model(changes: Changes, *, remedy: str) -> Refusal | None:
+    """Return the refusal of a checkpoint of another model, with every parameter that changes it."""
+    if not changes.model:
+        return None
+    return Refusal(f"the checkpoint contains a different model: {_listed(changes.model)}", remedy)
+
+
+def other_states(changes: Changes) -> Refusal | None:
+    """Return the refusal of optimizer states that this run's optimizer cannot use."""
+    found = [change for change in changes.training if change.changes_states]
+    if not found:
+        return None
+    return Refusal(
+        f"the checkpoint's optimizer states cannot be used: {_listed(found)}",
+        "set the checkpoint's values, or set no-load-optim: true to start with new optimizer states",
+    )
+
+
+def other_schedule(schedule: Mapping[str, Any], curve: Curve) -> Refusal | None:
+    """Return the refusal of a learning-rate curve that differs from the recorded one."""
+    there, here = described_curve(schedule), {CURVE_CLASS: type(curve).__name__, **asdict(curve)}
+    if there == here:
+        return None
+    what = "the checkpoint's learning-rate schedule differs from the configuration's"
+    return Refusal(
+        f"{what}: {_differing(there, here)}",
+        "set override-lr-scheduler: true to use the configuration's, or use-checkpoint-lr-scheduler: true to "
+        "use the checkpoint's",
+    )
+
+
+def described_curve(schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return class and values of a recorded curve; earlier versions had one class and did not store it."""
+    return {CURVE_CLASS: schedule.get(CURVE_CLASS, WarmupThenDecay.__name__), **schedule["curve"]}
+
+
+def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Return what differs between two curves; of two classes only their names, as all values differ."""
+    if there[CURVE_CLASS] != here[CURVE_CLASS]:
+        return f"it is {in_words(there[CURVE_CLASS])} in the checkpoint, {here[CURVE_CLASS]} in this run"
+    names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    return "; ".join(
+        f"{in_words(name)} is {in_words(there.get(name))} in the checkpoint, {in_words(here.get(name))} in "
+        "this run"
+        for name in names
+    )
+
+
+def _listed(changes: Sequence[Change]) -> str:
+    return "; ".join(map(str, changes))
