@@ -89,6 +89,12 @@ def test_a_similar_name_is_suggested():
     assert found.value.problem.remedy == "did you mean worker-1?"
 
 
+def test_hosts_are_listed_if_none_is_closer_than_the_others():
+    with pytest.raises(SelectionError) as found:
+        chosen(exclude="worker-9")
+    assert found.value.problem.remedy == "available hosts: worker-0, worker-1, worker-2"
+
+
 def test_nothing_left_is_refused():
     with pytest.raises(SelectionError) as found:
         chosen(exclude="worker-0@worker-1@worker-2:0,1")

@@ -50,7 +50,7 @@ def explain(text: str) -> str:
         return _listed(f"{in_words(text)} is not a parameter; these are about it:", hits)
     has_dashes = "-" in text and "_" not in text
     meant = _alternatives(near).replace("_", "-") if near and has_dashes else _alternatives(near)
-    remedy = f"did you mean {meant}?" if near else "see neox-config docs"
+    remedy = f"did you mean {meant}?" if near else "try another word (all parameters: neox-config docs)"
     shown = in_words(name.replace("_", "-") if has_dashes else name)
     raise ConfigError(f"{shown} is not a parameter; {remedy}")
 

@@ -110,6 +110,8 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "n_layer": "num_layers",
     "num_hidden_layers": "num_layers",
     "n_head": "num_attention_heads",
+    "num_heads": "num_attention_heads",
+    "heads": "num_attention_heads",
     "n_embd": "hidden_size",
     "d_model": "hidden_size",
     "n_positions": "max_position_embeddings",
@@ -119,14 +121,17 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "num_train_epochs": "train_epochs",
     "max_epochs": "train_epochs",
     "max_steps": "train_iters",
+    "num_iters": "train_iters",
     "train_steps": "train_iters",
     "micro_batch_size": "train_micro_batch_size_per_gpu",
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
     "global_batch_size": "train_batch_size",
     "tensor_model_parallel_size": "model_parallel_size",
     "tensor_parallel_size": "model_parallel_size",
+    "tp": "model_parallel_size",
     "pipeline_model_parallel_size": "pipe_parallel_size",
     "pipeline_parallel_size": "pipe_parallel_size",
+    "pp": "pipe_parallel_size",
     "max_grad_norm": "gradient_clipping",
     "max_checkpoint_keep": "keep_last_n_checkpoints",
     "save_total_limit": "keep_last_n_checkpoints",
@@ -164,6 +169,20 @@ FOREIGN_NAMES: Mapping[str, str] = {
 
 # Names of other programs for behaviour that is fixed here, or configured differently.
 FOREIGN_REMEDIES: Mapping[str, str] = {
+    "dp": "remove it: the data-parallel size is the number of devices divided by model-parallel-size and "
+    "pipe-parallel-size",
+    "dropout": "use hidden-dropout and attention-dropout",
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_expert_parallel_size"),
+        "remove it: mixture-of-experts layers (MoE) are not supported",
+    ),
+    **dict.fromkeys(
+        (
+            "use_axonn_model_parallelism",
+            *(f"{part}_model_parallel_size" for part in ("depth", "row", "column")),
+        ),
+        "remove it: AxoNN is not supported; model-parallel-size splits the layers",
+    ),
     "mlp_type": "remove it, and set activation; use activation: swiglu for Llama",
     "report_to": "set tensorboard-dir, use-wandb or comet.enabled",
     "packing": "set pack-impl: packed (the default) joins documents, best_fit keeps them whole",
@@ -173,8 +192,9 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
     "attn_implementation": "remove it; attention is computed by the fastest implementation that can",
 }
 
-# Values that other programs give for the elements of a list, by parameter: suggested, not accepted.
+# Values of other programs in lower case, by parameter: suggested, not accepted.
 FOREIGN_CHOICES: Mapping[str, Mapping[str, str]] = {
+    "pos_emb": {"rope": "rotary"},
     "lora_target_modules": {
         **dict.fromkeys(("q_proj", "k_proj", "v_proj", "query_key_value", "c_attn"), "qkv"),
         "o_proj": "dense",

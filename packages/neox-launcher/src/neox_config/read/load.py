@@ -363,9 +363,12 @@ class _Assembly:
         # In a file of another kind, every name is unknown, and similar names mean nothing.
         if self.unknown <= _MOST_SUGGESTIONS:
             remedy = remedy or did_you_mean(name, names, dashes=dashes)
+        searched = name if re.fullmatch(r"\w{1,40}", name) else "WORD"
         if not remedy and not dashes:
             remedy = f"use one of: {', '.join(names)}"
-        self._complain(leaf, "is not a parameter", remedy or "run neox-config docs for a list of parameters")
+        self._complain(
+            leaf, "is not a parameter", remedy or f"search for one: neox-config explain {searched}"
+        )
 
     def _complain(self, leaf: Leaf, what: str, remedy: str = "") -> None:
         self.problems.append(Problem(leaf.name, what, remedy, value=in_words(leaf.value), place=leaf.place))

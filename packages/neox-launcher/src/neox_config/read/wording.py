@@ -54,6 +54,8 @@ def homes_of(path: Sequence[str], *, is_outside: bool) -> list[str]:
 
 def written_elsewhere(path: Sequence[str], homes: Sequence[str], *, is_outside: bool) -> str:
     """Return the remedy for a name that belongs in a block, or that other programs use."""
+    if is_outside and path[0] in FOREIGN_REMEDIES:
+        return FOREIGN_REMEDIES[path[0]]
     if is_outside and path[0] in FOREIGN_NAMES:
         # First: other programs have some of the names of our blocks (dtype) outside of any.
         ours = FOREIGN_NAMES[path[0]]
@@ -63,9 +65,7 @@ def written_elsewhere(path: Sequence[str], homes: Sequence[str], *, is_outside: 
         return f"write it as a block: {as_block(homes[0])}"
     if homes and not is_outside:
         return f"move it into {homes[0].rpartition('.')[0]}"
-    if homes:
-        return f"move it into its block: {' or '.join(homes)}"
-    return FOREIGN_REMEDIES.get(path[0], "") if is_outside else ""
+    return f"move it into its block: {' or '.join(homes)}" if homes else ""
 
 
 def sentence_about(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def _about_choices(parameter: Parameter, details: Sequence[ErrorDetails]) -> tup
     theirs: dict[str, list[str]] = {}
     remedies: list[str] = []
     for value in (str(detail["input"]) for detail in details):
-        ours = FOREIGN_CHOICES.get(parameter.name, {}).get(value)
+        ours = FOREIGN_CHOICES.get(parameter.name, {}).get(value.lower())
         if ours is None:
             remedies.append(did_you_mean(value, choices) or f"use {', '.join(choices)}")
         else:

@@ -133,8 +133,11 @@ def _unknown_host(part: str, known: Mapping[str, Host], parameter: str) -> Probl
         return Problem(parameter, "has an empty part", "write NAME[:SLOT[,SLOT ...]], joined by single @")
     name = part.partition(":")[0] if part.count(":") == 1 else part
     names = [host.name for host in known.values()]
-    near = difflib.get_close_matches(name, names, n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"available hosts: {name_some(names)}"
+    near = difflib.get_close_matches(name, names, n=2)
+    # Hosts are numbered: where two names are equally close, neither is meant more than the other.
+    closeness = [difflib.SequenceMatcher(None, each, name).ratio() for each in near]
+    is_clear = len(near) == 1 or (len(near) == 2 and closeness[0] > closeness[1])
+    remedy = f"did you mean {near[0]}?" if is_clear else f"available hosts: {name_some(names)}"
     return Problem(parameter, f"names {shortened(name)}, which is not among the hosts", remedy)
 
 

@@ -143,11 +143,17 @@ def test_words_that_nothing_contains_together_find_each_alone():
     [
         ("rotary-pc", "rotary-pc is not a parameter; did you mean rotary-pct?"),
         ("swigluu", "swigluu is not a parameter; did you mean swiglu?"),
-        ("zzzz", "zzzz is not a parameter; see neox-config docs"),
-        ("", '"" is not a parameter; see neox-config docs'),
-        ("the of", "the_of is not a parameter; see neox-config docs"),
-        ("zz\x1b[zz\udcff", r'"zz\u001b[zz\udcff" is not a parameter; see neox-config docs'),
-        ("z" * 100_000, f"{'z' * 57}... is not a parameter; see neox-config docs"),
+        ("zzzz", "zzzz is not a parameter; try another word (all parameters: neox-config docs)"),
+        ("", '"" is not a parameter; try another word (all parameters: neox-config docs)'),
+        ("the of", "the_of is not a parameter; try another word (all parameters: neox-config docs)"),
+        (
+            "zz\x1b[zz\udcff",
+            r'"zz\u001b[zz\udcff" is not a parameter; try another word (all parameters: neox-config docs)',
+        ),
+        (
+            "z" * 100_000,
+            f"{'z' * 57}... is not a parameter; try another word (all parameters: neox-config docs)",
+        ),
     ],
 )
 def test_nothing_found_gets_the_nearest_names(text, message):

@@ -424,6 +424,32 @@ def test_two_lengths_of_a_training_name_both_places_and_the_option(load):
         load("train-epochs: 1", "train-iters=5")
 
 
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("num_heads=4", "use num-attention-heads ("),
+        ("heads=4", "use num-attention-heads ("),
+        ("num-iters=4", "use train-iters ("),
+        ("dropout=0.1", "use hidden-dropout and attention-dropout"),
+        ("tp=2", "use model-parallel-size ("),
+        ("pp=2", "use pipe-parallel-size ("),
+        ("dp=2", "remove it: the data-parallel size is the number of devices divided by"),
+        ("depth_model_parallel_size=2", "remove it: AxoNN is not supported"),
+        ("use_axonn_model_parallelism=true", "remove it: AxoNN is not supported"),
+        ("num_experts=8", "remove it: mixture-of-experts layers (MoE) are not supported"),
+        ("moe_expert_parallel_size=2", "remove it: mixture-of-experts layers (MoE) are not supported"),
+        ("pos-emb=RoPE", "write rotary for RoPE"),
+        ("zzzz=1", "search for one: neox-config explain zzzz"),
+        ("zz;zz=1", "search for one: neox-config explain WORD"),
+    ],
+)
+def test_a_name_of_another_program_has_the_remedy_that_is_meant(load, setting, remedy):
+    with pytest.raises(ConfigError) as refusal:
+        load("", setting)
+    (problem,) = refusal.value.problems
+    assert problem.remedy.startswith(remedy)
+
+
 def test_a_start_of_the_scheduler_is_read_from_the_checkpoint(load):
     config = load("scheduler: {type: WarmupLR, params: {last_batch_iteration: -1}}")
     assert [notice.name for notice in config.notices] == ["scheduler.params.last_batch_iteration"]
