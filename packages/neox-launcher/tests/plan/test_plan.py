@@ -161,8 +161,20 @@ def test_a_future_allocation_can_be_planned_but_not_started(plan, monkeypatch):
     monkeypatch.delenv("SLURM_NODELIST", raising=False)
     reason = launch.BACKENDS["slurm"].missing()
     assert reason == "launcher: slurm requires a Slurm allocation; start neox-launch inside sbatch or salloc"
-    with pytest.raises(HostfileError, match="set num-nodes and num-gpus for a --dry-run outside"):
+    with pytest.raises(HostfileError, match="or set num-gpus for a --dry-run outside"):
         plan("launcher=slurm", "num-nodes=2")
+
+
+def test_all_that_is_missing_on_this_machine_is_reported_at_once(plan):
+    settings = ("model-parallel-size=2", "distributed-backend=nccl", "vocab-file=absent.json")
+    with pytest.raises(ConfigError) as refusal:
+        plan(*settings, gpus=0)
+    found = {problem.name: problem for problem in refusal.value.problems}
+    assert {"model_parallel_size", "distributed_backend", "vocab_file"} <= found.keys()
+    assert found["model_parallel_size"].remedy == ("use 1, or --set num-gpus=2 for 2 processes without GPUs")
+    with pytest.raises(ConfigError) as refusal:
+        plan("model-parallel-size=2", gpus=1)
+    assert "processes" not in str(refusal.value)
 
 
 def test_an_unused_allocation_is_mentioned(plan):

@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import floor
+from math import floor, isqrt
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -37,6 +37,7 @@ __all__ = [
 MLP_SIZES = ("intermediate_size", "expansion_factor")
 # Upper bound on the parallel sizes tried for the suggestion.
 _MOST_SUGGESTED = 1024
+_MOST_TRIED = 10_000
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -246,7 +247,7 @@ def _batch_sizes(config: NeoXConfig, split: _Split, problems: list[Problem]) -> 
                     "train_batch_size",
                     f"must equal micro-batch x accumulation x data-parallel size: {product} = "
                     f"{micro * accumulation * copies:,}",
-                    "remove one of the three; it is then computed",
+                    f"set {_fitting_sizes(train, micro, accumulation, copies)}",
                 )
             )
         return _Batch(train=train, micro=micro, accumulation=accumulation)
@@ -258,16 +259,35 @@ def _batch_sizes(config: NeoXConfig, split: _Split, problems: list[Problem]) -> 
             if known > 1
             else f"the data-parallel size {copies}"
         )
-        nearest = max(1, round(train / (known * copies))) * known * copies
-        problems.append(
-            Problem(
-                "train_batch_size", f"is not divisible by {product}", f"use {nearest:,}, or another {name}"
-            )
-        )
+        least = known * copies
+        below = train // least * least
+        remedy = f"use {' or '.join(f'{size:,}' for size in (below, below + least) if size)}"
+        others = _near_divisors(train // copies, known) if train % copies == 0 else []
+        remedy += f", or {name} {' or '.join(f'{size:,}' for size in others)}" if others else ""
+        problems.append(Problem("train_batch_size", f"is not divisible by {product}", remedy))
     other = max(1, train // (known * copies))
     if micro is not None:
         return _Batch(train=train, micro=micro, accumulation=other)
     return _Batch(train=train, micro=other, accumulation=known)
+
+
+def _fitting_sizes(train: int, micro: int, accumulation: int, copies: int) -> str:
+    """Return which single change makes the three batch sizes agree."""
+    choices = {
+        "train-batch-size": (micro * accumulation * copies, 1),
+        "train-micro-batch-size-per-gpu": (train, accumulation * copies),
+        "gradient-accumulation-steps": (train, micro * copies),
+    }
+    return " or ".join(f"{name}: {a // b}" for name, (a, b) in choices.items() if a % b == 0)
+
+
+def _near_divisors(number: int, size: int) -> list[int]:
+    """Return the divisors of a number nearest to a size that is none, below and above it."""
+    small = [each for each in range(1, min(isqrt(number), _MOST_TRIED) + 1) if number % each == 0]
+    divisors = {*small, *(number // each for each in small)}
+    below = max((each for each in divisors if each < size), default=None)
+    above = min((each for each in divisors if each > size), default=None)
+    return [each for each in (below, above) if each is not None]
 
 
 def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterator[Problem]:

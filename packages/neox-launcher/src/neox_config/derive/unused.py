@@ -24,6 +24,7 @@ from neox_config.schema.scalars import number_from
 
 __all__ = ["is_in_use", "is_understood", "unused_values"]
 
+_SWITCH = "remove this, or set that to true"
 # `used_when` that names another parameter: "stage is 1 or 2", "pipe_parallel_size >= 1".
 _CONDITION = re.compile(r"(?P<name>\w+) (is (?P<not>not )?(?P<choices>.+)|>= (?P<least>\d+))")
 _LAYERS = re.compile(r"attention_config has (?P<kinds>.+) layers")
@@ -100,7 +101,7 @@ def _in_blocks_that_are_off(config: NeoXConfig, places: Mapping[str, Place]) -> 
             continue
         noted.add(block)
         what = f"has no effect: {block}.enabled is false"
-        yield Problem(name, what, "set it to true", value=in_words(config.value_of(name)), place=place)
+        yield Problem(name, what, _SWITCH, value=in_words(config.value_of(name)), place=place)
 
 
 def is_in_use(name: str, config: NeoXConfig) -> bool:

@@ -5,14 +5,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from neox_config import NeoXConfig, resolve
+from neox_config import NeoXConfig, Resolved, resolve
 from neox_config.derive.elasticity import without_elasticity
-from neox_config.errors import HostfileError, LaunchError
+from neox_config.errors import ConfigError, HostfileError, LaunchError
 from neox_config.problems import Problem, config_error, in_words, place_of
 from neox_config.read.load import draft_config
 from neox_config.schema.parameter import InvalidValue
@@ -33,7 +33,7 @@ from neox_launcher.resources.hosts import (
     select,
 )
 from neox_launcher.resources.local_gpus import count_gpus
-from neox_launcher.resources.world import World
+from neox_launcher.resources.world import World, missing_devices
 
 __all__ = ["Request", "plan_launch", "refuse_hosts"]
 
@@ -98,7 +98,8 @@ def plan_launch(
     is_local, folder = member is None and _are_this_machine(hosts), _working_folder()
     world = World(hosts=hosts, gpus=count() if is_local else None)
     _check_address(config, "launcher_address", is_local=is_local)
-    config = config_for(request.program, config, devices=world.size, hosts=len(hosts))
+    resolved = _resolve(request.program, config, world)
+    config = resolved.config
     launcher = "local" if member else _choose_launcher(config, hosts)
     return LaunchPlan(
         program=request.program,
@@ -113,7 +114,7 @@ def plan_launch(
             **travelling_variables(env, home=Path(os.path.expanduser("~")), folder=folder),
             **secret_variables(config),
         },
-        resolved=resolve(config, devices=world.size, hosts=len(hosts)),
+        resolved=resolved,
         python=sys.executable,
         working_directory=str(folder),
         launcher_args=(*_slurm_options(config, launcher), *shlex.split(config.launch.launcher_args or "")),
@@ -149,6 +150,32 @@ def _load(request: Request, *, looks_for_hostfile: bool) -> NeoXConfig:
     if problems:
         raise config_error(problems, config.files)
     return config
+
+
+def _resolve(program: str, config: NeoXConfig, world: World) -> Resolved:
+    """Return the configuration of a program on its devices.
+
+    Raises:
+        ConfigError: it does not fit them; the message then lists what else is missing on this machine.
+    """
+    try:
+        config = config_for(program, config, devices=world.size, hosts=len(world.hosts))
+        return resolve(config, devices=world.size, hosts=len(world.hosts))
+    except ConfigError as error:
+        if not error.problems:
+            raise
+        problems = [_with_processes(problem, config, world) for problem in error.problems]
+        problems += missing_devices(config, world) + check_files(config, program=program)
+        raise config_error(list(dict.fromkeys(problems)), config.files) from error
+
+
+def _with_processes(problem: Problem, config: NeoXConfig, world: World) -> Problem:
+    """Return a problem of parallel sizes with the remedy that a machine without GPUs has."""
+    count = _devices_of_one_copy(config)
+    if world.gpus != 0 or problem.name not in ("model_parallel_size", "pipe_parallel_size"):
+        return problem
+    remedy = f"{problem.remedy}, or --set num-gpus={count} for {count} processes without GPUs"
+    return replace(problem, remedy=remedy)
 
 
 def _find_hosts(

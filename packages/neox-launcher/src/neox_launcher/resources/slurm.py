@@ -24,7 +24,9 @@ def is_inside_allocation(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) for name in _NODELIST)
 
 
-def allocated_hosts(environment: Mapping[str, str], *, slots: int | None = None) -> tuple[Host, ...]:
+def allocated_hosts(
+    environment: Mapping[str, str], *, slots: int | None = None, unset: str = "num-nodes and num-gpus"
+) -> tuple[Host, ...]:
     """Return the hosts of the allocation, in Slurm's order.
 
     The slots of a host are its GPUs if Slurm reports their number (from `--gpus-per-node`, else those of
@@ -33,6 +35,7 @@ def allocated_hosts(environment: Mapping[str, str], *, slots: int | None = None)
     Args:
         environment: contains Slurm's variables.
         slots: slots per host if Slurm reports no GPUs.
+        unset: parameters that a plan without an allocation still requires, for the error message.
 
     Raises:
         HostfileError: there is no allocation, or its variables cannot be parsed.
@@ -41,7 +44,7 @@ def allocated_hosts(environment: Mapping[str, str], *, slots: int | None = None)
     if text is None:
         raise HostfileError(
             "launcher: slurm requires a Slurm allocation, but SLURM_JOB_NODELIST is not set; start "
-            "neox-launch inside sbatch or salloc, or set num-nodes and num-gpus for a --dry-run outside"
+            f"neox-launch inside sbatch or salloc, or set {unset} for a --dry-run outside"
         )
     names = expand_nodelist(text)
     each = _gpus_per_host(environment) or slots

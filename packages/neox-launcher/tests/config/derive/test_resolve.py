@@ -39,7 +39,7 @@ def test_any_of_the_batch_sizes_gives_the_others(load, train, micro, accumulatio
     ("text", "overrides", "devices", "sentence"),
     [
         ("train-batch-size: 25", [], 4, "is not divisible by micro-batch 2 x data-parallel size 4"),
-        ("train-batch-size: 25", [], 4, "use 24, or another micro-batch"),
+        ("train-batch-size: 25", [], 4, "use 24 or 32"),
         ("train-batch-size: 24\ngas: 2", [], 4, "2 x 2 x 4 = 16"),
         ("train-batch-size: 9", ["train-micro-batch-size-per-gpu=null"], 4, "by the data-parallel size 4"),
         ("model-parallel-size: 4", [], 6, "model-parallel-size: 4"),
@@ -188,3 +188,22 @@ def test_a_resolved_configuration_survives_the_command_line(load):
 def test_a_damaged_word_is_refused(word):
     with pytest.raises(ConfigError, match="start workers with neox-launch of the same version"):
         decode_resolved(word)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "remedy"),
+    [
+        ((100, 64, None), "use 64 or 128, or micro-batch 50 or 100"),
+        ((90, 4, None), "use 88 or 92, or micro-batch 3 or 5"),
+        ((30, None, 64), "use 64, or accumulation 30"),
+        ((100, 10, 3), "set train-batch-size: 30 or gradient-accumulation-steps: 10"),
+        ((100, 7, 10), "set train-batch-size: 70 or train-micro-batch-size-per-gpu: 10"),
+    ],
+)
+def test_batch_sizes_that_disagree_have_numbers_that_agree(load, sizes, remedy):
+    names = ("train-batch-size", "train-micro-batch-size-per-gpu", "gradient-accumulation-steps")
+    given = [f"{name}={'null' if size is None else size}" for name, size in zip(names, sizes, strict=True)]
+    with pytest.raises(ConfigError) as refusal:
+        resolve(load("", *given), devices=1)
+    (problem,) = refusal.value.problems
+    assert problem.remedy == remedy

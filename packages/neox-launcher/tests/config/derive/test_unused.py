@@ -207,3 +207,12 @@ curriculum_learning:
     (notice,) = load(text % (schedule % 12)).notices
     assert notice.remedy == "use a multiple of 8"
     assert load(text % (schedule % 16)).notices == ()
+
+
+def test_a_block_that_may_be_off_on_purpose_is_not_only_told_to_be_on(load):
+    (note,) = load("fp16: {initial_scale_power: 12}").notices
+    assert (note.what, note.remedy) == (
+        "has no effect: fp16.enabled is false",
+        "remove this, or set that to true",
+    )
+    assert load("fp16: {initial_scale_power: 12}", "fp16.enabled=false").notices == ()

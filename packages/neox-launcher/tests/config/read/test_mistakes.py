@@ -767,7 +767,7 @@ run.yml: 1 problem
 
   line 9  train_batch_size: 30
           must equal micro-batch x accumulation x data-parallel size: 4 x 2 x 8 = 64
-          remove one of the three; it is then computed
+          set train-batch-size: 64
 """,
     ),
     "a_batch_that_does_not_divide": (
@@ -780,7 +780,7 @@ run.yml: 1 problem
 
   line 8  train_batch_size: 100
           is not divisible by micro-batch 4 x data-parallel size 8
-          use 96, or another micro-batch
+          use 96 or 128
 """,
     ),
     "more_model_parallelism_than_divides_the_devices": (
