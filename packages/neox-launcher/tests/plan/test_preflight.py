@@ -31,6 +31,7 @@ def files(tmp_path, monkeypatch):
 
 
 SETTINGS = "data-path: data\nvocab-file: tokenizer.json\ntokenizer-type: HFTokenizer\n"
+HERE = "check the path (relative to the working directory)"
 SAVED = "set it to the folder in which a training saved checkpoints"
 
 
@@ -545,3 +546,23 @@ def test_a_damaged_checkpoint_is_left_to_the_workers(load, trained, files, manif
     (files / "old/global_step5/manifest.json").write_text(manifest)
     resolved = resolve(load(f"{SETTINGS}load: {trained}", "hidden-size=128"), devices=1)
     assert check_loaded(resolved, program="train") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "remedy"),
+    [
+        ("vocab-file: no.json", "train", f"{HERE}, or train one: neox-data train-tokenizer"),
+        (
+            "tokenizer-type: GPT2BPETokenizer\nmerge-file: no.txt\nvocab-file: tokenizer.json",
+            "train",
+            HERE,
+        ),
+        ("vocab-file: /no.json", "train", "check the path, or train one: neox-data train-tokenizer"),
+        ("sample-input-file: no.txt", "prompts", HERE),
+    ],
+)
+def test_a_missing_file_is_searched_from_the_working_directory(load, files, text, program, remedy):
+    given = dict(line.split(": ") for line in (SETTINGS + text).splitlines())
+    config = load("".join(f"{name}: {value}\n" for name, value in given.items()))
+    (problem,) = check_files(config, program=program)
+    assert (problem.what, problem.remedy) == ("does not exist", remedy)

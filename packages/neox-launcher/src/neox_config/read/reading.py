@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 _ENDINGS = (".yml", ".yaml", ".json")
+_NOT_HERE = "check the path (relative to the working directory, or to FOLDER with -d FOLDER)"
 _LARGEST_FILE_BYTES = 2**20
 _DEEPEST = 40
 # Of brackets and blocks while scanning: far more than any value may have.
@@ -190,14 +191,14 @@ def _find_file(path: Path, directory: Path | None) -> Path | Problem:
         return Problem("", str(reason), "give a YAML file that you can read", place=place)
     if not os.path.isdir(base.parent):
         folder = nearest_folder(base.parent)
-        remedy = f"did you mean {folder}?" if folder else "check the path"
+        remedy = f"did you mean {folder}?" if folder else _NOT_HERE
         return Problem("", f"folder {base.parent} does not exist", remedy, place=place)
     endings = (*_ENDINGS, base.suffix) if base.suffix else _ENDINGS
     siblings = names_in(base.parent, lambda entry: entry.name.endswith(endings))
     near = difflib.get_close_matches(base.name, siblings, n=1) or difflib.get_close_matches(
         f"{base.name}.yml", siblings, n=1
     )
-    remedy = f"did you mean {base.parent / near[0]}?" if near else "check the path"
+    remedy = f"did you mean {base.parent / near[0]}?" if near else _NOT_HERE
     return Problem("", "file not found", remedy, place=place)
 
 

@@ -369,7 +369,7 @@ def _texts_and_tasks(config: NeoXConfig) -> Iterator[Problem]:
     if section.eval_tasks:
         yield from _missing("eval_tasks", "lm_eval", install="'neox-model[eval]'")
         if section.eval_include_path is not None and not os.path.isdir(section.eval_include_path):
-            yield Problem("eval_include_path", "is not a folder", "check the path")
+            yield Problem("eval_include_path", "is not a folder", _check(section.eval_include_path))
     if section.eval_data is not None:
         yield from _texts(config, section.eval_data)
 
@@ -396,7 +396,7 @@ def _texts(config: NeoXConfig, source: str) -> Iterator[Problem]:
             yield from _made_with_another_tokenizer(config, "eval_data", source)
     elif not os.path.lexists(source) and not glob.has_magic(source) and "," not in source:
         what = f"does not exist, and neither does the dataset {index_path(source)}"
-        yield Problem("eval_data", what, "check the path (relative to the working directory)")
+        yield Problem("eval_data", what, _check(source))
     else:
         for path in _text_files(source):
             if not is_corpus_file(path):
@@ -460,7 +460,12 @@ def _dataset_remedy(prefix: str, found: str) -> str:
     near = [each for each in names if each.startswith(f"{name}_")] or get_close_matches(name, names) or names
     if near:
         return "did you mean " + ", ".join(str(folder / each) for each in near[:3]) + "?"
-    return "check the path (relative to the working directory), or create the dataset with preprocess_data"
+    return f"{_check(prefix)}, or create the dataset with preprocess_data"
+
+
+def _check(path: str) -> str:
+    """Return the remedy for a path that names nothing."""
+    return "check the path" if os.path.isabs(path) else "check the path (relative to the working directory)"
 
 
 def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
@@ -476,7 +481,9 @@ def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
                 value="",
             )
         elif (reason := why_not_readable(path)) is not None:
-            yield Problem(name, reason, "check the path")
+            hf = "" if section.tokenizer_type == "HFTokenizer" else " for tokenizer-type: HFTokenizer"
+            train = f", or train one{hf}: neox-data train-tokenizer"
+            yield Problem(name, reason, _check(path) + (train if name == "vocab_file" else ""))
 
 
 def _folders_to_write(config: NeoXConfig) -> Iterator[Problem]:
@@ -522,12 +529,11 @@ def _server(config: NeoXConfig) -> Iterator[Problem]:
     for package in ("starlette", "uvicorn"):
         yield from _missing("serve.port", package)
     key = settings.api_key_file
-    reason = None if key is None else why_not_readable(key)
-    if reason is not None:
-        yield Problem("serve.api_key_file", reason, "check the path")
+    if key is not None and (reason := why_not_readable(key)) is not None:
+        yield Problem("serve.api_key_file", reason, _check(key))
     template = settings.chat_template
     if template is not None and not Path(template).exists():
-        yield Problem("serve.chat_template", "does not exist", "check the path")
+        yield Problem("serve.chat_template", "does not exist", _check(template))
 
 
 def _store_to_upload_to(config: NeoXConfig) -> Iterator[Problem]:
@@ -743,9 +749,8 @@ def _generated_file(config: NeoXConfig) -> Iterator[Problem]:
 def _prompts(config: NeoXConfig) -> Iterator[Problem]:
     section = config.generation
     path = section.sample_input_file
-    reason = None if path is None else why_not_readable(path)
-    if reason is not None:
-        yield Problem("sample_input_file", reason, "check the path")
+    if path is not None and (reason := why_not_readable(path)) is not None:
+        yield Problem("sample_input_file", reason, _check(path))
     elif path is not None and not _has_text(Path(path)):
         yield Problem("sample_input_file", "contains no prompts", "write one prompt per line")
     if generation_mode(config) == "unconditional" and section.num_samples == 0:

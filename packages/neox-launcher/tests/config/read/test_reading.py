@@ -187,8 +187,16 @@ def test_a_missing_folder_is_named_with_its_neighbour(minimal, tmp_path):
 @pytest.mark.parametrize(
     ("name", "neighbour", "remedy"),
     [
-        ("nonexist.yml", "conftest.py", "check the path"),
-        ("nonexist", "nonexistent", "check the path"),
+        (
+            "nonexist.yml",
+            "conftest.py",
+            "check the path (relative to the working directory, or to FOLDER with -d FOLDER)",
+        ),
+        (
+            "nonexist",
+            "nonexistent",
+            "check the path (relative to the working directory, or to FOLDER with -d FOLDER)",
+        ),
         ("nonexist.yml", "nonexit.json", "did you mean {}?"),
         ("nonexist.conf", "nonexit.conf", "did you mean {}?"),
     ],
