@@ -336,7 +336,8 @@ def test_train_tokenizer_shows_progress_and_what_it_does_not_read(tmp_path: Path
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     lines = result.stderr.splitlines()
-    assert [line.split(" documents")[0] for line in lines[:3]] == ["100", "200", "300"]
+    assert lines[0] == "reading 1 file, 6.6 kB"
+    assert [line.split(" documents")[0] for line in lines[1:4]] == ["100", "200", "300"]
     assert "tokens/s" not in lines[0]
     assert "learning a vocabulary from 300 documents" in lines
     assert f"  {tmp_path}/in/b.csv" in lines

@@ -287,6 +287,9 @@ def train_tokenizer(
             f"--output {output} is also an input, which would be overwritten; choose another file"
         )
     reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=skip_bad_lines, passed_over=passed_over)
+    if not quiet:
+        amount = bytes_in_words(reader.total_bytes)
+        click.echo(f"reading {counted(len(paths), 'file')}, {amount}", err=True)
     with report_progress(log_interval=None if quiet else log_interval) as report:
         texts = _texts_with_progress(reader, report)
         entries = train_byte_level_bpe(texts, vocab_size=vocab_size, output=output, special=special)

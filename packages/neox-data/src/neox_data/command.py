@@ -40,7 +40,8 @@ log_interval_option = click.option(
     "--log-interval",
     type=click.IntRange(1),
     default=10_000,
-    help="Documents between progress lines if the output is not a terminal.",
+    help="Minimum number of documents between progress lines if the output is not a terminal; documents are "
+    "counted a batch at a time.",
 )
 
 

@@ -301,6 +301,10 @@ def test_missing_end_of_document_tokens_are_noted(corpus: Path, tmp_path: Path) 
     note = "note: without --append-eod nothing separates the documents"
     assert note in run(*words, output=tmp_path / "set").stderr
     assert note not in run(*words, "--append-eod", output=tmp_path / "set").stderr
+    words = ("--input", corpus, "--tokenizer-type", "GPT2BPETokenizer")
+    refused = run(*words, output=tmp_path / "other").stderr
+    assert "requires --vocab-file and --merge-file" in refused
+    assert note not in refused
 
 
 def test_wrong_key_names_the_option(corpus: Path, tmp_path: Path) -> None:

@@ -142,8 +142,14 @@ NOTHING = Path("/nowhere/file")
         ("HFTokenizer", Path("/"), None, "vocab_file / is not a file; set it to the path"),
         ("HFTokenizer", NOTHING, NOTHING, "merge_file /nowhere/file was given; remove merge_file"),
         ("HFGPT2Tokenizer", None, NOTHING, "/nowhere/file was given; remove merge_file"),
-        ("GPT2BPETokenizer", None, None, "GPT2BPETokenizer requires vocab_file"),
-        ("GPT2BPETokenizer", NOTHING, NOTHING, "vocab_file /nowhere/file does not exist"),
+        ("GPT2BPETokenizer", None, None, "requires --vocab-file and --merge-file; give vocab.json and"),
+        (
+            "GPT2BPETokenizer",
+            NOTHING,
+            NOTHING,
+            "cannot find --vocab-file /nowhere/file and --merge-file /nowhere/file",
+        ),
+        ("GPT2BPETokenizer", NOTHING, None, "requires --merge-file and cannot find --vocab-file /nowhere"),
         ("CharLevelTokenizer", NOTHING, None, "uses no files, but /nowhere/file was given"),
     ],
 )
@@ -160,6 +166,13 @@ def test_a_folder_in_place_of_the_file_in_it_is_named_with_the_file(tokenizer_js
         path.write_bytes(tokenizer_json.read_bytes())
     with pytest.raises(TokenizerError, match=f"vocab_file {folder} is a folder; pass {path}$"):
         build_tokenizer("HFTokenizer", vocab_file=folder)
+
+
+def test_a_tokenizer_json_in_place_of_gpt2s_files_names_its_kind(tokenizer_json: Path) -> None:
+    with pytest.raises(TokenizerError, match="is a tokenizer of HFTokenizer: use that --tokenizer-type"):
+        build_tokenizer("GPT2BPETokenizer", vocab_file=tokenizer_json)
+    with pytest.raises(TokenizerError, match="use HFTokenizer for"):
+        build_tokenizer("GPT2BPETokenizer", vocab_file=tokenizer_json, merge_file=tokenizer_json)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1, 2", '{"model": 3}'])

@@ -162,6 +162,10 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
             "neox/evaluate.py a.yml",
             "neox/evaluate.py is not a command of neox-launch; use the command evaluate",
         ),
+        (
+            "deepy.py evaluate.py a.yml --eval_tasks piqa arc_easy",
+            "use the command evaluate: neox-launch evaluate a.yml --tasks piqa,arc_easy.",
+        ),
         ("evaluate a.yml --eval_tasks piqa arc_easy", "separated by commas: --tasks piqa,arc_easy"),
         ("evaluate --tasks piqa arc_easy sciq a.yml", "separated by commas: --tasks piqa,arc_easy,sciq"),
         ("a.yml -i prompts.txt", "use neox-launch generate -i FILE"),

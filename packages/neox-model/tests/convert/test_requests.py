@@ -122,3 +122,23 @@ def test_a_data_type_may_be_given_by_its_name_in_torch(folder, monkeypatch, give
 
 def test_every_class_is_declared_once():
     assert {name: family.class_name for name, family in FAMILIES.items()} == CLASSES
+
+
+def test_a_checkpoint_of_this_project_is_not_converted_from_gpt_neox(tmp_path):
+    folder = tmp_path / "checkpoints/global_step3"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").touch()
+    for given in (folder, folder.parent):
+        result = CliRunner().invoke(cli.main, ["from-neox", str(given), "--output", str(tmp_path / "out")])
+        assert result.exit_code == 2
+        assert "is a checkpoint of this project, not of GPT-NeoX" in result.stderr
+        assert f"neox-convert to-hf --load {given} exports it" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--input_dir", "--config_file", "--output_dir"])
+def test_the_options_of_gpt_neoxs_converter_are_answered(option):
+    result = CliRunner().invoke(cli.main, ["to-hf", option, "x"])
+    assert result.exit_code == 2
+    assert f"No such option: {option}; use --load DIR --output DIR" in result.stderr
+    assert "use DIR --output DIR" in CliRunner().invoke(cli.main, ["from-neox", option, "x"]).stderr
+    assert ";" not in CliRunner().invoke(cli.main, ["to-hf", "--other", "x"]).stderr

@@ -204,8 +204,6 @@ def main(
     """Tokenize text files for training; writes PREFIX_KEY_document.bin and .idx."""
     _check_prefix(output_prefix)
     workers = prepare_threads(workers)
-    if not append_eod:
-        click.echo(_NO_END_NOTE, err=True)
     passed_over = PassedOver()
     paths, ending = take_shard(find_inputs(inputs, passed_over), shard)
     _refuse_unused(click.get_current_context(), loss_mask)
@@ -224,6 +222,8 @@ def main(
         mend_text=ftfy,
     )
     tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
+    if not append_eod:
+        click.echo(_NO_END_NOTE, err=True)
     run = preprocess_resumably if resume else preprocess
     with report_progress(log_interval=None if quiet else log_interval) as report:
         summary = run(

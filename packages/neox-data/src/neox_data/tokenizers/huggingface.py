@@ -27,6 +27,7 @@ __all__ = [
     "HFGPT2Tokenizer",
     "HFTokenizer",
     "LibraryBackedTokenizer",
+    "is_tokenizer_json",
     "load_tokenizer_json",
 ]
 
@@ -256,6 +257,15 @@ def load_tokenizer_json(path: Path) -> LibraryTokenizer:
             f"{path} is not a valid tokenizer.json of the tokenizers library: {error}; "
             f"train one with neox-data train-tokenizer, or copy it again"
         ) from error
+
+
+def is_tokenizer_json(path: Path) -> bool:
+    """Return whether a file is a tokenizer of the tokenizers library."""
+    try:
+        load_tokenizer_json(path)
+    except TokenizerError:
+        return False
+    return True
 
 
 def _load_from_hub(name: str) -> LibraryTokenizer:

@@ -244,7 +244,9 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
         files = [other for other in following if _is_configuration(other, directory)]
         if files:
             option = [_DIRECTORY[0], str(directory)] if directory != Path() else []
-            advice = advice.replace("--config FILE", shlex.join([*option, *files]))
+            tasks = [word for word in _tasks_in(following) if not _is_configuration(word, directory)]
+            named = [_TASKS[0], ",".join(tasks)] if tasks else []
+            advice = advice.replace("--config FILE", shlex.join([*option, *files, *named]))
         return f"{word} is not a command of neox-launch; {advice}."
     folder = (directory / word).parent
     if not os.path.isdir(folder):
@@ -262,6 +264,12 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
     meant = did_you_mean(word, commands)
     listed = ", ".join(sorted(commands))
     return f"No such command or file: {word}; {meant or f'the commands are {listed}.'}"
+
+
+def _tasks_in(words: Sequence[str]) -> list[str]:
+    """Return the words after --eval_tasks up to the next option, which GPT-NeoX separates with spaces."""
+    after = [words[number + 1 :] for number, word in enumerate(words) if word in _TASKS]
+    return list(takewhile(lambda word: not word.startswith("-"), after[0])) if after else []
 
 
 def _advice_on_argument(

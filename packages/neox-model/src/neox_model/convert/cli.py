@@ -12,7 +12,7 @@ import click
 
 from neox_config import finite_json
 from neox_config.counted import counted
-from neox_model.commands import ModelCommands
+from neox_model.commands import ModelCommand, ModelCommands
 from neox_model.convert.classes import CLASSES
 from neox_model.convert.neox.folder import find_folder
 from neox_model.convert.output import refuse_existing
@@ -32,6 +32,7 @@ _DTYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
 }
+_OPTIONS_OF_GPT_NEOX = ("input_dir", "config_file", "output_dir")
 _FOLDER = click.Path(path_type=Path)
 _OUTPUT = click.option("--output", required=True, type=_FOLDER, metavar="DIR", help="Folder to create.")
 _VOCAB_FILE = click.option(
@@ -64,8 +65,32 @@ def _takes_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
     return of_load(click.argument("folder", required=False, metavar="[DIR]", type=_FOLDER)(run))
 
 
+class _Conversion(ModelCommand):
+    """A conversion: answers the options of GPT-NeoX's scripts with its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words, and add advice to the error about such an option."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name.lstrip("-") not in _OPTIONS_OF_GPT_NEOX:
+                raise
+            source = "--load DIR" if any(option.name == "load" for option in self.params) else "DIR"
+            raise click.UsageError(
+                f"No such option: {error.option_name}; use {source} --output DIR, the configuration is in "
+                "the checkpoint.",
+                ctx=ctx,
+            ) from error
+
+
+class _Conversions(ModelCommands):
+    """The program with these commands."""
+
+    command_class = _Conversion
+
+
 @click.group(
-    cls=ModelCommands,
+    cls=_Conversions,
     examples=(
         "neox-convert to-hf --load checkpoints --output exported",
         "neox-convert from-hf pythia-160m --output imported",

@@ -1,8 +1,10 @@
 """Find the folder of a checkpoint of GPT-NeoX; without torch."""
 
 import re
+import shlex
 from pathlib import Path
 
+from neox_config.derive.recorded import latest_checkpoint
 from neox_config.facts.checkpoints import LATEST
 from neox_model.convert.errors import ConversionError
 
@@ -25,6 +27,11 @@ def find_folder(given: Path) -> Path:
     if any(LAYER_FILE.fullmatch(path.name) or RANK_FILE.fullmatch(path.name) for path in given.iterdir()):
         return given
     latest = given / LATEST
+    if latest_checkpoint(given) is not None:
+        raise ConversionError(
+            f"{given} is a checkpoint of this project, not of GPT-NeoX; it can be loaded as it is, and "
+            f"neox-convert to-hf --load {shlex.quote(str(given))} exports it"
+        )
     if not latest.is_file():
         raise ConversionError(
             f"{given} contains neither files of a checkpoint of GPT-NeoX (layer_00-model_00-model_states.pt, "
