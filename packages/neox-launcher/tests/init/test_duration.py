@@ -10,7 +10,7 @@ from neox_launcher.init.training import Devices
 
 CPU = Devices(count=1, memory=2**34, are_gpus=False)
 GPUS = Devices(count=8, memory=2**36, are_gpus=True)
-SHORTER = "for a shorter training, use a smaller --size, or reduce train-iters in the configuration"
+SHORTER = "for a shorter training, add --set train-iters=200 to the command, or use a smaller --size"
 
 
 def training(**changes):

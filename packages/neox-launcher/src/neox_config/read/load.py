@@ -117,6 +117,12 @@ def draft_config(
         read_override(text, reading)
     for text in resume_overrides:
         read_override(text, reading, option="--resume-set", precedence=2)
+    if paths and not texts and not reading.leaves and not reading.problems:
+        reading.problems += [
+            Problem("", "is empty", "write a configuration, or copy one from configs", place=Place(file))
+            for file in reading.files
+        ]
+        reading.is_complete = False
     leaves, missing = missing_features(_not_overridden(reading.leaves))
     unfolded = fold_aliases(leaves)
     problems = reading.problems + missing + unfolded.problems

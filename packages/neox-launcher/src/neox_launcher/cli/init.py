@@ -23,7 +23,7 @@ from neox_launcher.cli.options import complete_models
 from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.duration import describe_duration
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
-from neox_launcher.init.texts import Prepared, prepare_texts
+from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts
 from neox_launcher.init.training import Devices, Training, choose_training
 from neox_launcher.plan.planning import Request
 from neox_launcher.plan.preflight import check_files
@@ -149,6 +149,10 @@ def init(
         _check(text, path, found)
         with atomic_write(path) as file:
             file.write(text)
+    except PreparationError as error:
+        if not error.is_reported:
+            raise
+        sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted; the same command continues", err=True)
         sys.exit(INTERRUPTED)

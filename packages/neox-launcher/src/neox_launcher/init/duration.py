@@ -56,7 +56,7 @@ def describe_duration(
         devices: what it runs on.
         measure: measures the CPU, for tests.
     """
-    shorter = "for a shorter training, use a smaller --size, or reduce train-iters in the configuration"
+    shorter = "for a shorter training, add --set train-iters=200 to the command, or use a smaller --size"
     if training.seconds_per_iteration is not None:
         seconds = training.seconds_per_iteration * training.iterations
         about = f"about {in_words(seconds)} on {devices.count:,} {devices.kind}"

@@ -17,15 +17,17 @@ _RESULT = "prepared.json"
 
 
 class PreparationError(LaunchError):
-    """`neox-data prepare` failed, and has reported why.
+    """`neox-data prepare` failed.
 
     Args:
-        exit_code: its exit code.
+        status: its exit code; the negative number of the signal that ended it.
     """
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__("the texts were not prepared; see the message above")
-        self.exit_code = exit_code
+    def __init__(self, status: int) -> None:
+        super().__init__(f"neox-data prepare was ended by signal {-status}; start the same command again")
+        self.exit_code = status if status > 0 else 128 - status
+        self.is_reported = status > 0
+        """It has printed why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,8 @@ def prepare_texts(
         vocab_size: entries of a tokenizer that is trained; None: by the size of the texts.
 
     Raises:
-        LaunchError: neox-data is not installed, or failed.
+        PreparationError: neox-data failed.
+        LaunchError: neox-data is not installed.
     """
     if importlib.util.find_spec("neox_data") is None:
         raise LaunchError(
@@ -77,7 +80,7 @@ def prepare_texts(
     command += [] if vocab_size is None else ["--vocab-size", str(vocab_size)]
     done = subprocess.run(command, check=False)
     if done.returncode:
-        raise PreparationError(done.returncode if done.returncode > 0 else 128 - done.returncode)
+        raise PreparationError(done.returncode)
     result = json.loads((output / _RESULT).read_bytes())
     return Prepared(
         data_path=result["data_path"],

@@ -132,7 +132,7 @@ command line: 2 problems
 
 def test_missing_required_parameters_are_reported(tmp_path):
     empty = tmp_path / "empty.yml"
-    empty.write_text("")
+    empty.write_text("seed: 1")
     with pytest.raises(ConfigError) as found:
         load_config([empty])
     missing = {problem.name for problem in found.value.problems}

@@ -241,3 +241,14 @@ def test_a_prompt_may_have_several_lines(minimal):
     for given in (r'prompt="\e[31m"', r'save="a\nb"'):
         with pytest.raises(ConfigError, match="contains a line break or a tab"):
             load_config([minimal], overrides=[given])
+
+
+@pytest.mark.parametrize("content", ["", "# a comment\n"])
+def test_an_empty_configuration_is_called_empty(tmp_path, content):
+    (tmp_path / "empty.yml").write_text(content)
+    with pytest.raises(ConfigError) as refusal:
+        load_config([tmp_path / "empty.yml"])
+    (problem,) = refusal.value.problems
+    assert (problem.what, problem.place.file) == ("is empty", str(tmp_path / "empty.yml"))
+    with pytest.raises(ConfigError, match="hidden-size"):
+        load_config([tmp_path / "empty.yml"], overrides=["num-layers=2"])
