@@ -5,7 +5,15 @@ import sys
 
 __all__ = ["configure_logging"]
 
-_FORMAT = "%(asctime)s {who} %(name)s  %(message)s"
+_FORMAT = "%(asctime)s {who} %(name)s  %(mark)s%(message)s"
+
+
+class _Formatter(logging.Formatter):
+    """Marks warnings and errors, so that they are found among other lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return super().format(record)
 
 
 def configure_logging(rank: int | None) -> None:
@@ -18,7 +26,7 @@ def configure_logging(rank: int | None) -> None:
     """
     who = "-----" if rank is None else f"r{rank:04d}"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT.format(who=who), datefmt="%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(_Formatter(_FORMAT.format(who=who), datefmt="%Y-%m-%d %H:%M:%S"))
     root = logging.getLogger()
     root.handlers = [handler]
     # Other libraries log too much at INFO.

@@ -107,7 +107,7 @@ def test_the_end_screen_shows_results_and_commands(plan, request_, minimal):
         "duration": "1:15",
         "checkpoint": "ck pt/global_step10",
         "restarts": "1",
-        "warnings": "3",
+        "warnings": '3, in the lines of rank 0 marked "warning:"',
         "generate": f"neox-launch generate {settings}",
         "evaluate": f"neox-launch evaluate {settings}",
     }
@@ -135,6 +135,14 @@ def test_commands_have_the_settings_that_they_use(plan, request_, minimal):
     assert shlex.split(shown["generate"])[4::2] == ["train-iters=10", "warmup=0.1", "load=ck pt"]
 
 
+def test_a_command_has_each_setting_once(plan, request_):
+    given = ("seed=1", "train-iters=5", "fp16={hysteresis: 3}", "train_iters=7", "fp16={min_scale: 2}")
+    failed = replace(DONE, outcome=FAILED)
+    shown = rows(render_end(plan, replace(request_, overrides=given), failed, width=120))
+    expected = ["seed=1", "fp16={hysteresis: 3}", "train_iters=7", "fp16={min_scale: 2}"]
+    assert shlex.split(shown["once corrected"])[3::2] == expected
+
+
 @pytest.mark.usefixtures("checkpoint")
 def test_a_stopped_training_is_resumed_by_its_own_command(plan, request_, tmp_path):
     (tmp_path / "logs").mkdir()
@@ -154,7 +162,10 @@ def test_a_training_that_failed_without_a_checkpoint_is_started_again(plan, requ
     shown = rows(text)
     assert text.plain.startswith("neox-launch: failed\n")
     assert (shown["iterations"], shown["checkpoint"]) == ("0 of 10", "none in ck pt on this machine")
-    assert shown["start again"].startswith("neox-launch ")
+    assert shown["once corrected"].startswith("neox-launch ")
+    lost = replace(FAILED.first_failure, unreported=True)
+    failed = replace(failed, outcome=replace(FAILED, first_failure=lost))
+    assert "start again" in rows(render_end(plan, request_, failed, width=120))
     assert not {"resume", "generate", "last loss", "report"} & shown.keys()
 
 

@@ -81,7 +81,11 @@ def test_rank_0_logs_info_and_all_ranks_log_warnings(capsys):
         for package in ("neox_launcher", "neox_data", "neox_kernels", "neox_model"):
             logging.getLogger(package).setLevel(logging.NOTSET)
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[-1] for line in lines] == ["hello 0", "careful 0", "careful 3"]
+    assert [line.split("  ")[-1] for line in lines] == [
+        "hello 0",
+        "warning: careful 0",
+        "warning: careful 3",
+    ]
     assert " r0003 neox_model.example  " in lines[2]
 
 

@@ -227,7 +227,8 @@ def _end_rows(plan: LaunchPlan, result: Result) -> Iterator[Row]:
     yield "duration", format_duration(result.seconds)
     yield "checkpoint", _saved(plan, result)
     yield "restarts", f"{result.restarts}" if result.restarts else ""
-    yield "warnings", f"{result.warnings:,}" if result.warnings else ""
+    marked = 'in the lines of rank 0 marked "warning:"'
+    yield "warnings", f"{result.warnings:,}, {marked}" if result.warnings else ""
 
 
 def _saved(plan: LaunchPlan, result: Result) -> str:
@@ -259,7 +260,8 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
     if not is_finished:
         # Without a new checkpoint, the same command starts from where this launch did.
         resuming = _resuming(plan) if has_saved else {}
-        yield "resume" if has_saved else "start again", _command(request, settings=resuming)
+        again = "once corrected" if _would_repeat(result.outcome) else "start again"
+        yield "resume" if has_saved else again, _command(request, settings=resuming)
     is_same = section.load == section.save
     if section.save is not None and (has_saved or (is_same and _first_iteration(plan))):
         settings = {} if is_same else {"load": section.save}
@@ -273,6 +275,13 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
     log_dir = plan.resolved.config.logging.log_dir
     if log_dir is not None and result.iteration and _has_metrics(Path(plan.working_directory, log_dir)):
         yield "report", f"neox-report {shlex.quote(log_dir)}"
+
+
+def _would_repeat(outcome: Outcome) -> bool:
+    """Return whether a training ended by an error that a worker explains, such as a wrong setting."""
+    failure = outcome.first_failure
+    is_of_worker = failure is not None and failure.rank is not None
+    return is_of_worker and failure.traceback is None and not failure.unreported
 
 
 def _has_metrics(folder: Path) -> bool:
@@ -296,7 +305,7 @@ def _command(request: Request, program: str | None = None, *, settings: Mapping[
     words = ["neox-launch", *([program] if program else []), *request.paths]
     words += ["-d", request.directory] if request.directory else []
     replaced = {normal_name(name) for name in settings}
-    kept: Sequence[str] = [each for each in request.overrides if _name_of(each) not in replaced]
+    kept: Sequence[str] = [each for each in _in_effect(request.overrides) if _name_of(each) not in replaced]
     kept = kept if program is None else _used_by(program, request, kept)
     for override in [*kept, *(f"{name}={_as_yaml(value)}" for name, value in settings.items())]:
         words += ["--set", override]
@@ -305,6 +314,16 @@ def _command(request: Request, program: str | None = None, *, settings: Mapping[
         words += ["--bind-cores"] if request.bind_cores else []
         words += ["--output", request.output] if request.output != "rank0" else []
     return shlex.join(words)
+
+
+def _in_effect(overrides: Sequence[str]) -> list[str]:
+    """Return the settings without those that a later one of the same name replaces; blocks are merged."""
+    last = {_name_of(each): number for number, each in enumerate(overrides)}
+    return [
+        each
+        for number, each in enumerate(overrides)
+        if last[_name_of(each)] == number or each.partition("=")[2].lstrip().startswith("{")
+    ]
 
 
 def _used_by(program: str, request: Request, overrides: Sequence[str]) -> Sequence[str]:
