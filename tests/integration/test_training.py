@@ -185,6 +185,7 @@ def test_training_resumed_by_a_new_process_equals_the_uninterrupted_one(tmp_path
     evaluated = launch("neox_model.evaluate", config, *settings("parts")).splitlines()
     assert evaluated == whole.splitlines()
     assert evaluated[1].startswith("test loss ")
+    assert all(line.endswith(f", after iteration {RESUMED['train_iters']}") for line in evaluated)
 
 
 # Python imports it when it starts.

@@ -183,6 +183,7 @@ def test_the_workers_exit_code_is_returned_and_the_first_error_is_shown(minimal,
     monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: None)
     result = run("--config", minimal, *FILES)
     assert result.exit_code == 7
+    assert "neox-launch: starting 1 worker\n" in result.stderr
     expected = "\nworker 1 on h failed:\nthe disk is full\n\n2 more workers failed after it\n"
     assert result.stderr.endswith(expected)
 
@@ -191,6 +192,15 @@ def test_a_missing_package_is_named(minimal, folder, monkeypatch):
     monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: "torch is not installed here")
     result = run("--config", minimal, *FILES)
     assert (result.exit_code, result.stderr) == (2, "torch is not installed here\n")
+
+
+@pytest.mark.usefixtures("can_train")
+def test_notes_about_trainings_are_for_trainings(minimal, folder):
+    settings = ("--config", minimal, *FILES, "--set", "extra-save-iters=[99]", "--dry-run")
+    note = "--set extra-save-iters: [99]"
+    assert note in run(*settings).stderr
+    for program in ("generate", "evaluate", "doctor"):
+        assert note not in run(program, *settings).stderr
 
 
 @pytest.mark.usefixtures("can_train")

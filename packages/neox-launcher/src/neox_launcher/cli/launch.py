@@ -26,6 +26,7 @@ from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
 from neox_launcher.controller.restarts import checkpoints_of
 from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finish_output, print_message
+from neox_launcher.plan.of_training import is_of_training
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.plan.preflight import notes_on_data, notes_on_save
@@ -518,7 +519,11 @@ def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
     if plan.program == "doctor":
         _show_diagnosis(plan)
     display = open_display(plan.resolved.config.launch.terminal) if plan.program == "train" else None
-    return run_plan(plan) if display is None else _run_shown(request, plan, display)
+    if display is not None:
+        return _run_shown(request, plan, display)
+    # The first line of a worker follows after the import of torch.
+    print_message(f"neox-launch: starting {counted(plan.world.size, 'worker')}\n")
+    return run_plan(plan)
 
 
 def _run_shown(request: Request, plan: LaunchPlan, display: "LiveDisplay") -> Outcome:
@@ -551,6 +556,8 @@ def _print_notes(plan: LaunchPlan) -> None:
     notices = [*config.notices, *slow_without_gpus(config, plan.world)]
     if plan.program == "train":
         notices += [*notes_on_data(config), *notes_on_save(config)]
+    else:
+        notices = [each for each in notices if not is_of_training(each.name, plan.program)]
     if notices:
         click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
 

@@ -19,7 +19,7 @@ from neox_config.facts.checkpoints import is_checkpoint, iteration_of
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
 from neox_config.read.reading import normal_name
-from neox_config.schema.config import section_of
+from neox_launcher.plan.of_training import is_of_training
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
 from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in, written_checkpoints
@@ -30,12 +30,6 @@ __all__ = ["Result", "render_end", "render_start"]
 Row = tuple[str, str]
 _SHOWN_HOSTS = 3
 # Sections that only trainings use, and those that generate does not use either.
-_OF_TRAININGS = ("optimizer", "lr_schedule", "logging", "monitors", "autotuning", "activation_checkpointing")
-_OF_DATA = ("training", "data", "data_efficiency")
-_SAVING = (
-    *("save", "save_interval", "save_growth", "save_interval_minutes", "extra_save_iters", "async_save"),
-    *("keep_last_n_checkpoints", "hf_export"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,23 +325,12 @@ def _used_by(program: str, request: Request, overrides: Sequence[str]) -> Sequen
 
     The files may lack what the others set.
     """
-    used = [each for each in overrides if not _is_of_training(_name_of(each), program)]
+    used = [each for each in overrides if not is_of_training(_name_of(each), program)]
     try:
         load_config(request.paths, overrides=used, directory=request.directory)
     except NeoXError:
         return overrides
     return used
-
-
-def _is_of_training(name: str, program: str) -> bool:
-    """Whether a parameter changes nothing but trainings; data and batches also change evaluations."""
-    try:
-        section = section_of(name.partition(".")[0])
-    except KeyError:
-        return False
-    if name in _SAVING or section in _OF_TRAININGS:
-        return True
-    return program == "generate" and section in _OF_DATA and name != "seed"
 
 
 def _name_of(override: str) -> str:

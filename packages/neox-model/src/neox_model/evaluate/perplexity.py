@@ -46,7 +46,7 @@ def evaluate_parts(resolved: Resolved) -> str:
     """Return the validation and test loss of the latest checkpoint in `load`; call it on every rank.
 
     Returns:
-        One line per part, with loss and perplexity.
+        One line per part, with loss, perplexity and the iteration of the checkpoint.
 
     Raises:
         ConfigError: `load` or the data is not configured.
@@ -63,7 +63,8 @@ def evaluate_parts(resolved: Resolved) -> str:
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
     check_special_tokens(config, tokenizer)
-    position = Position.from_state(read_training_state(folder, groups=groups))
+    state = read_training_state(folder, groups=groups)
+    position = Position.from_state(state)
     datasets = build_datasets(resolved, ("valid", "test"), position=position)
     streams = open_streams(
         resolved,
@@ -82,10 +83,11 @@ def evaluate_parts(resolved: Resolved) -> str:
         characters=character_count(config, tokenizer, groups),
         accuracies=accuracies,
     )
+    when = "" if state is None else f", after iteration {state['iteration']:,}"
     firsts = {"valid": position.validation_samples, "test": 0}
     with explained_shortage("set a smaller train-micro-batch-size-per-gpu"):
         found = {
-            part: str(evaluator.evaluate(part, first))
+            part: f"{evaluator.evaluate(part, first)}{when}"
             for part, first in firsts.items()
             if evaluator.has(part)
         }

@@ -123,10 +123,11 @@ class Run:
     @property
     def result(self) -> str | None:
         """Return the last evaluations, one per line; None if the training was stopped before its end."""
-        results = self.evaluator.results
-        if self.training.state.stop_reason is not None:
+        results, state = self.evaluator.results, self.training.state
+        if state.stop_reason is not None:
             return None
-        return "\n".join(f"{PARTS[part]} {results[part]}" for part in PARTS if part in results) or None
+        lines = [f"{PARTS[part]} {results[part]}" for part in PARTS if part in results]
+        return "\n".join(f"{line}, after iteration {state.iteration:,}" for line in lines) or None
 
     def export(self) -> None:
         """Export the last checkpoint, if that is configured; on rank 0."""
