@@ -253,9 +253,9 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
         near = nearest_folder(folder)
         return f"folder {folder} does not exist; {f'did you mean {near}?' if near else 'check the path.'}"
     if os.path.isdir(word):
-        meant = configuration_in(word)
-        if meant is not None:
-            return f"{word} is a directory; did you mean {meant}?"
+        inside = configuration_in(word)
+        if inside is not None:
+            return f"{word} is a directory; did you mean {inside}?"
         return f"{word} is a directory; give the configuration files in it: neox-launch -d {word} FILE ..."
     if os.path.isfile(word):
         return (
