@@ -259,7 +259,7 @@ def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             name = str(detail["loc"][0])
-            problems.append(Problem(name, *sentence_about(name, detail), value=in_words(settings[name])))
+            problems.append(Problem(name, *sentence_about(name, [detail]), value=in_words(settings[name])))
     else:
         config = config.model_copy(update={"generation": section})
         problems += [problem for problem in broken_rules(config, {}) if problem.name in names]
