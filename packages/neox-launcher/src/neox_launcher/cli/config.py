@@ -114,7 +114,10 @@ def _problems_on_devices(
         if with_files:
             problems.extend(check_loaded(resolved, program="train"))
 
-    checks = (lambda: _refuse_hosts(config, devices, hostfile), resolve_it)
+    def refuse_them() -> None:
+        _refuse_hosts(config, devices, hostfile)
+
+    checks = (refuse_them, resolve_it)
     for run in checks:
         try:
             run()

@@ -274,8 +274,9 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
 def _would_repeat(outcome: Outcome) -> bool:
     """Return whether a training ended by an error that a worker explains, such as a wrong setting."""
     failure = outcome.first_failure
-    is_of_worker = failure is not None and failure.rank is not None
-    return is_of_worker and failure.traceback is None and not failure.unreported
+    if failure is None or failure.rank is None:
+        return False
+    return failure.traceback is None and not failure.unreported
 
 
 def _has_metrics(folder: Path) -> bool:
