@@ -81,9 +81,9 @@ stage() {
         echo "    after $((SECONDS - began)) s: $(tail -n 1 "$log" | cut -c 1-90)" >&3
     done &
     ticker=$!
-    trap 'kill $ticker 2>/dev/null' EXIT
+    trap 'kill $ticker 2>/dev/null || true' EXIT
     "$@"
-    kill $ticker
+    kill $ticker 2>/dev/null || true
     echo "  $name: took $((SECONDS - began)) s" >&3
 }
 
