@@ -29,7 +29,6 @@ __all__ = ["Result", "render_end", "render_start"]
 
 Row = tuple[str, str]
 _SHOWN_HOSTS = 3
-# Sections that only trainings use, and those that generate does not use either.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
