@@ -69,11 +69,12 @@ NEEDED = [
     "train-micro-batch-size-per-gpu: 2",
     "optimizer: {type: Adam, params: {lr: 0.001}}",
 ]
-# Configurations that the reader writes: of docs/finetuning.md, which tests/integration runs, and of
+# Configurations that the reader writes: of docs/finetuning.md and docs/huggingface.md, which tests/integration runs, and of
 # configs/README.md.
 WRITTEN = (
     "base.yml",
     "adapters.yml",
+    "imported/model.yml",
     "imported-adapters/model.yml",
     "my-run.yml",
     "job.yml",
