@@ -21,7 +21,10 @@ def run(commands, tmp_path):
 
 
 def test_a_stage_prints_its_beginning_what_it_does_and_its_duration(tmp_path):
-    found = run("stage first sh -c 'echo Collecting torch; sleep 1'\nstage second true", tmp_path)
+    found = run(
+        "stage first sh -c 'echo Collecting torch; sleep 1'\nstage second true\nsleep 0.2; rm -f none",
+        tmp_path,
+    )
     assert found.returncode == 0, found
     first, *during, last, begun, ended = found.stdout.splitlines()
     assert first == "  first ..."
