@@ -69,8 +69,8 @@ NEEDED = [
     "train-micro-batch-size-per-gpu: 2",
     "optimizer: {type: Adam, params: {lr: 0.001}}",
 ]
-# Configurations that the reader writes: of docs/finetuning.md and docs/huggingface.md, which tests/integration
-# runs, and of configs/README.md.
+# Configurations that the reader writes: of docs/finetuning.md and docs/huggingface.md, which
+# tests/integration runs, and of configs/README.md.
 WRITTEN = (
     "base.yml",
     "adapters.yml",
