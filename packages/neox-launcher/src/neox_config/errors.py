@@ -13,6 +13,8 @@ class NeoXError(Exception):
     """
 
     exit_code = 1
+    is_of_another_rank = False
+    """The failure of another rank, which reports it as well."""
 
 
 class ConfigError(NeoXError):

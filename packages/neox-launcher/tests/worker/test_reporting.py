@@ -15,6 +15,7 @@ from neox_config import finite_json
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.log import configure_logging
 from neox_launcher.agent.workers import Workers
+from neox_launcher.protocol.outcome import Failure, judge
 from neox_launcher.worker.ranks import RankInfo, read_rank
 from neox_launcher.worker.reporting import (
     Progress,
@@ -126,6 +127,17 @@ def full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr("neox_launcher.worker.reporting.write_aside", fail)
     yield registered
     faulthandler.unregister(signal.SIGUSR2)
+
+
+def test_the_rank_that_failed_precedes_those_that_heard_of_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    heard = NeoXError("saving failed on rank 1: full")
+    heard.is_of_another_rank = True
+    report_failure(0, heard)
+    report_failure(1, NeoXError("saving failed on rank 1: full"))
+    reports = [json.loads((tmp_path / f"rank-{rank}.error.json").read_text()) for rank in (0, 1)]
+    outcome = judge([Failure(**report) for report in reports], [])
+    assert (outcome.first_failure.rank, outcome.num_failures) == (1, 2)
 
 
 def test_a_failure_is_reported_when_the_disk_is_full(tmp_path, full_disk):

@@ -504,14 +504,14 @@ def test_a_failure_on_all_ranks_names_none(tmp_path):
     assert "global_step0 failed: the checkpoint" in first
 
 
-def fail_on_one_rank(directory: str) -> list[str]:
+def fail_on_one_rank(directory: str) -> tuple[list[str], list[bool]]:
     """Save, then load, with a failure on rank 1 only."""
     torch.manual_seed(1)
     run = Run(groups=create_groups(1, 1))
     run.train()
     run.save(Path(directory))
     run.train()
-    messages = []
+    messages, heard = [], []
     write = save.write_shard
     if dist.get_rank() == 1:
 
@@ -528,13 +528,15 @@ def fail_on_one_rank(directory: str) -> list[str]:
             action(Path(directory))
         except CheckpointError as error:
             messages.append(str(error))
-    return messages
+            heard.append(error.is_of_another_rank)
+    return messages, heard
 
 
 def test_a_failure_on_one_rank_is_the_same_error_on_all(tmp_path):
     first, second = run_ranks(fail_on_one_rank, size=2, directory=str(tmp_path))
-    assert first == second
-    saving, loading = first
+    assert first[0] == second[0]
+    assert (first[1], second[1]) == ([True, True], [False, False])
+    saving, loading = first[0]
     assert "failed on rank 1" in saving
     assert "No space left on device" in saving
     assert "shard-00001.safetensors: No such file" in loading

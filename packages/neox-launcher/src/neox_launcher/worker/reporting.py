@@ -29,6 +29,7 @@ from neox_config import finite_json
 from neox_config.atomic import atomic_write
 from neox_config.errors import NeoXError
 from neox_config.limits import limit_reached
+from neox_launcher.protocol.outcome import HEAD_START_SECONDS
 
 __all__ = [
     "AGENT_FILE",
@@ -281,7 +282,8 @@ def report_failure(rank: int, error: BaseException) -> int:
         with suppress(OSError):
             os.close(_STANDARD_INPUT)
     report = {
-        "time": time.time(),
+        # The rank that failed is the first, though the others may hear of it and report it earlier.
+        "time": time.time() + (HEAD_START_SECONDS if getattr(error, "is_of_another_rank", False) else 0.0),
         "host": socket.gethostname(),
         "rank": rank,
         "message": message,
