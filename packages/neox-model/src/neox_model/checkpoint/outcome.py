@@ -59,9 +59,9 @@ def shared_outcome(control: Group, action: str, *, keeps_bugs: bool = False) -> 
         rank, message = failed[0]
         is_everywhere = {each for _, each in failed} == {message} and len(failed) == control.size
         place = "" if is_everywhere else f" on rank {rank}"
-        error = CheckpointError(f"{action} failed{place}: {message}")
-        error.is_of_another_rank = rank != control.rank
-        raise error from failure
+        shared = CheckpointError(f"{action} failed{place}: {message}")
+        shared.is_of_another_rank = rank != control.rank
+        raise shared from failure
 
 
 def _describe(error: Exception) -> str:
