@@ -25,6 +25,7 @@ ROOMS = {
         "command_line": {"output"},
         "counted": set(),
         "finite_json": set(),
+        "formats": set(),
         "files": set(),
         "limits": set(),
         "facts": {"files"},
@@ -141,7 +142,7 @@ READS_CONFIGURATION = (
 # that one handler reports them all; the others have nothing to do with a configuration.
 NOT_CONFIGURATION = tuple(
     f"neox_config.{room}"
-    for room in ("errors", "atomic", "finite_json", "output", "command_line", "counted", "facts")
+    for room in ("errors", "atomic", "finite_json", "output", "command_line", "counted", "formats", "facts")
 )
 READS_DATA = (
     *("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "retrieve", "convert"),
