@@ -62,10 +62,11 @@ WORKS: dict[str, Work] = {
     "bias_gelu forward": Work("bias_gelu", rf"bias_gelu_forward_kernel<{_T}, 8, GeluTanh<{_T}> >", 1, 1),
     "bias_gelu backward": Work("bias_gelu", rf"bias_gelu_backward_kernel<{_T}, 8, GeluTanh<{_T}> >", 2, 1),
     "bias_swiglu forward": Work("gated", rf"gated_forward_kernel<{_T}, 8, Silu<{_T}> >", 2, 1),
-    "bias_swiglu backward": Work("gated", rf"gated_backward_kernel<{_T}, 8, Silu<{_T}>, true>", 3, 2),
-    "swiglu backward": Work("gated", rf"gated_backward_kernel<{_T}, 8, Silu<{_T}>, false>", 3, 2),
+    # Backward as it is called where the product is computed again, which it also stores.
+    "bias_swiglu backward": Work("gated", rf"gated_backward_kernel<{_T}, 8, Silu<{_T}>, true>", 3, 3),
+    "swiglu backward": Work("gated", rf"gated_backward_kernel<{_T}, 8, Silu<{_T}>, false>", 3, 3),
     "bias_geglu forward": Work("gated", rf"gated_forward_kernel<{_T}, 8, GeluErf<{_T}> >", 2, 1),
-    "bias_geglu backward": Work("gated", rf"gated_backward_kernel<{_T}, 8, GeluErf<{_T}>, true>", 3, 2),
+    "bias_geglu backward": Work("gated", rf"gated_backward_kernel<{_T}, 8, GeluErf<{_T}>, true>", 3, 3),
     "bias_dropout_add forward": Work(
         "bias_dropout_add", rf"bias_dropout_add_forward_kernel<{_T}, 8, true>", 2, 1
     ),
@@ -75,13 +76,37 @@ WORKS: dict[str, Work] = {
     "rotary, vectors of 8": Work("rotary", rf"rotary_kernel<{_T}, 8>", 1, 1),
     "rotary, vectors of 4": Work("rotary", rf"rotary_kernel<{_T}, 4>", 1, 1),
     "rotary, vectors of 2": Work("rotary", rf"rotary_kernel<{_T}, 2>", 1, 1),
-    "layer_norm forward": Work("layer_norm", rf"norm_forward_kernel<true, {_T}, {_T}, 8, 2.*>", 1, 1),
+    "layer_norm forward": Work("layer_norm", rf"norm_forward_kernel<true, false, {_T}, {_T}, 8, 2>", 1, 1),
     "layer_norm backward": Work(
-        "layer_norm", rf"norm_backward_kernel<true, {_T}, {_T}, 8, 2.*>", 2, 1, shared=2 * _NORM_SUMS
+        "layer_norm",
+        rf"norm_backward_kernel<true, false, {_T}, {_T}, 8, 2>",
+        2,
+        1,
+        shared=2 * _NORM_SUMS,
     ),
-    "rms_norm forward": Work("rms_norm", rf"norm_forward_kernel<false, {_T}, {_T}, 8, 2.*>", 1, 1),
+    "add_layer_norm forward": Work("layer_norm", rf"norm_forward_kernel<true, true, {_T}, {_T}, 8, 2>", 2, 2),
+    "add_layer_norm backward": Work(
+        "layer_norm",
+        rf"norm_backward_kernel<true, true, {_T}, {_T}, 8, 2>",
+        3,
+        1,
+        shared=2 * _NORM_SUMS,
+    ),
+    "rms_norm forward": Work("rms_norm", rf"norm_forward_kernel<false, false, {_T}, {_T}, 8, 2>", 1, 1),
     "rms_norm backward": Work(
-        "rms_norm", rf"norm_backward_kernel<false, {_T}, {_T}, 8, 2.*>", 2, 1, shared=_NORM_SUMS
+        "rms_norm",
+        rf"norm_backward_kernel<false, false, {_T}, {_T}, 8, 2>",
+        2,
+        1,
+        shared=_NORM_SUMS,
+    ),
+    "add_rms_norm forward": Work("rms_norm", rf"norm_forward_kernel<false, true, {_T}, {_T}, 8, 2>", 2, 2),
+    "add_rms_norm backward": Work(
+        "rms_norm",
+        rf"norm_backward_kernel<false, true, {_T}, {_T}, 8, 2>",
+        3,
+        1,
+        shared=_NORM_SUMS,
     ),
     "cross_entropy": Work(
         "cross_entropy", rf"cross_entropy_kernel<{_T}, 8, true>", 1, 1, 512, shared=50_304 * _ITEM, phases=2
