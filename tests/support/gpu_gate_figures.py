@@ -65,7 +65,8 @@ _SOURCES = """\
 _OPERATORS = """\
 ## Operators
 
-One kernel per operator and direction: the one for bf16 at the sizes of `benchmarks/kernels.py`.
+One kernel per operator and direction: the one for bf16 at the sizes of `benchmarks/kernels.py`. Those of
+gated backward passes also store the product, as `recompute-gated-product` lets them.
 
 - *blocks*: that one multiprocessor holds, by registers and shared memory.
 - *instructions*: of a thread per element, in the loop that moves the data.

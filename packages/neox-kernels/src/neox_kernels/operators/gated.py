@@ -9,6 +9,7 @@ the gradients, so that a matrix product with y need not keep it for its backward
 Source: arXiv:2002.05202; GELU: bias_gelu.py.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -203,11 +204,16 @@ def _again(
     gate_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return the product, and the gradients of up, gate and their biases; None for a bias that is None."""
-    product, of_up, of_gate, of_up_bias, of_gate_bias = _backward(
-        gradient, up, gate.to(up.dtype), up_bias, gate_bias, name, True
-    )
+    product, *of_inputs = _backward(gradient, up, gate.to(up.dtype), up_bias, gate_bias, name, True)
+    return product, *_of_present(of_inputs, up_bias, gate_bias)
+
+
+def _of_present(
+    gradients: Sequence[Tensor], up_bias: Tensor | None, gate_bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of up, gate and their biases, with None for a bias that is None."""
+    of_up, of_gate, of_up_bias, of_gate_bias = gradients
     return (
-        product,
         of_up,
         of_gate,
         None if up_bias is None else of_up_bias,
@@ -222,16 +228,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, None]:
     up, gate, up_bias, gate_bias = ctx.saved_tensors
-    _, of_up, of_gate, of_up_bias, of_gate_bias = _backward(
-        gradient, up, gate, up_bias, gate_bias, ctx.name, False
-    )
-    return (
-        of_up,
-        of_gate,
-        None if up_bias is None else of_up_bias,
-        None if gate_bias is None else of_gate_bias,
-        None,
-    )
+    _, *of_inputs = _backward(gradient, up, gate, up_bias, gate_bias, ctx.name, False)
+    return *_of_present(of_inputs, up_bias, gate_bias), None
 
 
 _backward.refuse_gradient()

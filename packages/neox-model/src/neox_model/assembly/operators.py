@@ -204,15 +204,14 @@ def _rotary_of(config: NeoXConfig, groups: Groups) -> MakeExample:
 def _rotary_arguments(
     key_heads: int, share: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Any, ...]:
-    sequence, batch, heads, width = shape
-    whole = torch.randn(sequence, batch, (heads + 2 * key_heads) * width, dtype=dtype, device=device)
-    query, key, _ = whole.split([heads * width, key_heads * width, key_heads * width], dim=-1)
-    angles = torch.rand(sequence, int(width * share) // 2, device=device)
+    *_, heads, width = shape
+    whole, cos, sin, *_ = _projection_arguments(key_heads, share, shape, dtype, device)
+    query, key, _ = whole.detach().split([heads * width, key_heads * width, key_heads * width], dim=-1)
     return (
         query.unflatten(-1, (heads, width)).requires_grad_(),
         key.unflatten(-1, (key_heads, width)).requires_grad_(),
-        angles.cos(),
-        angles.sin(),
+        cos,
+        sin,
     )
 
 
