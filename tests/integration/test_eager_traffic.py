@@ -30,9 +30,14 @@ def test_fused_operators_move_less_than_half_and_as_much_as_documented(fused):
 
 @pytest.mark.parametrize(
     ("without", "passes"),
-    # The sum before the norm: one pass of five, and two of six in the backward pass. The gated product: 14
-    # passes instead of 9, one of which computes the product again.
-    [({"norm_of_sum": None}, 3 * HIDDEN), ({"gated_again": None, "gated_activation": None}, 5 * GATE)],
+    # The sum before the norm: one pass of five. The sum of the gradients after either norm: two of six. The
+    # gated product: 14 passes instead of 9, one of which computes the product again.
+    [
+        ({"norm_of_sum": None}, HIDDEN),
+        ({"norm_with_input": None}, 2 * HIDDEN),
+        ({"norm_of_sum": None, "norm_with_input": None}, 5 * HIDDEN),
+        ({"gated_again": None, "gated_activation": None}, 5 * GATE),
+    ],
 )
 def test_each_kernel_has_its_part(fused, without, passes):
     more = moved(dataclasses.replace(llama_operators(), **without)) - sum(fused.values())

@@ -28,10 +28,10 @@ FUSED: dict[str, dict[str, Any]] = {
     ADAPTED: {"layernorm_fusion": True, "glu_fusion": True, "rope_fusion": True},
 }
 CALLED = {
-    LLAMA: {"rms_norm", "add_rms_norm", "bias_swiglu", "split_rotary"},
+    LLAMA: {"rms_norm.with_input", "add_rms_norm", "bias_swiglu", "split_rotary"},
     GEGLU: {"bias_geglu"},
-    GPT: {"layer_norm", "add_layer_norm", "bias_dropout_add"},
-    ADAPTED: {"layer_norm", "add_layer_norm", "bias_swiglu", "split_rotary"},
+    GPT: {"layer_norm.with_input", "add_layer_norm", "bias_dropout_add"},
+    ADAPTED: {"layer_norm.with_input", "add_layer_norm", "bias_swiglu", "split_rotary"},
 }
 # Architecture, layout, and whether activations are recomputed.
 CASES = [

@@ -78,6 +78,7 @@ def llama_operators() -> Operators:
         gated_again=bias_swiglu.again,
         norm=rms_norm.fused,
         norm_of_sum=add_rms_norm.fused,
+        norm_with_input=rms_norm.with_input,
     )
 
 

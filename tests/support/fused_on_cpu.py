@@ -13,10 +13,10 @@ __all__ = ["make_available"]
 def make_available(calls: Counter[str]) -> None:
     """Let this process use the fused operators on the CPU, and count their calls."""
 
-    def counted(operator: Operator[..., Any]) -> Any:
+    def counted(name: str, form: Any) -> Any:
         def call(*args: Any) -> Any:
-            calls[operator.name] += 1
-            return operator.fused(*args)
+            calls[name] += 1
+            return form(*args)
 
         return call
 
@@ -24,7 +24,9 @@ def make_available(calls: Counter[str]) -> None:
         if isinstance(operator, Operator):
             ready = dataclasses.replace(
                 operator,
-                fused=counted(operator),
+                fused=counted(operator.name, operator.fused),
+                with_input=operator.with_input
+                and counted(f"{operator.name}.with_input", operator.with_input),
                 availability=lambda device, dtype, *, may_build: Availability(True, "for this test"),
             )
             setattr(operators, name, ready)

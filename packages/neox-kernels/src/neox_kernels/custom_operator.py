@@ -77,6 +77,40 @@ class CustomOperator:
         # Without Function.apply, whose Python code for torch.func takes as long as the rest of the call.
         self._apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
+    def with_input(self, differentiate: Differentiate, *, setup_context: Keep) -> Callable[..., Any]:
+        """Return a function that returns its first argument too, in front of the results.
+
+        Whoever uses the argument from there sends its gradient through `differentiate`, which gets it in
+        front of the gradients of the results, None if nothing used it, and can add it in the pass over
+        memory that it makes anyway. Autograd adds gradients of an argument in a pass of their own.
+
+        Args:
+            differentiate: as for `register_autograd`, with the gradient of the argument in front.
+            setup_context: as for `register_autograd`.
+        """
+
+        def implementation(*args: Any) -> tuple[Any, ...]:
+            # A dispatch mode sees the operator, which has no gradient of its own within a function.
+            run = self._overload if _num_modes() else self._implementation
+            return (args[0], *run(*args))
+
+        def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+            ctx.set_materialize_grads(False)
+            setup_context(ctx, inputs, output[1:])
+
+        assert self._returned is not None
+        function = _autograd_function(self._name, implementation, differentiate, keep, self._returned + 1)
+        apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            if not _needs_one_node() and _requires_gradient(args):
+                results: tuple[Any, ...] = apply(*args)
+                return results
+            results = self(*args)
+            return (args[0], *results) if isinstance(results, tuple) else (args[0], results)
+
+        return call
+
     def refuse_gradient(self) -> None:
         """Make a second derivative, backward through this operator's results, an error with a remedy."""
 
@@ -92,14 +126,10 @@ class CustomOperator:
         """Compute the results."""
         if _is_seen_by_others():
             return self._dispatched(*args)
-        requires_grad = False
-        for arg in args:
-            kind = type(arg)
-            if kind in _ORDINARY:
-                requires_grad = requires_grad or arg.requires_grad
-            elif isinstance(arg, Tensor):
-                return self._dispatched(*args)
-        if requires_grad and torch.is_grad_enabled():
+        requires_gradient = _requires_gradient(args)
+        if requires_gradient is None:
+            return self._dispatched(*args)
+        if requires_gradient:
             return self._apply(*args)
         results = self._implementation(*args)
         for position in self._mutated:
@@ -119,7 +149,24 @@ def _first(results: Any, count: int | None) -> Any:
 
 def _is_seen_by_others() -> bool:
     """Return whether a compiler, a tracer, a dispatch mode or a function transform must see the operator."""
-    return torch.compiler.is_compiling() or bool(_num_modes()) or _has_transforms() or _is_traced()
+    return _needs_one_node() or bool(_num_modes())
+
+
+def _needs_one_node() -> bool:
+    """Return whether a compiler, a tracer or a function transform is active."""
+    return torch.compiler.is_compiling() or _has_transforms() or _is_traced()
+
+
+def _requires_gradient(args: tuple[Any, ...]) -> bool | None:
+    """Return whether autograd records a call; None if an argument is a subclass of tensors."""
+    requires_grad = False
+    for arg in args:
+        kind = type(arg)
+        if kind in _ORDINARY:
+            requires_grad = requires_grad or arg.requires_grad
+        elif isinstance(arg, Tensor):
+            return None
+    return requires_grad and torch.is_grad_enabled()
 
 
 def _without_zeros(keep: Keep) -> Keep:

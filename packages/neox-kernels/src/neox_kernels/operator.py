@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from neox_kernels import native
 from neox_kernels.availability import Availability
@@ -36,6 +37,8 @@ class Operator(Generic[Parameters, Result]):
         availability: checks whether `fused` can be used.
         again: computes the result again, together with the gradients of the tensors: of (gradient of the
             result, arguments). For a backward pass of a result that was not kept; None: there is none.
+        with_input: `fused`, but returns the first argument and the result; its backward pass adds the
+            gradient that arrives at the first. None: there is none.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Operator(Generic[Parameters, Result]):
     comparable_example: MakeExample | None = None
     availability: AvailabilityCheck = native.availability
     again: Callable[..., Any] | None = None
+    with_input: Callable[Parameters, tuple[Tensor, Result]] | None = None
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         """Run the reference implementation."""

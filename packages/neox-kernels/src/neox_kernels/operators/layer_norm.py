@@ -5,7 +5,7 @@
     d weight = sum of n dy over rows,   d bias = sum of dy over rows
 
 `add_layer_norm` normalizes the sum of x and a residual, and returns both; its backward pass adds the gradient
-that arrives at the sum to dx.
+that arrives at the sum to dx. `layer_norm.with_input` returns x too, and adds its gradient to dx.
 
 Source: arXiv:1607.06450.
 """
@@ -170,6 +170,15 @@ def _differentiate(ctx: Any, gradient: Tensor, *_unused: None) -> tuple[Tensor, 
     return *_backward(gradient, None, *ctx.saved_tensors), None
 
 
+def _differentiate_with_input(
+    ctx: Any, of_input: Tensor | None, gradient: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    # Nothing depends on the normalized x.
+    if gradient is None:
+        return of_input, None, None, None
+    return *_backward(gradient, of_input, *ctx.saved_tensors), None
+
+
 def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[0], inputs[2], output[2], output[3])
 
@@ -186,6 +195,7 @@ def _differentiate_sum(
 
 _backward.refuse_gradient()
 _forward.register_autograd(_differentiate, setup_context=_keep)
+_forward_with_input = _forward.with_input(_differentiate_with_input, setup_context=_keep)
 _forward_of_sum.register_autograd(_differentiate_sum, setup_context=_keep_sum)
 
 
@@ -194,6 +204,15 @@ def _fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 
     shapes.check_width("bias", bias, x)
     result: Tensor = _forward(x, *native.norm_parameters(x, weight, bias), epsilon)
     return result
+
+
+def _fused_with_input(
+    x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    shapes.check_width("weight", weight, x)
+    shapes.check_width("bias", bias, x)
+    x, result = _forward_with_input(x, *native.norm_parameters(x, weight, bias), epsilon)
+    return x, result
 
 
 def _fused_add_layer_norm(
@@ -250,7 +269,13 @@ def _example_with_residual(
     return x, torch.randn(shape, dtype=dtype, device=device, requires_grad=True), *parameters
 
 
-layer_norm = Operator(name="layer_norm", reference=_layer_norm, fused=_fused_layer_norm, example=_example)
+layer_norm = Operator(
+    name="layer_norm",
+    reference=_layer_norm,
+    fused=_fused_layer_norm,
+    example=_example,
+    with_input=_fused_with_input,
+)
 add_layer_norm = Operator(
     name="add_layer_norm",
     reference=_add_layer_norm,

@@ -4,7 +4,7 @@
     dx = (w - n mean(w n)) / sqrt(mean(x^2) + epsilon),   w = weight dy,   d weight = sum of n dy over rows
 
 `add_rms_norm` normalizes the sum of x and a residual, and returns both; its backward pass adds the gradient
-that arrives at the sum to dx.
+that arrives at the sum to dx. `rms_norm.with_input` returns x too, and adds its gradient to dx.
 
 Source: arXiv:1910.07467.
 """
@@ -155,6 +155,15 @@ def _differentiate(ctx: Any, gradient: Tensor, *_unused: None) -> tuple[Tensor, 
     return *_backward(gradient, None, *ctx.saved_tensors), None
 
 
+def _differentiate_with_input(
+    ctx: Any, of_input: Tensor | None, gradient: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, None]:
+    # Nothing depends on the normalized x.
+    if gradient is None:
+        return of_input, None, None
+    return *_backward(gradient, of_input, *ctx.saved_tensors), None
+
+
 def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[0], inputs[2], output[2])
 
@@ -171,6 +180,7 @@ def _differentiate_sum(
 
 _backward.refuse_gradient()
 _forward.register_autograd(_differentiate, setup_context=_keep)
+_forward_with_input = _forward.with_input(_differentiate_with_input, setup_context=_keep)
 _forward_of_sum.register_autograd(_differentiate_sum, setup_context=_keep_sum)
 
 
@@ -178,6 +188,12 @@ def _fused_rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:
     shapes.check_width("weight", weight, x)
     result: Tensor = _forward(x, *native.norm_parameters(x, weight), epsilon)
     return result
+
+
+def _fused_with_input(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> tuple[Tensor, Tensor]:
+    shapes.check_width("weight", weight, x)
+    x, result = _forward_with_input(x, *native.norm_parameters(x, weight), epsilon)
+    return x, result
 
 
 def _fused_add_rms_norm(
@@ -203,7 +219,13 @@ def _example_with_residual(
     return x, torch.randn(shape, dtype=dtype, device=device, requires_grad=True), weight
 
 
-rms_norm = Operator(name="rms_norm", reference=_rms_norm, fused=_fused_rms_norm, example=_example)
+rms_norm = Operator(
+    name="rms_norm",
+    reference=_rms_norm,
+    fused=_fused_rms_norm,
+    example=_example,
+    with_input=_fused_with_input,
+)
 add_rms_norm = Operator(
     name="add_rms_norm",
     reference=_add_rms_norm,

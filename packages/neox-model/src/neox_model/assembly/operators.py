@@ -71,6 +71,7 @@ class Operators:
         norm: the model's norm: (x, weight, bias, epsilon) -> normalized x; RMS norm has no bias.
         norm_of_sum: (x, residual, weight, bias, epsilon) -> their sum, and that normalized; None also if no
             layer normalizes such a sum, or adds dropout to it.
+        norm_with_input: `norm` in a form that returns x too, and adds its gradient in the backward pass.
         flex_unusable: why FlexAttention cannot be used; None if it can.
     """
 
@@ -83,6 +84,7 @@ class Operators:
     bias_dropout_add: Callable[[Tensor, Tensor | None, Tensor, float, bool], Tensor] | None = None
     norm: Callable[..., Tensor] | None = None
     norm_of_sum: Callable[..., tuple[Tensor, Tensor]] | None = None
+    norm_with_input: Callable[..., tuple[Tensor, Tensor]] | None = None
     flex_unusable: str | None = None
 
 
@@ -113,7 +115,7 @@ def choose_operators(
     shape_SBF = (*tokens, max(1, resolved.derived.mlp_width // groups.model.size))
     shape_SBD = (*tokens, model.hidden_size)
     scores = (tokens[1], heads, tokens[0], tokens[0])
-    norm, norm_of_sum = _norms(config, chooser, shape_SBD)
+    norm, norm_of_sum, norm_with_input = _norms(config, chooser, shape_SBD)
     gated_activation, gated_again = _gated_activation(config, chooser, shape_SBF)
     has_gelu = model.activation == "gelu"
     rope = attention.pos_emb == "rotary" and attention.rope_fusion
@@ -138,6 +140,7 @@ def choose_operators(
         ),
         norm=norm,
         norm_of_sum=norm_of_sum,
+        norm_with_input=norm_with_input,
         flex_unusable=_why_not_flex(config, device, head_width=shape_SBNK[-1]),
     )
 
@@ -304,28 +307,30 @@ def _agreement(control: Group) -> Callable[[bool], bool] | None:
 
 def _norms(
     config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]
-) -> tuple[Function | None, Function | None]:
-    """Choose the norm, and the norm of the sum of residual and attention, if nothing is between the two.
+) -> tuple[Function | None, Function | None, Function | None]:
+    """Choose the norm, the norm of the sum of residual and attention, and the norm that returns its input.
 
-    PyTorch's layer norm replaces NVIDIA apex's, which computes the same.
+    The second only if nothing is between the two. PyTorch's layer norm replaces NVIDIA apex's, which computes
+    the same.
     """
     model = config.model
     if NORM_FACTS[model.norm].has_bias and not model.use_bias_in_norms:
         # The kernels add a bias; a rule refuses layernorm-fusion: true.
-        return None, None
+        return None, None, None
     if model.norm == "apexlayernorm":
-        return apex_layer_norm.fused if chooser.all_have(apex_layer_norm) else None, None
+        return apex_layer_norm.fused if chooser.all_have(apex_layer_norm) else None, None, None
     fused: dict[str, tuple[str, Requested, Operator[..., Any], Operator[..., Any]]] = {
         "layernorm": ("layernorm-fusion", model.layernorm_fusion, layer_norm, add_layer_norm),
         "rmsnorm": ("rmsnorm-fusion", model.rmsnorm_fusion, rms_norm, add_rms_norm),
     }
     if model.norm not in fused:
-        return None, None
+        return None, None, None
     parameter, requested, alone, of_sum = fused[model.norm]
     norm = chooser.fused(parameter, requested, alone, shape)
+    with_input = None if norm is None else alone.with_input
     if model.hidden_dropout > 0.0 or model.gpt_j_residual or model.apply_residual_connection_post_layernorm:
-        return norm, None
-    return norm, chooser.fused(parameter, requested, of_sum, shape)
+        return norm, None, with_input
+    return norm, chooser.fused(parameter, requested, of_sum, shape), with_input
 
 
 def _gated_activation(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.objective import sees_later_tokens
+from neox_config.derive.pipeline import splits_backward
 from neox_config.derive.recomputation import recomputes_gated_product
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
@@ -78,6 +79,8 @@ def build_norm(
         arguments["operator"] = operators.norm
     if operators.norm_of_sum is not None:
         arguments["of_sum"] = operators.norm_of_sum
+    if operators.norm_with_input is not None:
+        arguments["with_input"] = operators.norm_with_input
     return pick(NORMS, model.norm, "norm"), arguments
 
 
@@ -154,6 +157,7 @@ def _mlp(resolved: Resolved, inits: dict[str, Any], operators: Operators) -> Fac
         options["gated_activation"] = operators.gated_activation
         options["gated_again"] = operators.gated_again
         options["recomputes_product"] = recomputes_gated_product(config, is_fused=is_fused)
+        options["adds_gradients"] = not splits_backward(config)
         return partial(GatedMLP, model.hidden_size, width, **options)
     options["bias_activation"] = operators.bias_gelu
     return partial(MLP, model.hidden_size, width, **options)

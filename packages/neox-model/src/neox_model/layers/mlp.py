@@ -171,6 +171,7 @@ class GatedMLP(nn.Module):
             gradients of the four; None: autograd computes them.
         recomputes_product: keep up and gate for the backward pass, and compute their product again, except
             in compiled layers, where the compiler decides.
+        adds_gradients: as for Entry.
         init: fills `up` and `gate`.
         output_init: fills `down`.
         bias: use biases in the projections.
@@ -192,6 +193,7 @@ class GatedMLP(nn.Module):
         gated_activation: GatedActivation | None = None,
         gated_again: Callable[..., tuple[Tensor | None, ...]] | None = None,
         recomputes_product: bool = False,
+        adds_gradients: bool = False,
         bias: bool = True,
         skip_bias: bool = False,
         group: Group = SINGLE_RANK,
@@ -202,6 +204,7 @@ class GatedMLP(nn.Module):
         self.gated_activation = gated_activation
         self.gated_again = gated_again
         self.recomputes_product = recomputes_product
+        self.adds_gradients = adds_gradients
         options: dict[str, Any] = {
             "init": init,
             "bias": bias,
@@ -225,8 +228,9 @@ class GatedMLP(nn.Module):
         if entry is None:
             entry = enter(hidden_SBD, self.up.group)
             hidden_SBD = entry.whole
+        entry.adds_gradients = self.adds_gradients
         up_SBF, up_bias = self.up(hidden_SBD, entry)
-        gate_SBF, gate_bias = self.gate(hidden_SBD, entry)
+        gate_SBF, gate_bias = self.gate(entry.whole, entry)
         if self._recomputes():
             gating = _Gating(self._product, self.gated_again)
             linear = partial(_linear_of_product, gating, gate_SBF, up_bias, gate_bias)

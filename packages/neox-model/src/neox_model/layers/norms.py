@@ -3,7 +3,9 @@
 Weights are whole on every tensor-parallel rank. Statistics of 16-bit inputs are computed in float32.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +22,56 @@ def _one_init(tensor: Tensor, generator: torch.Generator) -> None:
     tensor.fill_(1.0)
 
 
+class Norm(nn.Module, ABC):
+    """Normalizes over the last dimension, alone or together with what a residual connection adds.
+
+    Args:
+        operator: implementation, a function of (inputs, the parameters and numbers of `_arguments`).
+        of_sum: implementation of (inputs, residual, the same) that returns the sum of inputs and residual,
+            and the normalized sum; None: the norm is not called with a residual.
+        with_input: `operator` in a form that returns the inputs too, and adds the gradient that arrives there
+            in its backward pass; None: autograd adds it.
+    """
+
+    def __init__(
+        self,
+        operator: Callable[..., Tensor],
+        of_sum: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        with_input: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.operator = operator
+        self.of_sum = of_sum
+        self.with_input = with_input
+
+    @abstractmethod
+    def _arguments(self) -> tuple[Any, ...]:
+        """Return what the implementation gets after the inputs."""
+
+    def forward(
+        self, inputs: Tensor, residual: Tensor | None = None, *, returns_input: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the normalized inputs, with the dtype of `inputs`.
+
+        Args:
+            inputs: any shape `[..., width]`.
+            residual: return the sum of inputs and residual, and that normalized.
+            returns_input: return the inputs, for a residual connection, and those normalized.
+        """
+        if residual is not None:
+            assert self.of_sum is not None
+            return self.of_sum(inputs, residual, *self._arguments())
+        if returns_input and self.with_input is not None and not torch.compiler.is_compiling():
+            return self.with_input(inputs, *self._arguments())
+        normed = self.operator(inputs, *self._arguments())
+        return (inputs, normed) if returns_input else normed
+
+
 def _layer_norm(inputs: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
     return functional.layer_norm(inputs, weight.shape, weight, bias, epsilon)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Norm):
     """Normalizes to zero mean and unit variance over the width, then scales and shifts each channel.
 
     Args:
@@ -33,40 +80,33 @@ class LayerNorm(nn.Module):
         operator: implementation, a function of (inputs, weight, bias, epsilon).
         group: tensor-parallel ranks; with sequence parallelism each normalizes its part of the sequence.
         bias: add a bias.
-        of_sum: implementation of (inputs, residual, weight, bias, epsilon) that returns the sum of inputs and
-            residual, and the normalized sum; None: the norm is not called with a residual.
+        forms: other forms of `operator`, as for Norm.
     """
 
     def __init__(
         self,
         width: int,
         epsilon: float = 1e-5,
-        operator: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] = _layer_norm,
+        operator: Callable[..., Tensor] = _layer_norm,
         group: Group = SINGLE_RANK,
         *,
         bias: bool = True,
-        of_sum: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] | None = None,
+        **forms: Callable[..., tuple[Tensor, Tensor]] | None,
     ) -> None:
-        super().__init__()
+        super().__init__(operator, **forms)
         self.epsilon = epsilon
-        self.operator = operator
-        self.of_sum = of_sum
         self.weight = logical_parameter((width,), init=_one_init, group=group)
         self.bias = logical_parameter((width,), init=zero_init, group=group) if bias else None
 
-    def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Normalize over the last dimension; with a residual, return their sum, and the sum normalized."""
-        if residual is None:
-            return self.operator(inputs, self.weight, self.bias, self.epsilon)
-        assert self.of_sum is not None
-        return self.of_sum(inputs, residual, self.weight, self.bias, self.epsilon)
+    def _arguments(self) -> tuple[Tensor, Tensor | None, float]:
+        return self.weight, self.bias, self.epsilon
 
 
 def _rms_norm(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return functional.rms_norm(inputs, weight.shape, weight, epsilon)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Norm):
     """Computes weight * x / sqrt(mean(x^2) + epsilon).
 
     Args:
@@ -74,8 +114,7 @@ class RMSNorm(nn.Module):
         epsilon: added to the mean square.
         operator: implementation, a function of (inputs, weight, epsilon).
         group: tensor-parallel ranks; with sequence parallelism each normalizes its part of the sequence.
-        of_sum: implementation of (inputs, residual, weight, epsilon) that returns the sum of inputs and
-            residual, and the normalized sum; None: the norm is not called with a residual.
+        forms: other forms of `operator`, as for Norm.
 
     Source: arXiv:1910.07467.
     """
@@ -84,29 +123,25 @@ class RMSNorm(nn.Module):
         self,
         width: int,
         epsilon: float = 1e-8,
-        operator: Callable[[Tensor, Tensor, float], Tensor] = _rms_norm,
+        operator: Callable[..., Tensor] = _rms_norm,
         group: Group = SINGLE_RANK,
-        *,
-        of_sum: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None,
+        **forms: Callable[..., tuple[Tensor, Tensor]] | None,
     ) -> None:
-        super().__init__()
+        super().__init__(operator, **forms)
         self.epsilon = epsilon
-        self.operator = operator
-        self.of_sum = of_sum
         self.weight = logical_parameter((width,), init=_one_init, group=group)
 
-    def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Normalize over the last dimension; with a residual, return their sum, and the sum normalized.
-
-        The results have the dtype of `inputs`.
-        """
-        if residual is None:
-            return self.operator(inputs, self.weight, self.epsilon)
-        assert self.of_sum is not None
-        return self.of_sum(inputs, residual, self.weight, self.epsilon)
+    def _arguments(self) -> tuple[Tensor, float]:
+        return self.weight, self.epsilon
 
 
-class ScaleNorm(nn.Module):
+def _scale_norm(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = inputs.float()
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp(min=epsilon)
+    return (weight * wide / length).to(inputs.dtype)
+
+
+class ScaleNorm(Norm):
     """Computes weight * x / max(norm of x, epsilon), with a scalar weight.
 
     Args:
@@ -118,15 +153,12 @@ class ScaleNorm(nn.Module):
     """
 
     def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE_RANK) -> None:
-        super().__init__()
+        super().__init__(_scale_norm)
         self.epsilon = epsilon
         self.weight = logical_parameter((1,), init=_one_init, group=group)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Scale to the weight's length over the last dimension; the result has the dtype of `inputs`."""
-        wide = inputs.float()
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp(min=self.epsilon)
-        return (self.weight * wide / length).to(inputs.dtype)
+    def _arguments(self) -> tuple[Tensor, float]:
+        return self.weight, self.epsilon
 
 
 # apexlayernorm is the same function as layernorm, computed by NVIDIA apex's kernel if it is installed.

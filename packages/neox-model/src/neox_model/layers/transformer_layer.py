@@ -67,16 +67,16 @@ class TransformerLayer(ResidualLayer):
         """Add both branches; `position_ids_SB` gives the positions of tokens that are not consecutive."""
         if self.enters_once:
             return self._enter_once(hidden_SBD, document_ids_BS, position_ids_SB)
-        normed_SBD = self.norm1(hidden_SBD)
+        hidden_SBD, normed_SBD = self.norm1(hidden_SBD, returns_input=True)
         attended = self.attention(normed_SBD, document_ids_BS, position_ids_SB)
         if self.parallel_residual:
-            middle_SBD = self._add(hidden_SBD, attended)
-            return self._add(middle_SBD, self.mlp(self.norm2(hidden_SBD)))
+            hidden_SBD, normed_SBD = self.norm2(hidden_SBD, returns_input=True)
+            return self._add(self._add(hidden_SBD, attended), self.mlp(normed_SBD))
         if self.adds_in_norm:
             middle_SBD, normed_SBD = self.norm2(attended[0], hidden_SBD)
             return self._add(middle_SBD, self.mlp(normed_SBD))
         middle_SBD = self._add(normed_SBD if self.residual_after_norm else hidden_SBD, attended)
-        normed_SBD = self.norm2(middle_SBD)
+        middle_SBD, normed_SBD = self.norm2(middle_SBD, returns_input=True)
         residual_SBD = normed_SBD if self.residual_after_norm else middle_SBD
         return self._add(residual_SBD, self.mlp(normed_SBD))
 
@@ -85,7 +85,7 @@ class TransformerLayer(ResidualLayer):
     ) -> Tensor:
         """Add both branches of a parallel residual, with one message per pass if there is no dropout."""
         reduces = self.training and self.dropout > 0.0
-        first, second = self._normed(hidden_SBD, reduces=reduces)
+        hidden_SBD, (first, second) = self._normed(hidden_SBD, reduces=reduces)
         attended = self.attention(first.whole, document_ids_BS, position_ids_SB, first)
         fed = self.mlp(second.whole, second)
         if reduces:
@@ -93,14 +93,15 @@ class TransformerLayer(ResidualLayer):
         sum_SBD = from_row_parallel(attended[0] + fed[0], self.group)
         return self._add(hidden_SBD, (sum_SBD, _sum_of_given(attended[1], fed[1])))
 
-    def _normed(self, hidden_SBD: Tensor, *, reduces: bool) -> list[Entry]:
-        """Return what both norms compute of the hidden states, inside the split."""
+    def _normed(self, hidden_SBD: Tensor, *, reduces: bool) -> tuple[Tensor, list[Entry]]:
+        """Return the hidden states, and what both norms compute of them, inside the split."""
         if self.group.splits_sequence:
-            normed = (self.norm1(hidden_SBD), self.norm2(hidden_SBD))
-            return enter_together(normed, self.group, reduces=reduces)
-        hidden_SBD = copy_to_group(hidden_SBD, self.group)
-        normed = (self.norm1(hidden_SBD), self.norm2(hidden_SBD))
-        return [Entry(whole, whole, reduces=reduces) for whole in normed]
+            hidden_SBD, first = self.norm1(hidden_SBD, returns_input=True)
+            hidden_SBD, second = self.norm2(hidden_SBD, returns_input=True)
+            return hidden_SBD, enter_together((first, second), self.group, reduces=reduces)
+        entered_SBD, first = self.norm1(copy_to_group(hidden_SBD, self.group), returns_input=True)
+        normed = (first, self.norm2(entered_SBD))
+        return hidden_SBD, [Entry(whole, whole, reduces=reduces) for whole in normed]
 
 
 def _sum_of_given(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -63,6 +63,11 @@ class Entry:
         reduces: sum the partial results of the row-parallel matrix behind these; False: the caller does.
         again: what the backward pass gathers again; None: `whole` is kept.
         part: the columns of what is gathered again that are `whole`.
+
+    Attributes:
+        adds_gradients: the product of one matrix adds the gradient of the input from those after it, so that
+            autograd need not, in a pass over memory of its own. Autograd computes such a product's gradients
+            of input and weight together: not for a schedule that splits the backward pass.
     """
 
     def __init__(
@@ -79,22 +84,40 @@ class Entry:
         self.reduces = reduces
         self._again = again
         self._part = part
+        self.adds_gradients = False
 
     def product(self, whole: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the product of `whole` with a matrix, as torch's `linear`.
 
         `whole` is that of this entry, or what a hook of the module that received it returned in its place.
         """
-        if self._again is None:
+        if self._again is not None:
+            return self._gathering_product(self._again, whole, weight, bias)
+        is_plain = not self.adds_gradients or torch.compiler.is_compiling()
+        if is_plain or whole is not self.whole or _autocast_dtype(whole) is not None:
             return functional.linear(whole, weight, bias)
-        rows, device = self._again.rows, whole.device.type
-        if torch.is_autocast_enabled(device):
+        product: Tensor
+        self.whole, product = _AddingProduct.apply(whole, weight, bias)
+        return product
+
+    def _gathering_product(
+        self, again: "_GatheredAgain", whole: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        rows, dtype = again.rows, _autocast_dtype(whole)
+        if dtype is not None:
             # Autocast does not affect functions that compute their own gradients.
-            dtype = torch.get_autocast_dtype(device)
             whole, rows, weight = whole.to(dtype), rows.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-        product: Tensor = _product(whole, rows, weight, bias, self._again.gathering, self._part)
+        product: Tensor = _product(whole, rows, weight, bias, again.gathering, self._part)
         return product
+
+
+def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+    """Return the dtype in which autocast computes products with the tensor; None without autocast."""
+    device = tensor.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
 
 
 class _Gathering:
@@ -128,6 +151,34 @@ class _GatheredAgain:
 
     rows: Tensor
     gathering: _Gathering
+
+
+class _AddingProduct(torch.autograd.Function):
+    """Returns the input and its product with a matrix; adds the gradient that arrives at the input."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(whole, weight)
+        ctx.set_materialize_grads(False)
+        return whole, functional.linear(whole, weight, bias)
+
+    @staticmethod
+    def backward(
+        ctx: Any, of_whole: Tensor | None, gradient: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if gradient is None:
+            return of_whole, None, None
+        whole, weight = ctx.saved_tensors
+        needs_whole, needs_weight, needs_bias = ctx.needs_input_grad
+        flat = gradient.flatten(0, -2)
+        if not needs_whole:
+            of_whole = None
+        elif of_whole is None:
+            of_whole = gradient @ weight
+        else:
+            of_whole = torch.addmm(of_whole.flatten(0, -2), flat, weight).view_as(whole)
+        of_weight = flat.t() @ whole.flatten(0, -2) if needs_weight else None
+        return of_whole, of_weight, flat.sum(dim=0) if needs_bias else None
 
 
 class _Product(torch.autograd.Function):
