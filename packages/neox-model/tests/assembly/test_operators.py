@@ -67,11 +67,11 @@ FUSIONS = [
     ({"rope_fusion": True, **ROTARY}, "split_rotary", ROTARY),
     (
         {"layernorm_fusion": True, "layernorm_epsilon": 0.1},
-        "layer_norm add_layer_norm",
+        "layer_norm layer_norm.with_input add_layer_norm",
         {"layernorm_epsilon": 0.1},
     ),
     ({"norm": "apexlayernorm", "layernorm_epsilon": 0.1}, "apex_layer_norm", {"layernorm_epsilon": 0.1}),
-    ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm add_rms_norm", RMS_NORM),
+    ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm rms_norm.with_input add_rms_norm", RMS_NORM),
     ({"glu_fusion": True, "activation": "swiglu"}, "bias_swiglu", {"activation": "swiglu"}),
     ({"glu_fusion": True, "activation": "geglu"}, "bias_geglu", {"activation": "geglu"}),
 ]
@@ -84,10 +84,10 @@ def calls(monkeypatch, tmp_path):
     choice._verdict.cache_clear()
     found = {}
 
-    def counted(name, fused):
+    def counted(name, form):
         def call(*args, **kwargs):
             found.setdefault(name, []).append((args, kwargs))
-            return fused(*args, **kwargs)
+            return form(*args, **kwargs)
 
         return call
 
@@ -98,6 +98,7 @@ def calls(monkeypatch, tmp_path):
         ready = dataclasses.replace(
             operator,
             fused=counted(name, fused),
+            with_input=operator.with_input and counted(f"{name}.with_input", operator.with_input),
             availability=lambda device, dtype, *, may_build: Availability(True, "for this test"),
         )
         monkeypatch.setattr(operators, name, ready)
@@ -151,7 +152,13 @@ def shapes(args):
         (
             {"layernorm_fusion": True, "layernorm_epsilon": 0.1},
             "layer_norm",
-            4,
+            1,
+            [(12, 2, 24), (24,), (24,), 0.1],
+        ),
+        (
+            {"layernorm_fusion": True, "layernorm_epsilon": 0.1},
+            "layer_norm.with_input",
+            3,
             [(12, 2, 24), (24,), (24,), 0.1],
         ),
         (
@@ -167,7 +174,8 @@ def shapes(args):
             [(12, 2, 24), (24,), (12, 2, 24), 0.0, True],
         ),
         ({"norm": "apexlayernorm"}, "apex_layer_norm", 7, [(12, 2, 24), (24,), (24,), 1e-5]),
-        ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm", 4, [(12, 2, 24), (24,), 0.1]),
+        ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm", 1, [(12, 2, 24), (24,), 0.1]),
+        ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm.with_input", 3, [(12, 2, 24), (24,), 0.1]),
         ({"rmsnorm_fusion": True, **RMS_NORM}, "add_rms_norm", 3, [(12, 2, 24), (12, 2, 24), (24,), 0.1]),
         (
             {"glu_fusion": True, "activation": "swiglu", "mlp_width": 50},
@@ -309,7 +317,7 @@ def test_compiled_layers_take_the_plain_form_of_an_operator_under_auto(calls, mo
     model = model_of(settings)
     calls.clear()
     loss, gradients = loss_and_gradients(model)
-    assert set(calls) == {"rms_norm", "add_rms_norm", "bias_swiglu", "split_rotary"}
+    assert set(calls) == {"rms_norm", "rms_norm.with_input", "add_rms_norm", "bias_swiglu", "split_rotary"}
     compiled = model_of(settings)
     calls.clear()
     for layer in compiled.stack[1:-2]:
@@ -343,7 +351,8 @@ def test_layers_of_llama_take_all_their_fused_operators(calls):
     loss, gradients = loss_and_gradients(fused)
     # Two norms in each of three layers, the second of a sum, and one at the end.
     assert {name: len(made) for name, made in calls.items()} == {
-        "rms_norm": 4,
+        "rms_norm": 1,
+        "rms_norm.with_input": 3,
         "add_rms_norm": 3,
         "bias_swiglu": 3,
         "split_rotary": 3,
@@ -362,7 +371,7 @@ def test_fused_layers_of_llama_in_bfloat16_are_within_its_rounding(calls):
     exact = gradients_of(LLAMA, torch.float32)
     plain = gradients_of(LLAMA)
     fused = gradients_of({**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, True)})
-    assert set(calls) == {"rms_norm", "add_rms_norm", "bias_swiglu", "split_rotary"}
+    assert set(calls) == {"rms_norm", "rms_norm.with_input", "add_rms_norm", "bias_swiglu", "split_rotary"}
     for given, rounded, wanted in zip(fused, plain, exact, strict=True):
         # Rounding once where the plain form rounds after every operator makes no larger error.
         allowed = 1.5 * (rounded - wanted).norm() + 2**-9 * wanted.norm()
