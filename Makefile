@@ -137,4 +137,5 @@ dist:  ## Build the wheels of the four packages: dist/3.11/*.whl for Python 3.11
 	@PYTHONS="$(PYTHONS)" tools/dist.sh
 
 clean:  ## Remove environments, wheels and caches, but not quickstart/
+	@echo "removing .venv, .venvs, wheels and caches; this may take minutes"
 	@rm -rf dist site .site .gpu-gate .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info

@@ -6,7 +6,7 @@
 # One folder per Python of PYTHONS ("3.11 3.12 3.13") that is installed, because neox-data contains compiled code, and
 # neox-kernels does with NEOX_KERNELS_PREBUILD=1; the other wheels are the same in every folder. With all four in one
 # command, pip does not search an index for their names, which there could belong to others:
-# pip install dist/3.11/*.whl
+# pip install -c dist/constraints.txt dist/3.11/*.whl
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -51,10 +51,13 @@ for version in ${PYTHONS:-3.11 3.12 3.13}; do
 done
 [ "${#built[@]}" -gt 0 ] || { echo "no Python of ${PYTHONS:-3.11 3.12 3.13} was found" >&2 && exit 1; }
 
+# The versions with which this was tested, for pip install -c.
+cp constraints.txt "$work/dist/"
+
 mkdir -p "$(dirname "$output")"
 rm -rf "$output"
 mv "$work/dist" "$output"
 for version in "${built[@]}"; do
     echo "$output/$version: $(cd "$output/$version" && echo *.whl)"
 done
-echo "install: pip install $output/${built[0]}/*.whl"
+echo "install: pip install -c $output/constraints.txt $output/${built[0]}/*.whl"

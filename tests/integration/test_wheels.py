@@ -41,7 +41,7 @@ def run(folder, command, commands=Path("/usr/bin"), **variables):
 
 
 def versions(dist):
-    return sorted(folder.name for folder in dist.iterdir())
+    return sorted(folder.name for folder in dist.iterdir() if folder.is_dir())
 
 
 def create(folder, version):

@@ -72,6 +72,7 @@ def test_all_kinds_of_files_become_one_dataset_and_others_are_counted(tmp_path):
     assert (result_in(output)["files"], result_in(output)["documents"]) == (7, 6)
     assert "three.jsonl, line 2: no key 'text'; its keys are 'other'" in found.output
     assert "latin.txt: not UTF-8 (byte 0xe9 at position 4)" in found.output
+    assert "to use texts in Latin-1, convert them: iconv -f latin1 -t utf8 FILE > NEW" in found.output
 
 
 def test_one_long_text_is_cut_so_that_a_twentieth_is_for_validation(tmp_path):

@@ -124,6 +124,28 @@ def test_a_schedule_of_another_training_is_noted(minimal):
     assert "follows the schedule" not in run("check", minimal, *both).stderr
 
 
+def test_checkpoints_of_another_training_are_noted(minimal):
+    with minimal.open("a") as file:
+        file.write("\nsave: checkpoints\nsave-interval: 500\n")
+    found = run("check", minimal, "--set", "train-iters=200").stderr
+    assert "save-interval: 500\n" in found
+    assert "    is more than train-iters, 200: the only checkpoint is the one at the end\n" in found
+    assert "    set save-interval: 20, too, to lose less if the training is interrupted\n" in found
+    for others in (["save-interval=500"], ["save-interval=200"], ["save-interval-minutes=5"]):
+        arguments = [word for other in ["train-iters=200", *others] for word in ("--set", other)]
+        assert "the only checkpoint" not in run("check", minimal, *arguments).stderr
+    assert "the only checkpoint" not in run("check", minimal, "--set", "train-iters=500").stderr
+    # So short that nothing is lost.
+    assert "the only checkpoint" not in run("check", minimal, "--set", "train-iters=20").stderr
+
+
+@pytest.mark.parametrize(("rate", "is_noted"), [(2, True), (0.02, False)])
+def test_a_learning_rate_that_is_probably_a_mistake_is_noted(minimal, rate, is_noted):
+    found = run("check", minimal, "--set", f"optimizer.params.lr={rate}")
+    assert found.exit_code == 0
+    assert ("is high: with Adam, models are trained with rates of" in found.stderr) == is_noted
+
+
 def test_positions_that_rotary_embeddings_do_not_use_are_not_noted(minimal):
     positions = ("--set", "pos-emb=rotary", "--set", "max-position-embeddings=512", "--set", "seq-length=32")
     assert run("check", minimal, *positions).stderr == ""

@@ -18,7 +18,7 @@ def training(**changes):
         **{
             "layout": SimpleNamespace(micro_batch=4),
             "seq_length": 256,
-            "candidate": SimpleNamespace(width=128),
+            "candidate": SimpleNamespace(name="3m", width=128),
             "operations": 6e13,
             "iterations": 720,
             "seconds_per_iteration": None,
@@ -75,3 +75,13 @@ def test_a_cpu_that_cannot_be_measured_gives_no_time(monkeypatch):
 def test_a_speed_is_printed_by_the_program(monkeypatch):
     monkeypatch.setattr(duration, "_MULTIPLY", "import sys; print(float(sys.argv[1]) * float(sys.argv[2]))")
     assert cpu_speed(1024, 128) == 131072.0
+
+
+@pytest.mark.parametrize(
+    ("model", "end"),
+    [("1m", "to the command"), ("10m", "a smaller --size"), ("pythia-160m", "a smaller --model")],
+)
+def test_a_smaller_model_is_suggested_where_there_is_one(model, end):
+    candidate = SimpleNamespace(name=model, width=128)
+    (line,) = describe_duration(training(candidate=candidate), CPU, measure=lambda rows, width: 5e10)
+    assert line.endswith(end)

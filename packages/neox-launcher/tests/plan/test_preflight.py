@@ -515,7 +515,10 @@ def trained(load, files):
         ("hidden-size: 128", ["a different model: hidden-size: 64 in the checkpoint, 128 in this run; "]),
         ("hidden-size: 128\nfinetune: true", []),
         ("num-layers: 6", ['attention-config: [["global", 4]] in the checkpoint, [["global", 6]] in this']),
-        ("lr-decay-iters: 7", ["decay_iterations is 10 in the checkpoint, 7 in this run"]),
+        (
+            "lr-decay-iters: 7",
+            ["lr-decay-iters (by default train-iters) is 10 in the checkpoint, 7 in this run"],
+        ),
         ("lr-decay-iters: 7\noverride-lr-scheduler: true", []),
         ("lr-decay-iters: 7\nuse-checkpoint-lr-scheduler: true", []),
     ],

@@ -41,6 +41,8 @@ class Skips:
             named = self.first[reason]
             more = ", ..." if count > len(named) else ""
             yield f"skipped {count:,}: {reason}: {', '.join(named)}{more}"
+            if any("not UTF-8" in name for name in named):
+                yield "  to use texts in Latin-1, convert them: iconv -f latin1 -t utf8 FILE > NEW"
 
     def indented(self) -> str:
         """Return these lines for the end of a message; empty if nothing was left out."""

@@ -44,6 +44,10 @@ NO_EFFECT: Mapping[str, str] = {
     "zero_optimization.elastic_checkpoint": "every checkpoint loads with any number of ranks",
 }
 
+# Above this, a learning rate of Adam is probably a mistake.
+_ADAMS, _HIGH_RATE = ("adam", "adamw"), 0.2
+# Iterations from which the loss of a training that has written no checkpoint is worth a note.
+_WORTH_SAVING = 50
 # Parameters that are filled in if not given -> source of the value.
 _FILLED_FROM = {
     "seq_length": "max_position_embeddings",
@@ -190,6 +194,9 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
             config,
             places,
         )
+    if kind in _ADAMS and "optimizer.params.lr" in places and lr is not None and lr > _HIGH_RATE:
+        what = "is high: with Adam, models are trained with rates of 0.00005 to 0.01"
+        yield _note("optimizer.params.lr", what, "check the unit", config, places)
     yield from _reduction_advice(config, places)
     yield from _compression_advice(config, places)
     yield from _saving_advice(config, places)
@@ -240,16 +247,35 @@ def _compression_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iter
 
 
 def _saving_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
-    """Yield a notice about iterations of `extra_save_iters` that the training does not reach."""
+    """Yield notices about checkpoints between the first and the last iteration that will not be written."""
     last = config.training.train_iters
     if last is None:
         return
+    yield from _saves_of_another_training(config, places, last)
     beyond = sorted(each for each in config.checkpoint.extra_save_iters or () if each > last)
     if beyond and config.checkpoint.save is not None:
         more = f" and {len(beyond) - 3:,} more" if len(beyond) > 3 else ""
         listed = ", ".join(map(str, beyond[:3]))
         what = f"contains {listed}{more}, after the last iteration ({last:,}): not saved"
         yield _note("extra_save_iters", what, "", config, places)
+
+
+def _saves_of_another_training(
+    config: NeoXConfig, places: Mapping[str, Place], last: int
+) -> Iterator[Problem]:
+    """Note a training that one file, or the command line, ends before the first checkpoint of another one."""
+    section = config.checkpoint
+    interval = section.save_interval
+    if section.save is None or interval is None or interval <= last or last < _WORTH_SAVING:
+        return
+    if section.save_interval_minutes is not None or section.extra_save_iters:
+        return
+    if not {"train_iters", "save_interval"} <= places.keys():
+        return
+    if places["train_iters"].file != places["save_interval"].file:
+        what = f"is more than train-iters, {last:,}: the only checkpoint is the one at the end"
+        remedy = f"set save-interval: {max(1, last // 10)}, too, to lose less if the training is interrupted"
+        yield _note("save_interval", what, remedy, config, places)
 
 
 def _width_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:

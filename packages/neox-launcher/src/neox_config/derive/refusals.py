@@ -94,6 +94,16 @@ def other_states(changes: Changes) -> Refusal | None:
     )
 
 
+# Values of a learning-rate curve -> names of parameters, where they differ.
+_NAMES_OF_CURVES = {
+    "decay_iterations": "lr-decay-iters (by default train-iters)",
+    "floor": "min-lr",
+    "iterations": "train-iters",
+    "peak": "lr",
+    "style": "lr-decay-style",
+}
+
+
 def other_schedule(schedule: Mapping[str, Any], curve: Curve) -> Refusal | None:
     """Return the refusal of a learning-rate curve that differs from the recorded one."""
     there, here = described_curve(schedule), {CURVE_CLASS: type(curve).__name__, **asdict(curve)}
@@ -118,8 +128,8 @@ def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
         return f"it is {in_words(there[CURVE_CLASS])} in the checkpoint, {here[CURVE_CLASS]} in this run"
     names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
     return "; ".join(
-        f"{in_words(name)} is {in_words(there.get(name))} in the checkpoint, {in_words(here.get(name))} in "
-        "this run"
+        f"{_NAMES_OF_CURVES.get(name, name)} is {in_words(there.get(name))} in the checkpoint, "
+        f"{in_words(here.get(name))} in this run"
         for name in names
     )
 

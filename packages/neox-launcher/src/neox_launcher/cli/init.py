@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import click
 
@@ -183,16 +183,32 @@ def _devices(count: int | None, memory: str | None) -> Devices:
     return Devices(count=count or present, memory=found, are_gpus=True)
 
 
+class _TypedPath(click.Path):
+    """A path as a person types or pastes it: no shell has expanded `~` or removed quotes."""
+
+    def __init__(self, *, exists: bool = False) -> None:
+        super().__init__(exists=exists, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Expand the home folder, and remove quotes around the path."""
+        text = str(value).strip()
+        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            text = text[1:-1]
+        return super().convert(os.path.expanduser(text), param, ctx)
+
+
 def _ask(
     data: tuple[Path, ...], output: Path | None, size: str | None, model: str | None
 ) -> tuple[tuple[Path, ...], Path, str | None]:
     """Ask for what is not given."""
     if not data:
-        data = (click.prompt("Folder or file with texts", type=click.Path(path_type=Path, exists=True)),)
+        data = (click.prompt("Folder or file with texts", type=_TypedPath(exists=True)),)
     if output is None:
-        output = click.prompt("Folder to write to", default="run", type=click.Path(path_type=Path))
+        output = click.prompt("Folder to write to", default="run", type=_TypedPath())
     if size is None and model is None:
-        size = click.prompt("Size", default=_AUTO, type=click.Choice([_AUTO, *SIZES]))
+        size = click.prompt(
+            "Size of the model, in parameters", default=_AUTO, type=click.Choice([_AUTO, *SIZES])
+        )
     return data, output or Path("run"), size
 
 

@@ -73,6 +73,9 @@ eval-interval: {interval}
 eval-iters: {evaluated}               # batches of the validation texts
 log-interval: {log_interval}
 log-dir: {log_dir}                    # metrics.jsonl, for neox-report
+
+# --- Texts that the model writes
+temperature: 0.8                      # 0: always the most probable token, which small models repeat
 """
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from neox_launcher.init.sizes import SIZES
 from neox_launcher.init.training import Devices, Training
 
 __all__ = ["describe_duration"]
@@ -56,7 +57,7 @@ def describe_duration(
         devices: what it runs on.
         measure: measures the CPU, for tests.
     """
-    shorter = "for a shorter training, add --set train-iters=200 to the command, or use a smaller --size"
+    shorter = _how_to_shorten(training.candidate.name)
     if training.seconds_per_iteration is not None:
         seconds = training.seconds_per_iteration * training.iterations
         about = f"about {in_words(seconds)} on {devices.count:,} {devices.kind}"
@@ -72,6 +73,14 @@ def describe_duration(
         f"estimated time: {about} on this machine's CPU, at its speed now: {speed / 1e9:,.0f} billion "
         f"operations per second in matrix products; {shorter}"
     ]
+
+
+def _how_to_shorten(model: str) -> str:
+    """Return what makes a training shorter; the smallest model cannot be replaced by a smaller one."""
+    how = "for a shorter training, add --set train-iters=200 to the command"
+    if model == next(iter(SIZES)):
+        return how
+    return f"{how}, or use a smaller {'--size' if model in SIZES else '--model'}"
 
 
 def in_words(seconds: float) -> str:

@@ -64,11 +64,13 @@ def story(run: Run, *, now: float | None = None) -> list[str]:
     sentences = []
     for place, attempt in enumerate(run.attempts):
         begin = "from new weights" if not attempt.first else f"from iteration {attempt.first:,}"
+        is_running = attempt is run.attempts[-1] and status(run, now=now)[0] == "running"
+        # A process that is killed does not write the records of its last iterations.
+        least = "at least " if attempt.end is None and not is_running else ""
         text = (
-            f"Attempt {attempt.number} trained {begin} to iteration {attempt.last:,} "
+            f"Attempt {attempt.number} trained {begin} to {least}iteration {attempt.last:,} "
             f"({clock(attempt.began)} to {clock(attempt.ended)} UTC) and "
         )
-        is_running = attempt is run.attempts[-1] and status(run, now=now)[0] == "running"
         text += "is running." if is_running else f"ended: {ending(attempt)}."
         if place + 1 < len(run.attempts):
             text += _consequence(attempt, run.attempts[place + 1])
@@ -131,7 +133,8 @@ def _consequence(attempt: Attempt, after: Attempt) -> str:
     source = f"the checkpoint of iteration {after.first:,}" if after.first else "the beginning"
     gap = "" if lost is None else f", {duration(lost)} later"
     again = counted(repeated, "iteration was", "iterations were")
-    return f" Attempt {after.number} continued from {source}{gap}; {again} repeated."
+    least = "at least " if attempt.end is None else ""
+    return f" Attempt {after.number} continued from {source}{gap}; {least}{again} repeated."
 
 
 def _highlights(run: Run) -> str | None:
