@@ -38,7 +38,7 @@ for version in ${PYTHONS:-3.11 3.12 3.13}; do
     code=0
     tools/environment.sh data "$version" || code=$?
     # 3: this Python is not installed, which was reported.
-    [ "$code" -ne 3 ] || continue
+    [ "$code" -ne 3 ] || { echo "  no wheels for Python $version" >&2 && continue; }
     [ "$code" -eq 0 ] || exit "$code"
     [ -d "$work/pure" ] || wheels "$version" "$work/pure" "${pure[@]}"
     wheels "$version" "$work/dist/$version" "${compiled[@]}"
