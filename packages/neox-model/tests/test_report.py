@@ -155,7 +155,8 @@ def test_the_page_answers_what_happened_when_and_why(tmp_path):
     assert (
         "Attempt 1 trained from new weights to at least iteration 30 (2025-11-23 05:00:00 to "
         "2025-11-23 05:00:31 UTC) and ended: worker 1 on h failed at 2025-11-23 05:00:31 UTC: killed by "
-        "SIGKILL. Attempt 2 continued from the checkpoint of iteration 20, 1 s later; at least 10 iterations were repeated."
+        "SIGKILL. Attempt 2 continued from the checkpoint of iteration 20, 1 s later; at least 10 "
+        "iterations were repeated."
     ) in text
     # In the story and in the timeline, but not again in its details.
     assert text.count("killed by SIGKILL") == 2

@@ -80,9 +80,9 @@ class CustomOperator:
     def with_input(self, differentiate: Differentiate, *, setup_context: Keep) -> Callable[..., Any]:
         """Return a function that returns its first argument too, in front of the results.
 
-        Whoever uses the argument from there sends its gradient through `differentiate`, which gets it in
-        front of the gradients of the results, None if nothing used it, and can add it in the pass over
-        memory that it makes anyway. Autograd adds gradients of an argument in a pass of their own.
+        The gradient of this result reaches `differentiate` in front of those of the others, None if nothing
+        used it. It can be added in the pass over memory that `differentiate` makes anyway; autograd would
+        add it in a pass of its own.
 
         Args:
             differentiate: as for `register_autograd`, with the gradient of the argument in front.
