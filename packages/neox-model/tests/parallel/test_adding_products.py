@@ -88,6 +88,24 @@ def test_adapters_add_their_own_gradients_to_frozen_matrices():
     check(adding, plain)
 
 
+def test_the_input_is_kept_only_for_the_gradient_of_a_matrix():
+    adding, _ = pair()
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor.data_ptr())
+        return tensor
+
+    hidden = torch.randn(5, 2, WIDTH, dtype=torch.float64).requires_grad_()
+    for is_trained in (True, False):
+        for parameter in adding.parameters():
+            parameter.requires_grad_(is_trained)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            adding(hidden)
+        assert (hidden.data_ptr() in kept) == is_trained
+        kept.clear()
+
+
 def test_one_product_adds_and_autograd_does_not():
     adding, plain = pair(bias=False)
     size = 5 * 2 * WIDTH

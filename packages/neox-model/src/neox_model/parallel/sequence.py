@@ -158,7 +158,8 @@ class _AddingProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(whole, weight)
+        # Only the gradient of the matrix is computed from the input.
+        ctx.save_for_backward(whole if ctx.needs_input_grad[1] else None, weight)
         ctx.set_materialize_grads(False)
         return whole, functional.linear(whole, weight, bias)
 
@@ -176,7 +177,7 @@ class _AddingProduct(torch.autograd.Function):
         elif of_whole is None:
             of_whole = gradient @ weight
         else:
-            of_whole = torch.addmm(of_whole.flatten(0, -2), flat, weight).view_as(whole)
+            of_whole = torch.addmm(of_whole.flatten(0, -2), flat, weight).view_as(of_whole)
         of_weight = flat.t() @ whole.flatten(0, -2) if needs_weight else None
         return of_whole, of_weight, flat.sum(dim=0) if needs_bias else None
 
