@@ -16,9 +16,7 @@ LOST = Failure(rank=None, host="h-2", time=5.0, message="agent lost", unreported
 @pytest.fixture
 def orders(tmp_path):
     """Return the part of a launch's orders that names the log folder."""
-    return SimpleNamespace(
-        working_directory=str(tmp_path), log_dir="logs", environment={LAUNCH_VARIABLE: "abc"}
-    )
+    return SimpleNamespace(record_folder=tmp_path / "logs", environment={LAUNCH_VARIABLE: "abc"})
 
 
 def test_a_lost_host_is_kept_with_the_name_of_the_launch_and_the_number_of_the_restart(orders, tmp_path):
@@ -33,7 +31,7 @@ def test_a_lost_host_is_kept_with_the_name_of_the_launch_and_the_number_of_the_r
 
 def test_nothing_is_written_without_failures_or_log_folder(orders, tmp_path):
     keep_failures([], orders)
-    orders.log_dir = None
+    orders.record_folder = None
     keep_failures([LOST], orders)
     assert list(tmp_path.iterdir()) == []
 

@@ -646,6 +646,13 @@ def test_a_stop_while_loading_is_described_and_is_no_failure(tmp_path):
     assert not (tmp_path / "logs" / "failures.jsonl").exists()
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_failures_of_trainings_alone_are_in_the_record_of_the_run(run, tmp_path, is_training):
+    outcome = run("fail(NeoXError('the port is in use'))", log_dir="logs", is_training=is_training)
+    assert "the port is in use" in outcome.first_failure.message
+    assert (tmp_path / "logs" / "failures.jsonl").exists() == is_training
+
+
 def test_an_error_after_a_request_to_stop_is_recorded(tmp_path):
     worker = SAVING.replace("sys.exit(0)", "fail(NeoXError('the disk is full'))")
     launcher = start(worker, tmp_path, log_dir="logs")

@@ -359,9 +359,9 @@ class Agent:
 
     def _record(self, failures: Sequence[Failure]) -> None:
         """Keep the failures in the log folder, where the report of the run finds them."""
-        if self._orders.log_dir is None:
+        folder = self._orders.record_folder
+        if folder is None:
             return
-        folder = Path(self._orders.working_directory, self._orders.log_dir)
         # A worker that was still loading has ended as requested.
         kept = [failure for failure in failures if not (self._is_stopping and ended_by_stop(failure))]
         try:

@@ -1,7 +1,6 @@
 """Keep the failures that only the launcher knows, such as lost hosts and hangs, in the record of the run."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from neox_launcher.controller.terminal import print_message
 from neox_launcher.protocol.background import BackgroundQueue
@@ -20,11 +19,12 @@ def keep_failures(failures: Sequence[Failure], orders: Orders) -> None:
 
     Args:
         failures: failures that the launcher found; those of workers are kept by their agents.
-        orders: orders of the launch; without a log folder, nothing is kept.
+        orders: orders of the launch; nothing is kept without a log folder, or of a program that does not
+            train.
     """
-    if orders.log_dir is None or not failures:
+    folder = orders.record_folder
+    if folder is None or not failures:
         return
-    folder = Path(orders.working_directory, orders.log_dir)
     reason = ["a file server may be down"]
 
     def write(found: Sequence[Failure]) -> None:

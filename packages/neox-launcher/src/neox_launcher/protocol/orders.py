@@ -7,6 +7,7 @@ values of environment variables, which must not appear on command lines or in lo
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Self
 
 from neox_launcher.resources.host import Host
@@ -35,6 +36,8 @@ class AgentOrders:
         first_iteration_timeout: the same for the time before the first iteration; None for programs that
             report no iterations.
         output: `rank0`: the terminal shows the output of rank 0; `all`: of all ranks, with host and rank.
+        is_training: the workers train: on a request to stop they finish the iteration and save, and their
+            failures belong to the record of the run.
     """
 
     master_addr: str | None
@@ -51,6 +54,13 @@ class AgentOrders:
     hang_timeout: float | None
     first_iteration_timeout: float | None = None
     output: str = "rank0"
+    is_training: bool = True
+
+    @property
+    def record_folder(self) -> Path | None:
+        """Folder with the record of the training; None: there is none."""
+        is_kept = self.log_dir is not None and self.is_training
+        return Path(self.working_directory, self.log_dir or "") if is_kept else None
 
     @classmethod
     def from_fields(cls, content: Mapping[str, Any]) -> Self:
@@ -64,13 +74,11 @@ class Orders(AgentOrders):
 
     Args:
         hosts: in the order of ranks: host 0 has the ranks from 0 to its number of slots - 1, and so on.
-        is_training: the workers train: on a request to stop they finish the iteration and save.
         is_interactive: rank 0 answers prompts: Ctrl-C during a reply ends the reply, not the job.
         is_server: the workers run until a request to stop, after which they succeed.
     """
 
     hosts: tuple[Host, ...]
-    is_training: bool = True
     is_interactive: bool = False
     is_server: bool = False
 
