@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from neox_launcher.cli.init import _ask_path
 from neox_launcher.cli.launch import main
 
 
@@ -147,3 +149,13 @@ def test_an_output_with_a_name_that_is_too_long_is_one_sentence(prepare, tmp_pat
     found = run("init", "--data", "texts", "--output", tmp_path / ("x" * 300))
     assert found.exit_code == 2
     assert found.output.endswith("x/config.yml: File name too long; give a shorter path\n")
+
+
+@pytest.mark.parametrize("answer", ["~/my texts", "'{folder}'", '"{folder}" ', " {folder}"])
+def test_a_path_is_accepted_as_people_type_and_paste_it(monkeypatch, tmp_path, answer):
+    folder = tmp_path / "my texts"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command = click.Command("ask", callback=lambda: click.echo(_ask_path("Texts", exists=True)))
+    result = CliRunner().invoke(command, input=answer.format(folder=folder) + "\n")
+    assert result.output.splitlines()[-1] == str(folder)

@@ -186,9 +186,6 @@ def _devices(count: int | None, memory: str | None) -> Devices:
 class _TypedPath(click.Path):
     """A path as a person types or pastes it: no shell has expanded `~` or removed quotes."""
 
-    def __init__(self, *, exists: bool = False) -> None:
-        super().__init__(exists=exists, path_type=Path)
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Expand the home folder, and remove quotes around the path."""
         text = str(value).strip()
@@ -197,14 +194,18 @@ class _TypedPath(click.Path):
         return super().convert(os.path.expanduser(text), param, ctx)
 
 
+def _ask_path(question: str, *, default: str | None = None, exists: bool = False) -> Path:
+    return Path(os.fsdecode(click.prompt(question, default=default, type=_TypedPath(exists=exists))))
+
+
 def _ask(
     data: tuple[Path, ...], output: Path | None, size: str | None, model: str | None
 ) -> tuple[tuple[Path, ...], Path, str | None]:
     """Ask for what is not given."""
     if not data:
-        data = (click.prompt("Folder or file with texts", type=_TypedPath(exists=True)),)
+        data = (_ask_path("Folder or file with texts", exists=True),)
     if output is None:
-        output = click.prompt("Folder to write to", default="run", type=_TypedPath())
+        output = _ask_path("Folder to write to", default="run")
     if size is None and model is None:
         size = click.prompt(
             "Size of the model, in parameters", default=_AUTO, type=click.Choice([_AUTO, *SIZES])
