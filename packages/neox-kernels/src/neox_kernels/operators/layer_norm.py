@@ -65,76 +65,80 @@ def _add_layer_norm(
 
 
 @custom_operator("layer_norm_forward", returned=1)
-def _forward(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result, and mean and inverse standard deviation of each row."""
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return the result, and the means of the rows, followed by their inverse standard deviations."""
     compiled = native.compiled_for(x, weight, bias)
     if compiled is None:
         return _plain_results(x, weight, bias, epsilon)
-    x = x.contiguous()
-    result, mean, inverse = _empty_results(x)
+    x, rows = x.contiguous(), shapes.rows(x)
+    result, statistics = torch.empty_like(x), _empty_statistics(x, rows)
     compiled.layer_norm_forward(
         *native.site(x), x.data_ptr(), 0, native.parameter(weight), native.parameter(bias), 0,
-        result.data_ptr(), mean.data_ptr(), inverse.data_ptr(), shapes.rows(x), shapes.columns(x), epsilon,
+        result.data_ptr(), *_addresses(statistics, rows), rows, shapes.columns(x), epsilon,
     )  # fmt: skip
-    return result, mean, inverse
+    return result, statistics
 
 
 @custom_operator("add_layer_norm_forward", returned=2)
 def _forward_of_sum(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, epsilon: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the sum, the result, and mean and inverse standard deviation of each row."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sum, the result, and the means of the rows, followed by their inverse deviations."""
     compiled = native.compiled_for(x, residual, weight, bias)
     if compiled is None:
         total = (residual + x).contiguous()
         return total, *_plain_results(total, weight, bias, epsilon)
-    x, residual = x.contiguous(), residual.contiguous()
-    total = torch.empty_like(x)
-    result, mean, inverse = _empty_results(x)
+    x, residual, rows = x.contiguous(), residual.contiguous(), shapes.rows(x)
+    total, result, statistics = torch.empty_like(x), torch.empty_like(x), _empty_statistics(x, rows)
     compiled.layer_norm_forward(
         *native.site(x), x.data_ptr(), residual.data_ptr(), native.parameter(weight), native.parameter(bias),
-        total.data_ptr(), result.data_ptr(), mean.data_ptr(), inverse.data_ptr(), shapes.rows(x),
-        shapes.columns(x), epsilon,
+        total.data_ptr(), result.data_ptr(), *_addresses(statistics, rows), rows, shapes.columns(x), epsilon,
     )  # fmt: skip
-    return total, result, mean, inverse
+    return total, result, statistics
 
 
-def _plain_results(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def _plain_results(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     variance, mean = torch.var_mean(widen(x), dim=-1, correction=0)
     result = _layer_norm(x, weight, bias, epsilon).contiguous()
-    return result, mean.flatten(), torch.rsqrt(variance + epsilon).flatten()
+    return result, torch.cat((mean.flatten(), torch.rsqrt(variance + epsilon).flatten()))
 
 
-def _empty_results(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    of_row = x.new_empty(shapes.rows(x), dtype=wide)
-    return torch.empty_like(x, memory_format=torch.contiguous_format), of_row, torch.empty_like(of_row)
+def _empty_statistics(x: Tensor, rows: int) -> Tensor:
+    """Allocate means and inverse standard deviations together: two allocations would cost a call more."""
+    return x.new_empty(2 * rows, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def _addresses(statistics: Tensor, rows: int) -> tuple[int, int]:
+    """Return the addresses of the means and of the inverse standard deviations, both of float32."""
+    start = statistics.data_ptr()
+    return start, start + 4 * rows
 
 
 @_forward.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_results(x)
+def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), _empty_statistics(x, shapes.rows(x))
 
 
 @_forward_of_sum.register_fake
 def _(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, epsilon: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), *_empty_results(x)
+) -> tuple[Tensor, Tensor, Tensor]:
+    total, result = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    return total, result, _empty_statistics(x, shapes.rows(x))
 
 
 @custom_operator("layer_norm_backward")
 def _backward(
-    gradient: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
+    gradient: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, statistics: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias; `of_sum`, if there is one, is added to that of x."""
-    compiled = native.compiled_for(x, gradient, of_sum, weight, mean, inverse)
+    compiled = native.compiled_for(x, gradient, of_sum, weight, statistics)
     if compiled is None:
-        by_row = (*x.shape[:-1], 1)
-        above, normal = widen(gradient), (widen(x) - mean.view(by_row)) * inverse.view(by_row)
+        mean, inverse = statistics.view(2, *x.shape[:-1], 1)
+        above, normal = widen(gradient), (widen(x) - mean) * inverse
         weighted = above * weight.to(above.dtype)
         along, across = (weighted * normal).mean(-1, keepdim=True), weighted.mean(-1, keepdim=True)
-        of_x = (weighted - normal * along - across) * inverse.view(by_row)
+        of_x = (weighted - normal * along - across) * inverse
         of_x = of_x if of_sum is None else of_x + widen(of_sum)
         of_weight, of_bias = shapes.sum_rows(above * normal), shapes.sum_rows(above)
         return of_x.to(x.dtype).contiguous(), of_weight.to(weight.dtype), of_bias.to(weight.dtype)
@@ -147,7 +151,7 @@ def _backward(
     partials = native.partials(x, 2 * partial_rows, columns)
     compiled.layer_norm_backward(
         *place, gradient.data_ptr(), 0 if of_sum is None else of_sum.data_ptr(), x.data_ptr(), parameter,
-        mean.data_ptr(), inverse.data_ptr(), of_x.data_ptr(), native.parameter(of_weight),
+        *_addresses(statistics, rows), of_x.data_ptr(), native.parameter(of_weight),
         native.parameter(of_bias), partials.data_ptr(), partial_rows, rows, columns,
     )  # fmt: skip
     return of_x, of_weight, of_bias
@@ -155,15 +159,15 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    gradient: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
+    gradient: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, statistics: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     of_weight = torch.empty_like(weight)
     return torch.empty_like(x, memory_format=torch.contiguous_format), of_weight, torch.empty_like(weight)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _, _ = inputs
-    ctx.save_for_backward(x, weight, output[1], output[2])
+    ctx.save_for_backward(x, weight, output[1])
 
 
 def _differentiate(ctx: Any, gradient: Tensor, *_unused: None) -> tuple[Tensor, Tensor, Tensor, None]:
@@ -179,17 +183,17 @@ def _differentiate_with_input(
     return *_backward(gradient, of_input, *ctx.saved_tensors), None
 
 
-def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[0], inputs[2], output[2], output[3])
+def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[0], inputs[2], output[2])
 
 
 def _differentiate_sum(
     ctx: Any, of_sum: Tensor | None, gradient: Tensor | None, *_unused: None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
-    total, *others = ctx.saved_tensors
+    total, weight, statistics = ctx.saved_tensors
     # Nothing depends on the normalized sum.
     gradient = torch.zeros_like(total) if gradient is None else gradient
-    of_x, of_weight, of_bias = _backward(gradient, of_sum, total, *others)
+    of_x, of_weight, of_bias = _backward(gradient, of_sum, total, weight, statistics)
     return of_x, of_x, of_weight, of_bias, None
 
 

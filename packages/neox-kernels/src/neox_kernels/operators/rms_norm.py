@@ -63,7 +63,7 @@ def _forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]
     if compiled is None:
         return _plain_results(x, weight, epsilon)
     x = x.contiguous()
-    result, inverse = _empty_results(x)
+    result, inverse = torch.empty_like(x), _empty_inverse(x)
     compiled.rms_norm_forward(
         *native.site(x), x.data_ptr(), 0, native.parameter(weight), 0, result.data_ptr(), inverse.data_ptr(),
         shapes.rows(x), shapes.columns(x), epsilon,
@@ -81,8 +81,7 @@ def _forward_of_sum(
         total = (residual + x).contiguous()
         return total, *_plain_results(total, weight, epsilon)
     x, residual = x.contiguous(), residual.contiguous()
-    total = torch.empty_like(x)
-    result, inverse = _empty_results(x)
+    total, result, inverse = torch.empty_like(x), torch.empty_like(x), _empty_inverse(x)
     compiled.rms_norm_forward(
         *native.site(x), x.data_ptr(), residual.data_ptr(), native.parameter(weight), total.data_ptr(),
         result.data_ptr(), inverse.data_ptr(), shapes.rows(x), shapes.columns(x), epsilon,
@@ -95,20 +94,20 @@ def _plain_results(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, T
     return _rms_norm(x, weight, epsilon).contiguous(), inverse
 
 
-def _empty_results(x: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_inverse(x: Tensor) -> Tensor:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return result, x.new_empty(shapes.rows(x), dtype=wide)
+    return x.new_empty(shapes.rows(x), dtype=wide)
 
 
 @_forward.register_fake
 def _(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    return _empty_results(x)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), _empty_inverse(x)
 
 
 @_forward_of_sum.register_fake
 def _(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), *_empty_results(x)
+    total, result = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    return total, result, _empty_inverse(x)
 
 
 @custom_operator("rms_norm_backward")
