@@ -520,6 +520,9 @@ def trained(load, files):
             ["lr-decay-iters (by default train-iters) is 10 in the checkpoint, 7 in this run"],
         ),
         ("lr-decay-iters: 7\noverride-lr-scheduler: true", []),
+        ("optimizer.type: Lion", ["optimizer states are those of Adam, but this run's optimizer is Lion"]),
+        ("optimizer.type: Lion\nno-load-optim: true", []),
+        ("optimizer.type: AdamW", []),
         ("lr-decay-iters: 7\nuse-checkpoint-lr-scheduler: true", []),
     ],
 )

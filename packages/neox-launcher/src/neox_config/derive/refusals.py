@@ -7,9 +7,18 @@ from typing import Any
 
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.derive.resolve import Resolved
-from neox_config.derive.resume import IN_EFFECT, Change, Changes, compare, flat_values, in_effect
+from neox_config.derive.resume import (
+    IN_EFFECT,
+    Change,
+    Changes,
+    compare,
+    flat_values,
+    in_effect,
+    optimizer_kind,
+)
 from neox_config.errors import ConfigError
 from neox_config.facts.learning_rate import Curve, WarmupThenDecay
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import in_words
 
 __all__ = [
@@ -19,6 +28,7 @@ __all__ = [
     "Refusal",
     "described_curve",
     "other_model",
+    "other_optimizer",
     "other_schedule",
     "other_states",
     "refusals_of",
@@ -35,6 +45,9 @@ OR_FINETUNE = (
     "or, if all weights have the same shapes, set finetune: true to load only these"
 )
 """What to do about a different model in a training."""
+
+
+_FORMS_OF_ADAM = {"adam", "adamw", "cpu_adam", "cpu_torch_adam"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +80,8 @@ def refusals_of(
         return []
     found = [other_model(changes, remedy=OR_FINETUNE if trains else SAME_MODEL)]
     if trains and not config.checkpoint.no_load_optim:
-        found.append(other_states(changes))
+        optimizer = config.optimizer.optimizer.kind
+        found.append(other_optimizer(optimizer_kind(contents["config"]), optimizer) or other_states(changes))
     schedule, section = contents.get("schedule", {}), config.lr_schedule
     chooses = section.override_lr_scheduler or section.use_checkpoint_lr_scheduler
     if trains and not chooses and isinstance(schedule.get("curve"), Mapping):
@@ -81,6 +95,17 @@ def other_model(changes: Changes, *, remedy: str) -> Refusal | None:
     if not changes.model:
         return None
     return Refusal(f"the checkpoint contains a different model: {_listed(changes.model)}", remedy)
+
+
+def other_optimizer(there: str, here: str) -> Refusal | None:
+    """Return the refusal of the states of another optimizer; all forms of Adam have the same."""
+    if there == here or {there, here} <= _FORMS_OF_ADAM:
+        return None
+    stored, ours = (OPTIMIZER_FACTS[kind].name if kind in OPTIMIZER_FACTS else kind for kind in (there, here))
+    return Refusal(
+        f"the checkpoint's optimizer states are those of {stored}, but this run's optimizer is {ours}",
+        "use the same optimizer, or set no-load-optim: true to start with new optimizer states",
+    )
 
 
 def other_states(changes: Changes) -> Refusal | None:

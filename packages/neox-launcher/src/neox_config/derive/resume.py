@@ -44,6 +44,7 @@ __all__ = [
     "compare",
     "flat_values",
     "in_effect",
+    "optimizer_kind",
     "recorded_effects",
 ]
 
@@ -196,7 +197,7 @@ def _differing(
 
 def _deciding_states(recorded: Mapping[str, Any]) -> set[str]:
     """Return the arguments that, on or off, determine which optimizer states there are or what they mean."""
-    facts = OPTIMIZER_FACTS.get(_optimizer_kind(recorded))
+    facts = OPTIMIZER_FACTS.get(optimizer_kind(recorded))
     names = () if facts is None else (*facts.redefining, *facts.optional.values())
     return {f"{_ARGUMENTS}{name}" for name in names}
 
@@ -219,13 +220,14 @@ def _absent(label: str, recorded: Mapping[str, Any]) -> Any:
 
 def _default_argument(label: str, recorded: Mapping[str, Any]) -> Any:
     """Return the default of an argument that was not given; _UNUSED if the optimizer does not take it."""
-    kind = _optimizer_kind(recorded)
+    kind = optimizer_kind(recorded)
     arguments = OPTIMIZER_FACTS[kind].arguments if kind in OPTIMIZER_FACTS else {}
     default = arguments.get(label.removeprefix(_ARGUMENTS), _defaults().get(label, _UNUSED))
     return _plain(default)
 
 
-def _optimizer_kind(recorded: Mapping[str, Any]) -> str:
+def optimizer_kind(recorded: Mapping[str, Any]) -> str:
+    """Return the type of a recorded configuration's optimizer, in lower case."""
     return str(recorded.get("optimizer", {}).get("type", _defaults()["optimizer.type"])).lower()
 
 
