@@ -37,11 +37,6 @@ constexpr int kLong = 64;
 
 constexpr int norm_blocks(int columns_of_thread) { return columns_of_thread == kShort ? 3 : 2; }
 
-// Without vectors, the backward kernel has an address for each column, for which 80 registers are too few.
-constexpr int norm_backward_blocks(int vec, int columns_of_thread) {
-  return vec == 1 ? 2 : norm_blocks(columns_of_thread);
-}
-
 // Calls body(Constant<VEC>{}, Constant<ITEMS>{}, block): each thread has ITEMS vectors of VEC elements; 0: a loop.
 template <typename T, typename Body>
 void with_norm_plan(int64_t columns, bool vectorized, Body body) {
@@ -375,7 +370,7 @@ __device__ inline float2 reduce_both(float2 sums, int place) {
 // `partials` has a row of sums per block for the weight, then one per block for the bias. With ADDS, `of_sum` is the
 // gradient of the sum that was normalized, apart from what comes through the norm.
 template <bool CENTERED, bool ADDS, typename T, typename W, int VEC, int ITEMS>
-__global__ void __launch_bounds__(kNormThreads, norm_backward_blocks(VEC, VEC * ITEMS))
+__global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
     norm_backward_kernel(const T* __restrict__ gradient, const T* __restrict__ of_sum, const T* __restrict__ x,
                          const W* __restrict__ weight, const float* __restrict__ mean,
                          const float* __restrict__ inverse_deviation, T* __restrict__ x_gradient,
@@ -475,6 +470,9 @@ __global__ void __launch_bounds__(kNormThreads, norm_backward_blocks(VEC, VEC * 
       if (row + row_step < rows) {
         prefetch(gradient_row + step + column);
         prefetch(row_of_x + step + column);
+        if constexpr (ADDS) {
+          prefetch(of_sum + start + step + column);
+        }
       }
       float weights[VEC];
       weights_of(item, column, weights);
@@ -538,10 +536,6 @@ __global__ void __launch_bounds__(kNormThreads, norm_backward_blocks(VEC, VEC * 
       [[maybe_unused]] Packed<T, VEC> others;
       if constexpr (ADDS) {
         others.read(of_sum_row + column);
-        // Here, because the first pass has no registers for the address.
-        if (row + row_step < rows) {
-          prefetch(of_sum_row + step + column);
-        }
       }
       Vector<T, VEC> out;
 #pragma unroll
