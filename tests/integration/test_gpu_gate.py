@@ -95,11 +95,6 @@ def test_operators_keep_their_limits(operator):
     assert predicted_share(operator, figures)[2] >= 0.85
 
 
-def test_no_kernel_spills_registers():
-    sources = {cell: found for cell, found in read_figures().items() if cell[0] == "source"}
-    assert {cell: found["bytes spilled"] for cell, found in sources.items() if found["bytes spilled"]} == {}
-
-
 # A loop that stores 16 bytes, of two that load them; the rest is before, after, or jumps back into the loop.
 MACHINE_CODE = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;
