@@ -12,10 +12,10 @@ __all__ = ["LAYER_FAULTS", "SPILLING_FLAGS"]
 
 
 def _plant(change: Callable[[Tensor], Tensor]) -> Callable[[ResidualLayer], None]:
-    """Return a function that applies a change to the output of a layer's first norm."""
+    """Return a function that applies a change to what a layer's first norm returns besides its input."""
 
     def spoil(layer: ResidualLayer) -> None:
-        layer.norm1.register_forward_hook(lambda module, inputs, output: change(output))
+        layer.norm1.register_forward_hook(lambda module, inputs, output: (output[0], change(output[1])))
 
     return spoil
 
