@@ -65,18 +65,22 @@ class Recipe:
     in_effect: Callable[[Path, list[float]], None] = lambda folder, before: losses_differ(folder, before)
 
 
-NORM = '''class HalfNorm(nn.Module):
+NORM = '''def _half_norm(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = inputs.float()
+    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon) / 2
+    return (wide * scale * weight).to(inputs.dtype)
+
+
+class HalfNorm(Norm):
     """Divides by twice the root mean square."""
 
     def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE_RANK) -> None:
-        super().__init__()
+        super().__init__(_half_norm)
         self.epsilon = epsilon
         self.weight = logical_parameter((width,), init=_one_init, group=group)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        wide = inputs.float()
-        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.epsilon) / 2
-        return (wide * scale * self.weight).to(inputs.dtype)
+    def _arguments(self) -> tuple[Tensor, float]:
+        return self.weight, self.epsilon
 
 
 '''
@@ -196,7 +200,9 @@ RECIPES = {
             Edit(
                 "neox_model/layers/norms.py",
                 NORM,
-                after="        return (self.weight * wide / length).to(inputs.dtype)\n\n\n",
+                after="        self.weight = logical_parameter((1,), init=_one_init, group=group)\n\n"
+                "    def _arguments(self) -> tuple[Tensor, float]:\n"
+                "        return self.weight, self.epsilon\n\n\n",
             ),
             Edit(
                 "neox_model/layers/norms.py",
