@@ -170,5 +170,5 @@ if [ $code -ne 0 ]; then
     exit 1
 fi
 echo "installed in $SECONDS s"
-# Only a person has a use for this environment's commands; the targets that need the others activate none.
+# The other environments are used by make targets, without being activated.
 [ "$name" != full ] || echo "next: source .venv/bin/activate"

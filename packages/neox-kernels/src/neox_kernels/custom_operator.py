@@ -80,9 +80,8 @@ class CustomOperator:
     def with_input(self, differentiate: Differentiate, *, setup_context: Keep) -> Callable[..., Any]:
         """Return a function that returns its first argument too, in front of the results.
 
-        The gradient of this result reaches `differentiate` in front of those of the others, None if nothing
-        used it. It can be added in the pass over memory that `differentiate` makes anyway; autograd would
-        add it in a pass of its own.
+        `differentiate` gets the gradient of this argument first, None if nothing used it, and can add it in
+        the backward kernel; otherwise autograd would launch another kernel for the sum.
 
         Args:
             differentiate: as for `register_autograd`, with the gradient of the argument in front.
@@ -90,7 +89,7 @@ class CustomOperator:
         """
 
         def implementation(*args: Any) -> tuple[Any, ...]:
-            # A dispatch mode sees the operator, which has no gradient of its own within a function.
+            # With a dispatch mode, call the operator of torch.library, so that the mode sees it.
             run = self._overload if _num_modes() else self._implementation
             return (args[0], *run(*args))
 

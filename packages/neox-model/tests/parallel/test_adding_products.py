@@ -9,7 +9,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neox_model.layers.mlp import GatedMLP
+from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.parallel.low_rank import LowRank
+from neox_model.parallel.sequence import enter
 
 WIDTH, WIDE = 24, 40
 
@@ -122,6 +124,17 @@ def test_what_a_hook_passes_to_one_matrix_is_not_passed_to_the_other():
     for module in (adding, plain):
         module.up.register_forward_pre_hook(lambda _, given: (given[0] * 2.0, *given[1:]))
     check(adding, plain)
+
+
+def test_what_a_hook_of_the_mlp_passes_on_reaches_both_matrices():
+    results = []
+    for module in pair():
+        module.register_forward_pre_hook(lambda _, given: (given[0] * 2.0, *given[1:]))
+        hidden = torch.linspace(-1, 1, 3 * WIDTH, dtype=torch.float64).view(3, 1, WIDTH)
+        results.append(module(hidden, enter(hidden, SINGLE_RANK))[0])
+        results.append(module(hidden)[0])
+    for result in results:
+        assert torch.equal(result, results[-1])
 
 
 def test_autocast_computes_the_products():

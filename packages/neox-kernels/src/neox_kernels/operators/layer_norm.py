@@ -104,7 +104,7 @@ def _plain_results(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> t
 
 
 def _empty_statistics(x: Tensor, rows: int) -> Tensor:
-    """Allocate means and inverse standard deviations together: two allocations would cost a call more."""
+    """Allocate means and inverse standard deviations in one tensor, because each allocation takes time."""
     return x.new_empty(2 * rows, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 

@@ -11,7 +11,7 @@ from neox_config.derive.learning_rate import peak_instead_of_lr, warmup_fraction
 from neox_config.derive.local_steps import first_local_step, last_average
 from neox_config.derive.resolve import MLP_SIZES, mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.facts.optimizers import FORMS_OF_ADAM, OPTIMIZER_FACTS
 from neox_config.problems import Place, Problem, in_words, place_of
 from neox_config.schema.config import NeoXConfig, parameter_named
 from neox_config.schema.parameter import is_filled_in
@@ -45,8 +45,8 @@ NO_EFFECT: Mapping[str, str] = {
 }
 
 # Above this, a learning rate of Adam is probably a mistake.
-_ADAMS, _HIGH_RATE = ("adam", "adamw"), 0.2
-# Iterations from which the loss of a training that has written no checkpoint is worth a note.
+_HIGH_RATE = 0.2
+# Trainings of fewer iterations need no checkpoint before their end.
 _WORTH_SAVING = 50
 # Parameters that are filled in if not given -> source of the value.
 _FILLED_FROM = {
@@ -194,9 +194,9 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
             config,
             places,
         )
-    if kind in _ADAMS and "optimizer.params.lr" in places and lr is not None and lr > _HIGH_RATE:
+    if kind in FORMS_OF_ADAM and "optimizer.params.lr" in places and lr is not None and lr > _HIGH_RATE:
         what = "is high: with Adam, models are trained with rates of 0.00005 to 0.01"
-        yield _note("optimizer.params.lr", what, "check the unit", config, places)
+        yield _note("optimizer.params.lr", what, "use a value such as 0.0003", config, places)
     yield from _reduction_advice(config, places)
     yield from _compression_advice(config, places)
     yield from _saving_advice(config, places)
@@ -263,7 +263,7 @@ def _saving_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[
 def _saves_of_another_training(
     config: NeoXConfig, places: Mapping[str, Place], last: int
 ) -> Iterator[Problem]:
-    """Note a training that one file, or the command line, ends before the first checkpoint of another one."""
+    """Note a save_interval that a shorter train_iters of another file, or the command line, never reaches."""
     section = config.checkpoint
     interval = section.save_interval
     if section.save is None or interval is None or interval <= last or last < _WORTH_SAVING:

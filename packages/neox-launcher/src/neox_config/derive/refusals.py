@@ -18,7 +18,7 @@ from neox_config.derive.resume import (
 )
 from neox_config.errors import ConfigError
 from neox_config.facts.learning_rate import Curve, WarmupThenDecay
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.facts.optimizers import FORMS_OF_ADAM, OPTIMIZER_FACTS
 from neox_config.problems import in_words
 
 __all__ = [
@@ -45,9 +45,6 @@ OR_FINETUNE = (
     "or, if all weights have the same shapes, set finetune: true to load only these"
 )
 """What to do about a different model in a training."""
-
-
-_FORMS_OF_ADAM = {"adam", "adamw", "cpu_adam", "cpu_torch_adam"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ def other_model(changes: Changes, *, remedy: str) -> Refusal | None:
 
 def other_optimizer(there: str, here: str) -> Refusal | None:
     """Return the refusal of the states of another optimizer; all forms of Adam have the same."""
-    if there == here or {there, here} <= _FORMS_OF_ADAM:
+    if there == here or {there, here} <= FORMS_OF_ADAM:
         return None
     stored, ours = (OPTIMIZER_FACTS[kind].name if kind in OPTIMIZER_FACTS else kind for kind in (there, here))
     return Refusal(
@@ -119,7 +116,7 @@ def other_states(changes: Changes) -> Refusal | None:
     )
 
 
-# Values of a learning-rate curve -> names of parameters, where they differ.
+# Fields of a learning-rate curve -> names of the parameters that set them, if these differ.
 _NAMES_OF_CURVES = {
     "decay_iterations": "lr-decay-iters (by default train-iters)",
     "floor": "min-lr",

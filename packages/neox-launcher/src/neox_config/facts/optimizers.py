@@ -10,7 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["ARGUMENT_LIMITS", "OPTIMIZER_FACTS", "ArgumentLimit", "JoinedParts", "OptimizerFacts"]
+__all__ = [
+    "ARGUMENT_LIMITS",
+    "FORMS_OF_ADAM",
+    "OPTIMIZER_FACTS",
+    "ArgumentLimit",
+    "JoinedParts",
+    "OptimizerFacts",
+]
+
+FORMS_OF_ADAM = frozenset({"adam", "adamw", "cpu_adam", "cpu_torch_adam"})
+"""Types that compute Adam, in lower case: each continues from the states of any other."""
 
 JoinedParts = Literal["matrices", "norms", "maxima"]
 

@@ -228,9 +228,11 @@ class GatedMLP(nn.Module):
         if entry is None:
             entry = enter(hidden_SBD, self.up.group)
             hidden_SBD = entry.whole
+        # Not what a hook of this module has put in its place.
+        is_entered = hidden_SBD is entry.whole
         entry.adds_gradients = self.adds_gradients
         up_SBF, up_bias = self.up(hidden_SBD, entry)
-        gate_SBF, gate_bias = self.gate(entry.whole, entry)
+        gate_SBF, gate_bias = self.gate(entry.whole if is_entered else hidden_SBD, entry)
         if self._recomputes():
             gating = _Gating(self._product, self.gated_again)
             linear = partial(_linear_of_product, gating, gate_SBF, up_bias, gate_bias)

@@ -65,9 +65,9 @@ class Entry:
         part: the columns of what is gathered again that are `whole`.
 
     Attributes:
-        adds_gradients: the product of one matrix adds the gradient of the input from those after it, so that
-            autograd need not, in a pass over memory of its own. Autograd computes such a product's gradients
-            of input and weight together: not for a schedule that splits the backward pass.
+        adds_gradients: the matrix products sum the gradients of the input themselves (addmm); False: autograd
+            sums them, with one more kernel. True computes the gradients of input and weight in one function:
+            not for pipeline schedules that compute them at different times.
     """
 
     def __init__(
