@@ -37,6 +37,7 @@ def test_compiled_wheels_are_built_with_each_python(tmp_path, prebuild, compiled
     for name in ("launcher", "data", "kernels", "model"):
         (tmp_path / f"packages/neox-{name}").mkdir(parents=True)
         (tmp_path / f"packages/neox-{name}/README.md").touch()
+    (tmp_path / "constraints.txt").write_text("torch==2.13.0\n")
     done = shell(tmp_path, "tools/dist.sh", seconds=60, PYTHONS="3.11 3.12", NEOX_KERNELS_PREBUILD=prebuild)
     assert done.returncode == 0, done.stderr
     for version in ("3.11", "3.12"):
@@ -45,3 +46,4 @@ def test_compiled_wheels_are_built_with_each_python(tmp_path, prebuild, compiled
             f"neox_{name}-built_with_{version if name in compiled else '3.11'}.whl"
             for name in ("launcher", "data", "kernels", "model")
         }
+    assert (tmp_path / "dist/constraints.txt").read_text() == "torch==2.13.0\n"

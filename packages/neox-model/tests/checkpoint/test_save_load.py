@@ -173,9 +173,7 @@ def test_learning_rate_curves_must_agree_or_one_must_be_chosen(tmp_path, trained
     trained.save(tmp_path)
     run = Run()
     run.schedule.curve = other = replace(CURVE, peak=0.2)
-    with pytest.raises(
-        CheckpointError, match=r"peak is 0\.1 in the .*, 0\.2 in .*; set override-lr-scheduler"
-    ):
+    with pytest.raises(CheckpointError, match=r"lr is 0\.1 in the .*, 0\.2 in .*; set override-lr-scheduler"):
         run.load(tmp_path)
     run.load(tmp_path, schedule_source="config")
     assert (run.schedule.curve, run.schedule.state) == (other, {"applied_updates": 2})
