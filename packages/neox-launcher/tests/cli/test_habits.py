@@ -30,9 +30,11 @@ def requests(monkeypatch, tmp_path):
         "imported/model.yml",
         "script.sh",
         "train.yml",
+        "llama/model.safetensors",
     ):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
+    Path("llama/config.json").write_text('{"model_type": "llama"}')
     return found
 
 
@@ -188,8 +190,20 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("-d config a", "folder config does not exist; did you mean configs?"),
         ("config/a", "folder config does not exist; did you mean configs?"),
         ("-d other a", "folder other does not exist; check the path."),
-        ("imported", "imported is a directory; did you mean imported/model.yml?"),
-        ("configs", "configs is a directory; give the configuration files in it: neox-launch -d configs"),
+        ("imported", "imported is a directory, not a file; did you mean imported/model.yml?"),
+        (
+            "configs",
+            "configs is a directory, not a file; give the configuration files in it: -d configs FILE",
+        ),
+        (
+            "llama",
+            "llama is a model of transformers, not a configuration of a training; run neox-convert from-hf",
+        ),
+        ("generate llama", "run neox-convert from-hf llama --output NEW"),
+        (
+            "llama/model.safetensors",
+            "but not a configuration file (.yml); run neox-convert from-hf llama --output NEW",
+        ),
         ("genrate a.yml", "did you mean generate?"),
         ("a.yml -- --dry-run", "No such command or file: --dry-run"),
         ("lambada", "the commands are doctor, evaluate, find-blocks, generate, index-blocks, init, serve,"),

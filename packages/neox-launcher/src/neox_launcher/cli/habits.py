@@ -12,9 +12,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from neox_config.command_line import PATH, Command, Group, option
-from neox_config.files import configuration_in, nearest_folder
+from neox_config.files import nearest_folder
 from neox_config.problems import did_you_mean
 from neox_config.read.aliases import FOREIGN_NAMES
+from neox_config.read.reading import about_folder, import_of_model
 from neox_config.schema.config import parameter_named
 
 __all__ = ["DRY_RUN", "LaunchCommand", "LaunchGroup", "literal_text", "parameter_options", "take_overrides"]
@@ -253,14 +254,11 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
         near = nearest_folder(folder)
         return f"folder {folder} does not exist; {f'did you mean {near}?' if near else 'check the path.'}"
     if os.path.isdir(word):
-        inside = configuration_in(word)
-        if inside is not None:
-            return f"{word} is a directory; did you mean {inside}?"
-        return f"{word} is a directory; give the configuration files in it: neox-launch -d {word} FILE ..."
+        what, remedy = about_folder(Path(word))
+        return f"{word} {what}; {remedy}"
     if os.path.isfile(word):
-        return (
-            f"{word} is a file, but not a configuration file (.yml); to use it as one, give --config {word}."
-        )
+        remedy = import_of_model(Path(word).parent) or f"to use it as one, give --config {word}"
+        return f"{word} is a file, but not a configuration file (.yml); {remedy}."
     meant = did_you_mean(word, commands)
     listed = ", ".join(sorted(commands))
     return f"No such command or file: {word}; {meant or f'the commands are {listed}.'}"
