@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,20 @@ from neox_config.read.aliases import FOREIGN_NAMES
 from neox_config.read.reading import about_folder, import_of_model
 from neox_config.schema.config import parameter_named
 
-__all__ = ["DRY_RUN", "LaunchCommand", "LaunchGroup", "literal_text", "parameter_options", "take_overrides"]
+__all__ = [
+    "DRY_RUN",
+    "ConfigurationCommand",
+    "LaunchCommand",
+    "LaunchGroup",
+    "literal_text",
+    "parameter_options",
+    "take_overrides",
+]
 
 _CONFIG, _DIRECTORY, _TASKS = "--config", ("-d", "--directory"), ("--tasks", "--eval_tasks")
+_SET = "--set"
+_SETTINGS = (_SET, "--resume-set")
+_SETTING = re.compile(r"[\w.-]+=")
 DRY_RUN = "--dry-run"
 """Option whose value is optional."""
 _ENDINGS = (".yml", ".yaml", ".json")
@@ -65,7 +77,7 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "eval_tasks": "use neox-launch evaluate --tasks NAME,..., or --set eval-tasks=[NAME,...] for evaluations "
     "during a training",
     "conf_dir": "use -d DIR",
-    "conf_file": "use --config FILE",
+    **dict.fromkeys(("conf_file", "config"), "give the name of the file alone"),
     "H": "use --hostfile FILE",
     "i": "use neox-launch generate -i FILE",
     "o": "use neox-launch generate -o FILE",
@@ -75,11 +87,18 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
 }
 
 
-class LaunchCommand(Command):
-    """A command of `neox-launch`: answers unknown options with the option or parameter to use instead."""
+class ConfigurationCommand(Command):
+    """A command on configuration files.
+
+    Answers unknown options, and settings written with spaces, with what to type instead.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words, and add advice to the error about an unknown option."""
+        if not any(_SET in param.opts for param in self.params):
+            return super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:
+            _refuse_settings_with_spaces(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -87,6 +106,10 @@ class LaunchCommand(Command):
             if advice is None:
                 raise
             raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
+
+
+class LaunchCommand(ConfigurationCommand):
+    """A command of `neox-launch`."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return options and commands, and let the shell add files, which need no `--config`."""
@@ -105,6 +128,7 @@ class LaunchGroup(LaunchCommand, Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Replace `--dry-run` by `--dry-run=text`, and `FILE` by `--config FILE`."""
         try:
+            _refuse_settings_with_spaces(args, self.commands)
             args = _with_values(args, self)
         except click.UsageError:
             # A shell that completes a line shows no errors.
@@ -193,6 +217,42 @@ def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
             )
             raise click.UsageError(advice)
     return named
+
+
+def _refuse_settings_with_spaces(words: Sequence[str], commands: Collection[str] = ()) -> None:
+    """Refuse several settings after one `--set`, and a name and value that are separate words.
+
+    Raises:
+        UsageError: names the options to write instead.
+    """
+    directory = _value_of(words, _DIRECTORY)
+    for number, word in enumerate(words):
+        option, sign, value = word.partition("=")
+        if option not in _SETTINGS:
+            continue
+        after = takewhile(lambda other: not other.startswith("-"), words[number + 1 :])
+        first, *others = [value, *after] if sign else [*after, ""]
+        rest = [
+            other
+            for other in others
+            if other not in ("", *commands)
+            and not _is_configuration(other, directory)
+            and not os.path.exists(other)
+        ]
+        if rest and ("=" not in first or any(map(_SETTING.match, rest))):
+            meant = " ".join(f"{option} {shlex.quote(setting)}" for setting in _settings_in([first, *rest]))
+            raise click.UsageError(f"{option} takes one NAME=VALUE without spaces; write {meant}")
+
+
+def _settings_in(words: Sequence[str]) -> list[str]:
+    """Return the settings that words mean: `a`, `1` and `b=2` mean `a=1` and `b=2`."""
+    settings: list[str] = []
+    for word in words:
+        if not settings or _SETTING.match(word):
+            settings.append(word)
+        else:
+            settings[-1] += f" {word}" if "=" in settings[-1] else f"={word.removeprefix('=')}"
+    return settings
 
 
 def _options(commands: Iterable[click.Command]) -> dict[str, bool]:
