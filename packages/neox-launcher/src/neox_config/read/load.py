@@ -16,14 +16,15 @@ from neox_config.derive.unused import unused_values
 from neox_config.problems import (
     Place,
     Problem,
+    closest,
     config_error,
-    did_you_mean,
     in_words,
     place_of,
 )
 from neox_config.read.aliases import (
     COMPUTED,
     EXTRA_BLOCK,
+    FOREIGN_NAMES,
     OLDER_SPELLINGS,
     RETIRED,
     SHORTHANDS,
@@ -133,7 +134,7 @@ def draft_config(
         assembly.put(leaf)
     config, notices = assembly.build(), (*unfolded.notices, *repeated, *assembly.notices)
     if problems:
-        config = _without_refused(config, problems)
+        config = _without_refused(config, [problem.name for problem in problems])
     else:
         config, implied = implied_settings(config, assembly.places)
         notices = (*notices, *implied, *unused_values(config, assembly.places))
@@ -141,11 +142,11 @@ def draft_config(
     return Draft(config=config, problems=tuple(problems), is_complete=assembly.is_complete)
 
 
-def _without_refused(config: NeoXConfig, problems: Iterable[Problem]) -> NeoXConfig:
-    """Return the configuration without the values that problems name."""
+def _without_refused(config: NeoXConfig, names: Iterable[str]) -> NeoXConfig:
+    """Return the configuration without the values of some parameters; other names are left out of account."""
     built = {name: getattr(config, name) for name in sections()}
-    for problem in problems:
-        path = problem.name.split(".")
+    for name in names:
+        path = name.split(".")
         with suppress(KeyError):  # Not a parameter.
             section = section_of(path[0])
             built[section] = _without_value(built[section], path)
@@ -225,7 +226,7 @@ class _Assembly:
         is_complete: True if all files could be read; otherwise missing parameters and rules are not checked.
         values: given values by section.
         places: location of each value.
-        misplaced: parameters written outside their blocks, which are not reported as missing.
+        meant: parameters that unknown names stand for: they are not missing, but their values are not known.
         unknown: number of unknown names.
         notices: notes about values that are valid and do nothing.
     """
@@ -234,7 +235,7 @@ class _Assembly:
     is_complete: bool
     values: dict[str, dict[str, Any]] = field(default_factory=lambda: {name: {} for name in sections()})
     places: dict[str, Place] = field(default_factory=dict)
-    misplaced: set[str] = field(default_factory=set)
+    meant: set[str] = field(default_factory=set)
     unknown: int = 0
     notices: list[Problem] = field(default_factory=list)
 
@@ -307,6 +308,7 @@ class _Assembly:
             _open_required_blocks(kind, self.values[name])
             built[name] = self._validate(kind, self.values[name], filled)
         config = NeoXConfig.model_construct(**built)  # type: ignore[arg-type]
+        config = _without_refused(config, self.meant - self.places.keys())
         if self.is_complete:
             placed = config.with_origin(sources=self.places, notices=(), files=())
             self.problems += broken_rules(placed, self.places)
@@ -322,7 +324,7 @@ class _Assembly:
             wrong.setdefault(_field_path(kind, detail["loc"]), []).append(detail)
         for path, found in wrong.items():
             name = ".".join(path)
-            is_told = found[0]["type"] == "missing" and (name in self.misplaced or not self.is_complete)
+            is_told = found[0]["type"] == "missing" and (name in self.meant or not self.is_complete)
             if name not in filled and not is_told:
                 self.problems.append(self._finding(name, found))
         return _without(kind, values, sorted({_removable(kind, path) for path in wrong}))
@@ -362,13 +364,14 @@ class _Assembly:
     def _unknown(self, leaf: Leaf, names: Sequence[str], *, dashes: bool) -> None:
         """Report an unknown name; `dashes` is True for names outside all blocks."""
         name = leaf.path[0] if dashes else leaf.path[-1]
-        inside = [] if name in names else homes_of(leaf.path, is_outside=dashes)
-        self.misplaced.update(inside)
-        remedy = written_elsewhere(leaf.path, inside, is_outside=dashes)
+        homes = [] if name in names else homes_of(leaf.path, is_outside=dashes)
+        remedy = written_elsewhere(leaf.path, leaf.value, homes, is_outside=dashes)
         self.unknown += 1
         # In a file of another kind, every name is unknown, and similar names mean nothing.
-        if self.unknown <= _MOST_SUGGESTIONS:
-            remedy = remedy or did_you_mean(name, names, dashes=dashes)
+        near = None if remedy or self.unknown > _MOST_SUGGESTIONS else closest(name, names)
+        if near is not None:
+            remedy = f"did you mean {near.replace('_', '-') if dashes else near}?"
+        self.meant.update(_meant(leaf, near, homes, is_outside=dashes))
         searched = name if re.fullmatch(r"\w{1,40}", name) else "WORD"
         if not remedy and not dashes:
             remedy = f"use one of: {', '.join(names)}"
@@ -378,6 +381,16 @@ class _Assembly:
 
     def _complain(self, leaf: Leaf, what: str, remedy: str = "") -> None:
         self.problems.append(Problem(leaf.name, what, remedy, value=in_words(leaf.value), place=leaf.place))
+
+
+def _meant(leaf: Leaf, near: str | None, homes: Sequence[str], *, is_outside: bool) -> Sequence[str]:
+    """Return the parameters that an unknown name stands for: of this meaning, this spelling, or in blocks."""
+    if is_outside and leaf.path[0] in FOREIGN_NAMES:
+        return [FOREIGN_NAMES[leaf.path[0]]]
+    if near is None:
+        return homes
+    path = [SHORTHANDS.get(near, near), *leaf.path[1:]] if is_outside else [*leaf.path[:-1], near]
+    return [".".join(path)]
 
 
 @cache

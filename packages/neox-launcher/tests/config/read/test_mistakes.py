@@ -314,10 +314,10 @@ run.yml: 2 problems
 
   line 8  learning_rate: 0.001
           is not a parameter
-          use optimizer.params.lr (learning rate after warmup)
+          use optimizer: {params: {lr: 0.001}} (learning rate after warmup)
   line 9  global_batch_size: 32
           is not a parameter
-          use train-batch-size (global batch size, in samples per update over all devices)
+          use train-batch-size: 32 (global batch size, in samples per update over all devices)
 """,
     ),
     "a_parameter_outside_its_block": (
