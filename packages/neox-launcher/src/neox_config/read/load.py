@@ -1,6 +1,7 @@
 """Load a checked configuration from files and the command line, or report everything that is wrong."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -130,11 +131,14 @@ def draft_config(
     # Rules would report what is wrong with a model that this project does not build.
     assembly = _Assembly(problems, is_complete=reading.is_complete and not missing)
     repeated: list[Problem] = []
-    for leaf in _merge(unfolded.leaves, problems, repeated):
+    different: list[tuple[Leaf, Leaf]] = []
+    for leaf in _merge(unfolded.leaves, different, repeated):
         assembly.put(leaf)
+    problems += _disagreements(different)
     config, notices = assembly.build(), (*unfolded.notices, *repeated, *assembly.notices)
     if problems:
-        config = _without_refused(config, [problem.name for problem in problems])
+        refused = [*(problem.name for problem in problems), *(leaf.name for leaf, _ in different)]
+        config = _without_refused(config, refused)
     else:
         config, implied = implied_settings(config, assembly.places)
         notices = (*notices, *implied, *unused_values(config, assembly.places))
@@ -172,17 +176,17 @@ def _not_overridden(leaves: Sequence[Leaf]) -> list[Leaf]:
     return [leaf for leaf in leaves if leaf.place.precedence == strongest[leaf.name]]
 
 
-def _merge(leaves: Sequence[Leaf], problems: list[Problem], notices: list[Problem]) -> list[Leaf]:
+def _merge(leaves: Sequence[Leaf], different: list[tuple[Leaf, Leaf]], notices: list[Problem]) -> list[Leaf]:
     """Return one leaf per name, with the highest precedence.
 
-    Different values of files are reported as problems. On the command line the last one is used, with a
-    notice, so that a command can be repeated with another value at its end.
+    `different` receives different values of files. On the command line the last one is used, with a notice,
+    so that a command can be repeated with another value at its end.
     """
     by_name: dict[str, list[Leaf]] = {}
     for leaf in leaves:
         by_name.setdefault(leaf.name, []).append(leaf)
     merged = []
-    for name, found in by_name.items():
+    for found in by_name.values():
         strongest = max(leaf.place.precedence for leaf in found)
         candidates = [leaf for leaf in found if leaf.place.precedence == strongest]
         if strongest:
@@ -190,9 +194,7 @@ def _merge(leaves: Sequence[Leaf], problems: list[Problem], notices: list[Proble
             notices += [_replaced(used, other) for other in earlier if not _equal(other.value, used.value)]
         else:
             used, *others = candidates
-            problems += [
-                _disagreement(name, used, other) for other in others if not _equal(other.value, used.value)
-            ]
+            different += [(used, other) for other in others if not _equal(other.value, used.value)]
         merged.append(used)
     return merged
 
@@ -206,15 +208,42 @@ def _replaced(used: Leaf, earlier: Leaf) -> Problem:
     return Problem(used.name, what, "", value=in_words(used.value), place=used.place)
 
 
-def _disagreement(name: str, first: Leaf, other: Leaf) -> Problem:
-    where = f"{first.place}, as {first.place.spelling}: {in_words(first.value)}"
+def _disagreements(different: Sequence[tuple[Leaf, Leaf]]) -> list[Problem]:
+    """Return one problem for each two files that give parameters different values."""
+    by_files: dict[tuple[str, str], list[tuple[Leaf, Leaf]]] = {}
+    for first, other in different:
+        by_files.setdefault((first.place.file, other.place.file), []).append((first, other))
+    return [_disagreement(found) for found in by_files.values()]
+
+
+def _disagreement(different: Sequence[tuple[Leaf, Leaf]]) -> Problem:
+    settings = [f"{other.place.spelling}={in_words(other.value, whole=True)}" for _, other in different]
+    options = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+    (first, other), *more = different
+    if not more:
+        where = f"{first.place}, as {first.place.spelling}: {in_words(first.value)}"
+        return Problem(
+            other.name,
+            f"has a different value in {where}",
+            f"keep only one of them, or replace both with {options}",
+            value=in_words(other.value),
+            place=other.place,
+        )
+    elsewhere = "other lines" if first.place.file == other.place.file else first.place.file
+    what = f"gives {len(different)} parameters other values than {elsewhere}:"
     return Problem(
-        name,
-        f"has a different value in {where}",
-        "keep only one of them, or override both with --set",
-        value=in_words(other.value),
-        place=other.place,
+        "",
+        "\n".join([what, *map(_row, different)]),
+        f"keep only one of each, or replace both with {options}",
+        place=Place(other.place.file),
     )
+
+
+def _row(different: tuple[Leaf, Leaf]) -> str:
+    first, other = different
+    here, there = ("" if leaf.place.line is None else f"line {leaf.place.line}" for leaf in (other, first))
+    written = f"{other.place.spelling}: {in_words(other.value)}"
+    return f"{here}  {written} (there {there}: {in_words(first.value)})".strip()
 
 
 @dataclass

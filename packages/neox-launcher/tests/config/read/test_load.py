@@ -1,11 +1,13 @@
 """Loading of a configuration from several files and the command line."""
 
 import re
+import shlex
 
 import pytest
 
 from neox_config import load_config
 from neox_config.errors import ConfigError
+from neox_config.problems import Place
 from neox_config.read.aliases import (
     COMPUTED,
     FOREIGN_NAMES,
@@ -15,6 +17,16 @@ from neox_config.read.aliases import (
     SHORTHANDS,
 )
 from neox_config.schema.config import all_parameters
+
+START = """\
+num-layers: 2
+hidden-size: 64
+num-attention-heads: 4
+max-position-embeddings: 64
+train-iters: 9
+optimizer: {params: {lr: 0.001}}
+train-micro-batch-size-per-gpu: 1
+"""
 
 # text of a second file -> the sentences that the error must hold
 WRONG = [
@@ -204,9 +216,41 @@ def test_null_for_a_block_without_values_is_its_default(load):
 
 
 def test_two_files_that_disagree_can_be_overridden(load):
-    with pytest.raises(ConfigError, match="keep only one of them, or override both with --set"):
+    with pytest.raises(ConfigError, match="keep only one of them, or replace both with --set"):
         load("hidden-size: 128")
     assert load("hidden-size: 128", "hidden-size=256").model.hidden_size == 256
+
+
+def test_two_files_that_disagree_are_one_problem_with_the_options_that_replace_both(tmp_path):
+    base, mine = tmp_path / "base.yml", tmp_path / "mine.yml"
+    load_from = f"it's {'far ' * 20}away"
+    base.write_text(f"{START}seed: 3\nload: here\n")
+    mine.write_text(f'seed: 3\nhidden-size: 128\nlr: 0.5\nload: "{load_from}"\n')
+    with pytest.raises(ConfigError) as refusal:
+        load_config([base, mine])
+    (problem,) = refusal.value.problems
+    assert problem.place == Place(str(mine))
+    assert problem.what == (
+        f"gives 3 parameters other values than {base}:\n"
+        "line 2  hidden-size: 128 (there line 2: 64)\n"
+        "line 3  lr: 0.5 (there line 6: 0.001)\n"
+        f"line 4  load: {load_from[:57]}... (there line 9: here)"
+    )
+    assert problem.remedy.startswith(
+        "keep only one of each, or replace both with --set hidden-size=128 --set lr="
+    )
+    words = shlex.split(problem.remedy.partition("both with ")[2])
+    loaded = load_config([base, mine], overrides=[word for word in words if word != "--set"])
+    assert loaded.model.hidden_size == 128
+    assert loaded.optimizer.optimizer.params.lr == 0.5
+    assert loaded.checkpoint.load == load_from
+
+
+def test_lines_of_a_file_that_disagree_are_one_problem(load):
+    with pytest.raises(ConfigError) as refusal:
+        load("gas: 2\ngradient-accumulation-steps: 3\nclip-grad: 1\ngradient-clipping: 2")
+    (problem,) = refusal.value.problems
+    assert problem.what.startswith("gives 2 parameters other values than other lines:\nline 2  gradient-acc")
 
 
 def test_the_same_value_twice_in_two_files_is_fine(load):

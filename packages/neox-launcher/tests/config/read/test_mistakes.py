@@ -546,7 +546,7 @@ run.yml: 1 problem
 
   line 8  lr: 0.001
           has a different value in run.yml line 6, as optimizer.params.lr: 0.0006
-          keep only one of them, or override both with --set
+          keep only one of them, or replace both with --set lr=0.001
 """,
     ),
     "a_negative_dropout": (
