@@ -262,6 +262,43 @@ def test_words_after_a_setting_that_are_files_or_commands_are_no_settings(reques
         assert requests.pop()[0].program == "generate"
 
 
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (
+            "-d configs big -d imported model",
+            "-d is given with two folders, configs and imported; leave it out",
+        ),
+        (
+            "-d configs --directory=imported model",
+            "give each file with its folder: configs/FILE imported/FILE",
+        ),
+        ("-d configs -dimported model", "-d is given with two folders"),
+        ("-d configs", "no configuration file given: configs is a directory, not a file; give the config"),
+        (
+            "-d imported",
+            "no configuration file given: imported is a directory, not a file; did you mean imported/model.yml?",
+        ),
+        ("-d llama", "no configuration file given: llama is a model of transformers"),
+        ("-d nowhere", "no configuration file given, and nowhere is not a folder"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", ["neox-launch", "neox-launch generate", "neox-config check", "neox-config migrate"]
+)
+def test_folders_of_configurations_that_are_not_enough(requests, monkeypatch, command, words, answer):
+    monkeypatch.undo()
+    program, *subcommand = command.split()
+    result = CliRunner().invoke(PROGRAMS[program], [*subcommand, *words.split()])
+    assert result.exit_code == 2
+    assert answer in " ".join(result.stderr.split())
+
+
+def test_one_folder_may_be_given_twice(requests):
+    assert run("-d", "configs", "generate", "--directory", "configs", "big").exit_code == 0
+    assert requests[0][0].directory == "configs"
+
+
 def test_the_option_for_files_is_not_needed_in_neox_config(requests):
     result = CliRunner().invoke(neox_config, ["check", "--config", "a.yml"])
     assert result.exit_code == 2

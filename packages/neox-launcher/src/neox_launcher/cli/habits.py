@@ -27,6 +27,7 @@ __all__ = [
     "literal_text",
     "parameter_options",
     "take_overrides",
+    "without_files",
 ]
 
 _CONFIG, _DIRECTORY, _TASKS = "--config", ("-d", "--directory"), ("--tasks", "--eval_tasks")
@@ -95,14 +96,20 @@ class ConfigurationCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words, and add advice to the error about an unknown option."""
-        if not any(_SET in param.opts for param in self.params):
+        options = {name for param in self.params for name in param.opts}
+        if ctx.resilient_parsing or _DIRECTORY[0] not in options:
             return super().parse_args(ctx, args)
-        if not ctx.resilient_parsing:
-            _refuse_settings_with_spaces(args)
+        directory = _directory_of(args)
+        if _SET in options:
+            _refuse_settings_with_spaces(args, directory)
         try:
             return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if directory == Path() or error.param is None or error.param.name != "files":
+                raise
+            raise click.UsageError(without_files(directory), ctx=ctx) from error
         except click.NoSuchOption as error:
-            advice = _advice_on_option(error.option_name)
+            advice = _advice_on_option(error.option_name) if _SET in options else None
             if advice is None:
                 raise
             raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
@@ -128,8 +135,9 @@ class LaunchGroup(LaunchCommand, Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Replace `--dry-run` by `--dry-run=text`, and `FILE` by `--config FILE`."""
         try:
-            _refuse_settings_with_spaces(args, self.commands)
-            args = _with_values(args, self)
+            directory = _directory_of(args)
+            _refuse_settings_with_spaces(args, directory, self.commands)
+            args = _with_values(args, self, directory)
         except click.UsageError:
             # A shell that completes a line shows no errors.
             if not ctx.resilient_parsing:
@@ -178,7 +186,21 @@ def _escaped(char: str) -> str:
     return f"\\U{ord(char):08x}"
 
 
-def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
+def without_files(directory: str | Path | None) -> str:
+    """Return what to write for a command without a configuration file.
+
+    Args:
+        directory: folder of the configuration files, if it is given.
+    """
+    if directory is None:
+        return "no configuration file given; give at least one --config FILE"
+    if not os.path.isdir(directory):
+        return f"no configuration file given, and {directory} is not a folder; give -d DIR FILE ..."
+    what, remedy = about_folder(Path(directory))
+    return f"no configuration file given: {directory} {what}; {remedy}"
+
+
+def _with_values(words: Sequence[str], group: click.Group, directory: Path) -> list[str]:
     """Return the words with `--config` before each configuration file without it, and a value of `--dry-run`.
 
     After `--` there are no options, only configuration files and a command.
@@ -187,7 +209,6 @@ def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
         UsageError: a word is neither a command nor a configuration file.
     """
     takes_value = _options([group, *group.commands.values()])
-    directory = _value_of(words, _DIRECTORY)
     named: list[str] = []
     command, is_value, may_be_option = None, False, True
     for number, word in enumerate(words):
@@ -219,13 +240,14 @@ def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
     return named
 
 
-def _refuse_settings_with_spaces(words: Sequence[str], commands: Collection[str] = ()) -> None:
+def _refuse_settings_with_spaces(
+    words: Sequence[str], directory: Path, commands: Collection[str] = ()
+) -> None:
     """Refuse several settings after one `--set`, and a name and value that are separate words.
 
     Raises:
         UsageError: names the options to write instead.
     """
-    directory = _value_of(words, _DIRECTORY)
     for number, word in enumerate(words):
         option, sign, value = word.partition("=")
         if option not in _SETTINGS:
@@ -262,17 +284,28 @@ def _options(commands: Iterable[click.Command]) -> dict[str, bool]:
     return known | dict.fromkeys((DRY_RUN, "-h", "--help"), False)
 
 
-def _value_of(words: Sequence[str], options: Sequence[str]) -> Path:
-    """Return the directory of the configuration files."""
-    short, long = options
+def _directory_of(words: Sequence[str]) -> Path:
+    """Return the folder of the configuration files.
+
+    Raises:
+        UsageError: two are given.
+    """
+    short, long = _DIRECTORY
+    given = []
     for word, following in pairwise([*words, ""]):
-        if word in options:
-            return Path(following)
-        if word.startswith(f"{long}="):
-            return Path(word.removeprefix(f"{long}="))
-        if word.startswith(short) and not word.startswith("--"):
-            return Path(word.removeprefix(short))
-    return Path()
+        if word in _DIRECTORY:
+            given.append(following)
+        elif word.startswith(f"{long}="):
+            given.append(word.removeprefix(f"{long}="))
+        elif word.startswith(short) and not word.startswith("--"):
+            given.append(word.removeprefix(short))
+    first, *others = dict.fromkeys(given or [""])
+    if others:
+        raise click.UsageError(
+            f"{short} is given with two folders, {first} and {others[0]}; leave it out, and give each file "
+            f"with its folder: {first}/FILE {others[0]}/FILE"
+        )
+    return Path(first)
 
 
 def _is_configuration(word: str, directory: Path) -> bool:
