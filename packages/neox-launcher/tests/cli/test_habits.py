@@ -277,7 +277,7 @@ def test_words_after_a_setting_that_are_files_or_commands_are_no_settings(reques
         ("-d configs", "no configuration file given: configs is a directory, not a file; give the config"),
         (
             "-d imported",
-            "no configuration file given: imported is a directory, not a file; did you mean imported/model.yml?",
+            "no configuration file given: imported is a directory, not a file; did you mean imported/model.yml",
         ),
         ("-d llama", "no configuration file given: llama is a model of transformers"),
         ("-d nowhere", "no configuration file given, and nowhere is not a folder"),
@@ -286,8 +286,11 @@ def test_words_after_a_setting_that_are_files_or_commands_are_no_settings(reques
 @pytest.mark.parametrize(
     "command", ["neox-launch", "neox-launch generate", "neox-config check", "neox-config migrate"]
 )
-def test_folders_of_configurations_that_are_not_enough(requests, monkeypatch, command, words, answer):
-    monkeypatch.undo()
+def test_folders_of_configurations_that_are_not_enough(
+    requests, monkeypatch, tmp_path, command, words, answer
+):
+    monkeypatch.undo()  # The request reaches the launcher.
+    monkeypatch.chdir(tmp_path)
     program, *subcommand = command.split()
     result = CliRunner().invoke(PROGRAMS[program], [*subcommand, *words.split()])
     assert result.exit_code == 2
