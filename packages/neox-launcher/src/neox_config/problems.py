@@ -14,6 +14,7 @@ __all__ = [
     "Place",
     "Problem",
     "as_block",
+    "closest",
     "config_error",
     "did_you_mean",
     "in_words",
@@ -73,8 +74,8 @@ class Problem:
         return replace(self, place=place, value=self.value if self.value is not None else value)
 
 
-def in_words(value: Any) -> str:
-    """Return a value as written in YAML, shortened if it is long.
+def in_words(value: Any, *, whole: bool = False) -> str:
+    """Return a value as written in YAML, shortened if it is long and need not be whole.
 
     Text is quoted if it would not be seen otherwise: empty, with blanks around it or control characters.
     """
@@ -84,25 +85,28 @@ def in_words(value: Any) -> str:
     except (TypeError, ValueError):
         text = str(value)
     text = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+    return text if whole or len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
-def as_block(name: str) -> str:
+def as_block(name: str, value: str = "...") -> str:
     """Return how to write a parameter in a file: `a.b` as `a: {b: ...}`."""
     *blocks, last = name.split(".")
     if not blocks:
-        return f"{last.replace('_', '-')}: ..."
-    return "".join(f"{block}: {{" for block in blocks) + f"{last}: ..." + "}" * len(blocks)
+        return f"{last.replace('_', '-')}: {value}"
+    return "".join(f"{block}: {{" for block in blocks) + f"{last}: {value}" + "}" * len(blocks)
 
 
-def did_you_mean(name: str, names: Iterable[str], *, dashes: bool = False, cutoff: float = 0.7) -> str:
+def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.7) -> str:
     """Return "did you mean X?" for the closest name, or an empty string if none is closer than the cutoff."""
+    found = closest(name, names, cutoff=cutoff)
+    return "" if found is None else f"did you mean {found}?"
+
+
+def closest(name: str, names: Iterable[str], *, cutoff: float = 0.7) -> str | None:
+    """Return the name with the most similar spelling, or None if none is closer than the cutoff."""
     folded = {known.casefold(): known for known in names}
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
-    if not near:
-        return ""
-    found = folded[near[0]]
-    return f"did you mean {found.replace('_', '-') if dashes else found}?"
+    return folded[near[0]] if near else None
 
 
 def list_problems(problems: Sequence[Problem], files: Sequence[str], *, called: str = "problem") -> str:

@@ -13,6 +13,8 @@ from neox_launcher.cli.habits import _ADVICE_ON_WORDS
 from neox_launcher.cli.launch import main
 from neox_launcher.plan.planning import Request, plan_launch
 
+PROGRAMS = {"neox-launch": main, "neox-config": neox_config}
+
 
 @pytest.fixture
 def requests(monkeypatch, tmp_path):
@@ -30,9 +32,11 @@ def requests(monkeypatch, tmp_path):
         "imported/model.yml",
         "script.sh",
         "train.yml",
+        "llama/model.safetensors",
     ):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
+    Path("llama/config.json").write_text('{"model_type": "llama"}')
     return found
 
 
@@ -188,8 +192,20 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("-d config a", "folder config does not exist; did you mean configs?"),
         ("config/a", "folder config does not exist; did you mean configs?"),
         ("-d other a", "folder other does not exist; check the path."),
-        ("imported", "imported is a directory; did you mean imported/model.yml?"),
-        ("configs", "configs is a directory; give the configuration files in it: neox-launch -d configs"),
+        ("imported", "imported is a directory, not a file; did you mean imported/model.yml?"),
+        (
+            "configs",
+            "configs is a directory, not a file; give the configuration files in it: -d configs FILE",
+        ),
+        (
+            "llama",
+            "llama is a model of transformers, not a configuration of a training; run neox-convert from-hf",
+        ),
+        ("generate llama", "run neox-convert from-hf llama --output NEW"),
+        (
+            "llama/model.safetensors",
+            "but not a configuration file (.yml); run neox-convert from-hf llama --output NEW",
+        ),
         ("genrate a.yml", "did you mean generate?"),
         ("a.yml -- --dry-run", "No such command or file: --dry-run"),
         ("lambada", "the commands are doctor, evaluate, find-blocks, generate, index-blocks, init, serve,"),
@@ -206,6 +222,97 @@ def test_other_words_are_answered_with_what_to_type(requests, words, answer):
     assert result.exit_code == 2
     assert answer in " ".join(result.stderr.split())
     assert requests == []
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("--set lr=1 seed=2", "--set takes one NAME=VALUE without spaces; write --set lr=1 --set seed=2"),
+        ("--set lr 1", "--set takes one NAME=VALUE without spaces; write --set lr=1"),
+        ("--set lr 1 seed=2 a.yml", "write --set lr=1 --set seed=2"),
+        ("--set=lr=1 a.yml zero_optimization.stage=2", "write --set lr=1 --set zero_optimization.stage=2"),
+        ("--set lr 1 x -d configs", "write --set 'lr=1 x'"),
+        (
+            "--train_iters 10",
+            "No such option: --train_iters; parameters are set with --set: --set train-iters=",
+        ),
+        ("--learning_rate 10", "--set optimizer.params.lr=VALUE"),
+        ("--conf_dir configs", "use -d DIR"),
+        ("--conf_file a.yml", "give the name of the file alone"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", ["neox-launch", "neox-launch generate", "neox-config check", "neox-config estimate"]
+)
+def test_settings_and_options_have_the_same_advice_in_both_programs(requests, command, words, answer):
+    program, *subcommand = command.split()
+    result = CliRunner().invoke(PROGRAMS[program], [*subcommand, "small.yml", *words.split()])
+    assert result.exit_code == 2
+    assert answer in " ".join(result.stderr.split())
+    assert requests == []
+
+
+def test_words_after_a_setting_that_are_files_or_commands_are_no_settings(requests):
+    for line in (
+        "--set lr=1 small a.yml generate",
+        "generate --set lr=1 small a.yml",
+        "--set lr a.yml small generate",
+    ):
+        assert run(*line.split()).exit_code == 0, line
+        assert requests.pop()[0].program == "generate"
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (
+            "-d configs big -d imported model",
+            "-d is given with two folders, configs and imported; leave it out",
+        ),
+        (
+            "-d configs --directory=imported model",
+            "give each file with its folder: configs/FILE imported/FILE",
+        ),
+        ("-d configs -dimported model", "-d is given with two folders"),
+        ("-d configs", "no configuration file given: configs is a directory, not a file; give the config"),
+        (
+            "-d imported",
+            "no configuration file given: imported is a directory, not a file; did you mean imported/model.yml",
+        ),
+        ("-d llama", "no configuration file given: llama is a model of transformers"),
+        ("-d nowhere", "no configuration file given, and nowhere is not a folder"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", ["neox-launch", "neox-launch generate", "neox-config check", "neox-config migrate"]
+)
+def test_folders_of_configurations_that_are_not_enough(
+    requests, monkeypatch, tmp_path, command, words, answer
+):
+    monkeypatch.undo()  # The request reaches the launcher.
+    monkeypatch.chdir(tmp_path)
+    program, *subcommand = command.split()
+    result = CliRunner().invoke(PROGRAMS[program], [*subcommand, *words.split()])
+    assert result.exit_code == 2
+    assert answer in " ".join(result.stderr.split())
+
+
+def test_one_folder_may_be_given_twice(requests):
+    assert run("-d", "configs", "generate", "--directory", "configs", "big").exit_code == 0
+    assert requests[0][0].directory == "configs"
+
+
+def test_the_option_for_files_is_not_needed_in_neox_config(requests):
+    result = CliRunner().invoke(neox_config, ["check", "--config", "a.yml"])
+    assert result.exit_code == 2
+    assert "No such option: --config; give the name of the file alone." in result.stderr
+
+
+@pytest.mark.parametrize("command", ["diff small.yml a.yml", "explain lr", "models"])
+def test_a_command_without_settings_does_not_recommend_them(command, requests):
+    result = CliRunner().invoke(neox_config, [*command.split(), "--train_iters", "10"])
+    assert result.exit_code == 2
+    assert "--set" not in result.stderr
 
 
 def test_the_commands_of_neox_config_that_are_named_exist():

@@ -69,6 +69,31 @@ def test_a_missing_hostfile_is_reported_with_all_other_problems(plan):
     assert [problem.what for problem in caught.value.problems] == ["does not exist"]
 
 
+def test_a_missing_hostfile_hides_no_problem_of_this_machine_without_it(plan):
+    given = ("hostfile=/mock_path", "distributed-backend=nccl", "train-batch-size=3", "fp16.enabled=true")
+    with pytest.raises(ConfigError) as caught:
+        plan(*given, program="doctor")
+    found = {problem.name: problem for problem in caught.value.problems}
+    assert set(found) == {"hostfile", "distributed_backend", "train_batch_size"}
+    assert found["distributed_backend"].what.startswith("with hostfile: null, requires GPUs")
+    assert "gloo --set fp16.enabled=false (fp16 is slow on CPUs), or" in found["distributed_backend"].remedy
+    assert found["train_batch_size"].what.startswith("with hostfile: null, is not divisible by")
+    with pytest.raises(ConfigError) as caught:
+        plan(*given, gpus=3, program="doctor")
+    assert [problem.name for problem in caught.value.problems] == ["hostfile", "train_batch_size"]
+    with pytest.raises(ConfigError) as caught:
+        plan(*given, "num-layers=0", program="doctor")
+    assert {problem.name for problem in caught.value.problems} == {
+        *("num_layers", "hostfile", "distributed_backend")
+    }
+
+
+def test_a_missing_hostfile_is_the_only_problem_if_the_hosts_are_not_known_without_it(plan):
+    with pytest.raises(ConfigError) as caught:
+        plan("hostfile=absent", "launcher=slurm", "train-batch-size=3", program="doctor")
+    assert [problem.name for problem in caught.value.problems] == ["hostfile"]
+
+
 def test_the_orders_are_complete(plan, folder):
     planned = plan(
         "hostfile=hosts", "log-dir=logs", "detect-nvlink-pairs=true", environment={"NCCL_DEBUG": "INFO"}

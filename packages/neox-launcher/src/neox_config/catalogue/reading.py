@@ -25,6 +25,9 @@ optimizer: {type: Adam, params: {lr: 0.001}}
 """
 
 
+_WEIGHTS = ", which has no weights (import those that you have with neox-convert from-hf FOLDER --output NEW)"
+
+
 @dataclass(frozen=True)
 class Model:
     """A model of the catalogue.
@@ -74,6 +77,8 @@ def find_model(name: str) -> Model:
         ConfigError: there is no model with this name.
     """
     if name not in PUBLISHED:
-        near = did_you_mean(name, PUBLISHED) or f"the models are {', '.join(PUBLISHED)}"
-        raise ConfigError(f"{name} is not a model of the catalogue; {near}")
+        # Names of the Hugging Face Hub begin with their owner.
+        owner, _, own = name.rpartition("/")
+        near = did_you_mean(own, PUBLISHED) or f"the models are {', '.join(PUBLISHED)}"
+        raise ConfigError(f"{name} is not a model of the catalogue{_WEIGHTS if owner else ''}; {near}")
     return Model(name, PUBLISHED[name])

@@ -19,6 +19,7 @@ __all__ = [
     "FOREIGN_CHOICES",
     "FOREIGN_NAMES",
     "FOREIGN_REMEDIES",
+    "FOREIGN_VALUES",
     "OLDER_SPELLINGS",
     "RETIRED",
     "SHORTHANDS",
@@ -118,6 +119,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "ffn_hidden_size": "mlp_width",
     "sequence_length": "seq_length",
     "max_seq_length": "seq_length",
+    "block_size": "seq_length",
     "num_train_epochs": "train_epochs",
     "max_epochs": "train_epochs",
     "max_steps": "train_iters",
@@ -165,6 +167,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "eval_strategy": "eval_interval",
     "evaluation_strategy": "eval_interval",
     "max_new_tokens": "maximum_tokens",
+    "lora_r": "lora_rank",
 }
 
 # Names of other programs for behaviour that is fixed here, or configured differently.
@@ -173,9 +176,25 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
     "pipe-parallel-size",
     "dropout": "use hidden-dropout and attention-dropout",
     **dict.fromkeys(
-        ("num_experts", "num_local_experts", "n_routed_experts", "moe_expert_parallel_size"),
+        (
+            *("num_experts", "num_local_experts", "n_routed_experts", "moe_expert_parallel_size"),
+            *("ep", "expert_parallel_size", "expert_model_parallel_size"),
+        ),
         "remove it: mixture-of-experts layers (MoE) are not supported",
     ),
+    **dict.fromkeys(
+        ("cp", "context_parallel_size"),
+        "remove it: context parallelism is not supported; for long sequences, set model-parallel-size and "
+        "sequence-parallel: true",
+    ),
+    **dict.fromkeys(
+        ("load_in_4bit", "load_in_8bit", "bnb_4bit_compute_dtype", "bnb_4bit_quant_type"),
+        "remove it: training on quantized weights (QLoRA) is not supported; lora-rank trains adapters of "
+        "weights in bf16, fp16 or fp32",
+    ),
+    "use_rslora": "remove it: the scale of adapters is lora-alpha / lora-rank; for that of rsLoRA, multiply "
+    "lora-alpha by the square root of lora-rank",
+    "use_dora": "remove it: of adapters, only LoRA is supported (lora-rank)",
     **dict.fromkeys(
         (
             "use_axonn_model_parallelism",
@@ -184,12 +203,48 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
         "remove it: AxoNN is not supported; model-parallel-size splits the layers",
     ),
     "mlp_type": "remove it, and set activation; use activation: swiglu for Llama",
+    "optim": "set the type of the optimizer in its block, such as optimizer: {type: AdamW}",
     "report_to": "set tensorboard-dir, use-wandb or comet.enabled",
     "packing": "set pack-impl: packed (the default) joins documents, best_fit keeps them whole",
     "group_by_length": "use pack-impl: best_fit, whole documents with little padding",
     "assistant_only_loss": "remove it; preprocess_data --loss-mask chat writes labels of the assistant's "
     "parts, which train-label-data-paths names",
+    "completion_only_loss": "remove it; preprocess_data --loss-mask prompt-response writes labels of the "
+    "responses, which train-label-data-paths names",
     "attn_implementation": "remove it; attention is computed by the fastest implementation that can",
+}
+
+# What to do about some values of such names, in lower case, in place of the remedy above.
+FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
+    "report_to": {
+        "none": "remove it, and set use-wandb: false (by default, it is used if you are logged in)",
+        "wandb": "use use-wandb: true",
+        "tensorboard": "use tensorboard-dir: FOLDER",
+        "comet_ml": "use comet: {enabled: true}",
+    },
+    "packing": {
+        "false": "use pack-impl: unpacked (one document per sample, then padding)",
+        "true": "remove it: by default, documents are joined (pack-impl: packed); best_fit keeps them whole",
+    },
+    **{
+        name: {"false": "remove it: without labels, all tokens count in the loss"}
+        for name in ("completion_only_loss", "assistant_only_loss")
+    },
+    **{
+        name: {"false": "remove it: here it is always false"}
+        for name in ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit")
+    },
+    "optim": {
+        **dict.fromkeys(
+            ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"), "use optimizer: {type: AdamW}"
+        ),
+        "adafactor": "use optimizer: {type: Adafactor}",
+        "sgd": "use optimizer: {type: SGD}",
+        **dict.fromkeys(
+            ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit"),
+            "use optimizer: {type: AdamW}; the optimizers of bitsandbytes are not supported",
+        ),
+    },
 }
 
 # Values of other programs in lower case, by parameter: suggested, not accepted.

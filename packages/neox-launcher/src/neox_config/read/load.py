@@ -1,6 +1,7 @@
 """Load a checked configuration from files and the command line, or report everything that is wrong."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,14 +17,15 @@ from neox_config.derive.unused import unused_values
 from neox_config.problems import (
     Place,
     Problem,
+    closest,
     config_error,
-    did_you_mean,
     in_words,
     place_of,
 )
 from neox_config.read.aliases import (
     COMPUTED,
     EXTRA_BLOCK,
+    FOREIGN_NAMES,
     OLDER_SPELLINGS,
     RETIRED,
     SHORTHANDS,
@@ -129,11 +131,14 @@ def draft_config(
     # Rules would report what is wrong with a model that this project does not build.
     assembly = _Assembly(problems, is_complete=reading.is_complete and not missing)
     repeated: list[Problem] = []
-    for leaf in _merge(unfolded.leaves, problems, repeated):
+    different: list[tuple[Leaf, Leaf]] = []
+    for leaf in _merge(unfolded.leaves, different, repeated):
         assembly.put(leaf)
+    problems += _disagreements(different)
     config, notices = assembly.build(), (*unfolded.notices, *repeated, *assembly.notices)
     if problems:
-        config = _without_refused(config, problems)
+        refused = [*(problem.name for problem in problems), *(leaf.name for leaf, _ in different)]
+        config = _without_refused(config, refused)
     else:
         config, implied = implied_settings(config, assembly.places)
         notices = (*notices, *implied, *unused_values(config, assembly.places))
@@ -141,11 +146,11 @@ def draft_config(
     return Draft(config=config, problems=tuple(problems), is_complete=assembly.is_complete)
 
 
-def _without_refused(config: NeoXConfig, problems: Iterable[Problem]) -> NeoXConfig:
-    """Return the configuration without the values that problems name."""
+def _without_refused(config: NeoXConfig, names: Iterable[str]) -> NeoXConfig:
+    """Return the configuration without the values of some parameters; other names are left out of account."""
     built = {name: getattr(config, name) for name in sections()}
-    for problem in problems:
-        path = problem.name.split(".")
+    for name in names:
+        path = name.split(".")
         with suppress(KeyError):  # Not a parameter.
             section = section_of(path[0])
             built[section] = _without_value(built[section], path)
@@ -171,17 +176,17 @@ def _not_overridden(leaves: Sequence[Leaf]) -> list[Leaf]:
     return [leaf for leaf in leaves if leaf.place.precedence == strongest[leaf.name]]
 
 
-def _merge(leaves: Sequence[Leaf], problems: list[Problem], notices: list[Problem]) -> list[Leaf]:
+def _merge(leaves: Sequence[Leaf], different: list[tuple[Leaf, Leaf]], notices: list[Problem]) -> list[Leaf]:
     """Return one leaf per name, with the highest precedence.
 
-    Different values of files are reported as problems. On the command line the last one is used, with a
-    notice, so that a command can be repeated with another value at its end.
+    `different` receives different values of files. On the command line the last one is used, with a notice,
+    so that a command can be repeated with another value at its end.
     """
     by_name: dict[str, list[Leaf]] = {}
     for leaf in leaves:
         by_name.setdefault(leaf.name, []).append(leaf)
     merged = []
-    for name, found in by_name.items():
+    for found in by_name.values():
         strongest = max(leaf.place.precedence for leaf in found)
         candidates = [leaf for leaf in found if leaf.place.precedence == strongest]
         if strongest:
@@ -189,9 +194,7 @@ def _merge(leaves: Sequence[Leaf], problems: list[Problem], notices: list[Proble
             notices += [_replaced(used, other) for other in earlier if not _equal(other.value, used.value)]
         else:
             used, *others = candidates
-            problems += [
-                _disagreement(name, used, other) for other in others if not _equal(other.value, used.value)
-            ]
+            different += [(used, other) for other in others if not _equal(other.value, used.value)]
         merged.append(used)
     return merged
 
@@ -205,15 +208,42 @@ def _replaced(used: Leaf, earlier: Leaf) -> Problem:
     return Problem(used.name, what, "", value=in_words(used.value), place=used.place)
 
 
-def _disagreement(name: str, first: Leaf, other: Leaf) -> Problem:
-    where = f"{first.place}, as {first.place.spelling}: {in_words(first.value)}"
+def _disagreements(different: Sequence[tuple[Leaf, Leaf]]) -> list[Problem]:
+    """Return one problem for each two files that give parameters different values."""
+    by_files: dict[tuple[str, str], list[tuple[Leaf, Leaf]]] = {}
+    for first, other in different:
+        by_files.setdefault((first.place.file, other.place.file), []).append((first, other))
+    return [_disagreement(found) for found in by_files.values()]
+
+
+def _disagreement(different: Sequence[tuple[Leaf, Leaf]]) -> Problem:
+    settings = [f"{other.place.spelling}={in_words(other.value, whole=True)}" for _, other in different]
+    options = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+    (first, other), *more = different
+    if not more:
+        where = f"{first.place}, as {first.place.spelling}: {in_words(first.value)}"
+        return Problem(
+            other.name,
+            f"has a different value in {where}",
+            f"keep only one of them, or replace both with {options}",
+            value=in_words(other.value),
+            place=other.place,
+        )
+    elsewhere = "other lines" if first.place.file == other.place.file else first.place.file
+    what = f"gives {len(different)} parameters other values than {elsewhere}:"
     return Problem(
-        name,
-        f"has a different value in {where}",
-        "keep only one of them, or override both with --set",
-        value=in_words(other.value),
-        place=other.place,
+        "",
+        "\n".join([what, *map(_row, different)]),
+        f"keep only one of each, or replace both with {options}",
+        place=Place(other.place.file),
     )
+
+
+def _row(different: tuple[Leaf, Leaf]) -> str:
+    first, other = different
+    here, there = ("" if leaf.place.line is None else f"line {leaf.place.line}" for leaf in (other, first))
+    written = f"{other.place.spelling}: {in_words(other.value)}"
+    return f"{here}  {written} (there {there}: {in_words(first.value)})".strip()
 
 
 @dataclass
@@ -225,7 +255,7 @@ class _Assembly:
         is_complete: True if all files could be read; otherwise missing parameters and rules are not checked.
         values: given values by section.
         places: location of each value.
-        misplaced: parameters written outside their blocks, which are not reported as missing.
+        meant: parameters that unknown names stand for: they are not missing, but their values are not known.
         unknown: number of unknown names.
         notices: notes about values that are valid and do nothing.
     """
@@ -234,7 +264,7 @@ class _Assembly:
     is_complete: bool
     values: dict[str, dict[str, Any]] = field(default_factory=lambda: {name: {} for name in sections()})
     places: dict[str, Place] = field(default_factory=dict)
-    misplaced: set[str] = field(default_factory=set)
+    meant: set[str] = field(default_factory=set)
     unknown: int = 0
     notices: list[Problem] = field(default_factory=list)
 
@@ -307,6 +337,7 @@ class _Assembly:
             _open_required_blocks(kind, self.values[name])
             built[name] = self._validate(kind, self.values[name], filled)
         config = NeoXConfig.model_construct(**built)  # type: ignore[arg-type]
+        config = _without_refused(config, self.meant - self.places.keys())
         if self.is_complete:
             placed = config.with_origin(sources=self.places, notices=(), files=())
             self.problems += broken_rules(placed, self.places)
@@ -322,7 +353,7 @@ class _Assembly:
             wrong.setdefault(_field_path(kind, detail["loc"]), []).append(detail)
         for path, found in wrong.items():
             name = ".".join(path)
-            is_told = found[0]["type"] == "missing" and (name in self.misplaced or not self.is_complete)
+            is_told = found[0]["type"] == "missing" and (name in self.meant or not self.is_complete)
             if name not in filled and not is_told:
                 self.problems.append(self._finding(name, found))
         return _without(kind, values, sorted({_removable(kind, path) for path in wrong}))
@@ -362,13 +393,14 @@ class _Assembly:
     def _unknown(self, leaf: Leaf, names: Sequence[str], *, dashes: bool) -> None:
         """Report an unknown name; `dashes` is True for names outside all blocks."""
         name = leaf.path[0] if dashes else leaf.path[-1]
-        inside = [] if name in names else homes_of(leaf.path, is_outside=dashes)
-        self.misplaced.update(inside)
-        remedy = written_elsewhere(leaf.path, inside, is_outside=dashes)
+        homes = [] if name in names else homes_of(leaf.path, is_outside=dashes)
+        remedy = written_elsewhere(leaf.path, leaf.value, homes, is_outside=dashes)
         self.unknown += 1
         # In a file of another kind, every name is unknown, and similar names mean nothing.
-        if self.unknown <= _MOST_SUGGESTIONS:
-            remedy = remedy or did_you_mean(name, names, dashes=dashes)
+        near = None if remedy or self.unknown > _MOST_SUGGESTIONS else closest(name, names)
+        if near is not None:
+            remedy = f"did you mean {near.replace('_', '-') if dashes else near}?"
+        self.meant.update(_meant(leaf, near, homes, is_outside=dashes))
         searched = name if re.fullmatch(r"\w{1,40}", name) else "WORD"
         if not remedy and not dashes:
             remedy = f"use one of: {', '.join(names)}"
@@ -378,6 +410,16 @@ class _Assembly:
 
     def _complain(self, leaf: Leaf, what: str, remedy: str = "") -> None:
         self.problems.append(Problem(leaf.name, what, remedy, value=in_words(leaf.value), place=leaf.place))
+
+
+def _meant(leaf: Leaf, near: str | None, homes: Sequence[str], *, is_outside: bool) -> Sequence[str]:
+    """Return the parameters that an unknown name stands for: of this meaning, this spelling, or in blocks."""
+    if is_outside and leaf.path[0] in FOREIGN_NAMES:
+        return [FOREIGN_NAMES[leaf.path[0]]]
+    if near is None:
+        return homes
+    path = [SHORTHANDS.get(near, near), *leaf.path[1:]] if is_outside else [*leaf.path[:-1], near]
+    return [".".join(path)]
 
 
 @cache

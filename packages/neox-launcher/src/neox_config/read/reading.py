@@ -9,7 +9,8 @@ deeply nested or too repetitive to be written by hand are refused.
 import difflib
 import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ __all__ = [
     "Leaf",
     "Reading",
     "Text",
+    "about_folder",
     "add_text",
     "compose",
+    "import_of_model",
     "normal_name",
     "read_files",
     "read_override",
@@ -36,6 +39,8 @@ __all__ = [
 
 _ENDINGS = (".yml", ".yaml", ".json")
 _NOT_HERE = "check the path (relative to the working directory, or to FOLDER with -d FOLDER)"
+# The file that describes a model of transformers.
+_TRANSFORMERS = "config.json"
 _LARGEST_FILE_BYTES = 2**20
 _DEEPEST = 40
 # Of brackets and blocks while scanning: far more than any value may have.
@@ -183,9 +188,7 @@ def _find_file(path: Path, directory: Path | None) -> Path | Problem:
             return candidate
     place = Place(str(base))
     if os.path.isdir(base):
-        meant = configuration_in(base)
-        remedy = f"did you mean {meant}?" if meant else "give a YAML file in it, or pass it with -d"
-        return Problem("", "is a directory, not a file", remedy, place=place)
+        return Problem("", *about_folder(base), place=place)
     reason = why_not_readable(base)
     if reason != "does not exist":
         return Problem("", str(reason), "give a YAML file that you can read", place=place)
@@ -202,6 +205,39 @@ def _find_file(path: Path, directory: Path | None) -> Path | Problem:
     return Problem("", "file not found", remedy, place=place)
 
 
+def about_folder(folder: Path) -> tuple[str, str]:
+    """Return what is wrong with a folder that is given as a configuration, and what to do."""
+    meant = configuration_in(folder)
+    if meant is not None:
+        return "is a directory, not a file", f"did you mean {meant}?"
+    imported = import_of_model(folder)
+    if imported is not None:
+        return "is a model of transformers, not a configuration of a training", imported
+    return (
+        "is a directory, not a file",
+        f"give the configuration files in it: -d {shlex.quote(str(folder))} FILE ...",
+    )
+
+
+def import_of_model(folder: Path) -> str | None:
+    """Return how to train or use the model of transformers in a folder; None if the folder contains none."""
+    path = folder / _TRANSFORMERS
+    if why_not_readable(path) is not None:
+        return None
+    try:
+        leaves, _ = read_text(text_of(path), str(path))
+    except (OSError, ValueError):  # Such a file describes no model.
+        return None
+    return _import(folder) if _is_of_transformers({leaf.path[0] for leaf in leaves}, path.name) else None
+
+
+def _import(folder: str | Path) -> str:
+    return (
+        f"run neox-convert from-hf {shlex.quote(str(folder))} --output NEW, which writes a checkpoint and a "
+        "configuration that loads it, and give NEW/model.yml"
+    )
+
+
 def _read_file(path: Path, reading: Reading) -> None:
     place = Place(str(path))
     try:
@@ -209,9 +245,9 @@ def _read_file(path: Path, reading: Reading) -> None:
     except (OSError, ValueError) as error:
         if isinstance(error, UnicodeDecodeError):
             place = Place(str(path), error.object.count(b"\n", 0, error.start) + 1)
-        reading.problems.append(
-            Problem("", f"cannot be read: {error}", "give a YAML file in UTF-8", place=place)
-        )
+        # Such as the weights of a model.
+        remedy = import_of_model(path.parent) or "give a YAML file in UTF-8"
+        reading.problems.append(Problem("", f"cannot be read: {error}", remedy, place=place))
         reading.is_complete = False
         return
     _add(text, place, reading)
@@ -226,11 +262,10 @@ def add_text(given: Text, reading: Reading) -> None:
 def _add(text: str, place: Place, reading: Reading, *, has_lines: bool = True) -> None:
     reader = _Reader(place, has_lines=has_lines)
     leaves = reader.leaves_of(text, ())
-    if _is_of_transformers({leaf.path[0] for leaf in leaves}):
+    folder, name = os.path.split(place.file)
+    if _is_of_transformers({leaf.path[0] for leaf in leaves}, name):
         what = "is a config.json of transformers, not a configuration of a training"
-        folder = os.path.dirname(place.file) or "."
-        remedy = f"run neox-convert from-hf {folder} --output NEW, and give NEW/model.yml"
-        reading.problems.append(Problem("", what, remedy, place=place))
+        reading.problems.append(Problem("", what, _import(folder or "."), place=place))
         reading.is_complete = False
         return
     reading.leaves.extend(leaves)
@@ -238,8 +273,9 @@ def _add(text: str, place: Place, reading: Reading, *, has_lines: bool = True) -
     reading.is_complete &= reader.is_complete
 
 
-def _is_of_transformers(names: set[str]) -> bool:
-    return "transformers_version" in names or {"model_type", "architectures"} <= names
+def _is_of_transformers(names: Collection[str], file: str) -> bool:
+    is_called_so = file == _TRANSFORMERS or "architectures" in names
+    return "transformers_version" in names or ("model_type" in names and is_called_so)
 
 
 def compose(text: str) -> yaml.Node | None:

@@ -2,13 +2,21 @@
 
 import re
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from neox_config.problems import as_block, did_you_mean, in_words
-from neox_config.read.aliases import FOREIGN_CHOICES, FOREIGN_NAMES, FOREIGN_REMEDIES
-from neox_config.schema.config import all_parameters, parameter_named
+from neox_config.read.aliases import (
+    FOREIGN_CHOICES,
+    FOREIGN_NAMES,
+    FOREIGN_REMEDIES,
+    FOREIGN_VALUES,
+    usual_value,
+)
+from neox_config.schema.config import all_parameters, build_section, parameter_named, section_of, sections
 from neox_config.schema.parameter import Parameter
 
 __all__ = ["homes_of", "sentence_about", "written_elsewhere"]
@@ -52,20 +60,34 @@ def homes_of(path: Sequence[str], *, is_outside: bool) -> list[str]:
     ]
 
 
-def written_elsewhere(path: Sequence[str], homes: Sequence[str], *, is_outside: bool) -> str:
+def written_elsewhere(path: Sequence[str], value: Any, homes: Sequence[str], *, is_outside: bool) -> str:
     """Return the remedy for a name that belongs in a block, or that other programs use."""
     if is_outside and path[0] in FOREIGN_REMEDIES:
-        return FOREIGN_REMEDIES[path[0]]
+        return FOREIGN_VALUES.get(path[0], {}).get(in_words(value).lower(), FOREIGN_REMEDIES[path[0]])
     if is_outside and path[0] in FOREIGN_NAMES:
         # First: other programs have some of the names of our blocks (dtype) outside of any.
         ours = FOREIGN_NAMES[path[0]]
         meaning = _lower(parameter_named(ours).doc).partition(". ")[0].rstrip(".")
-        return f"use {ours if '.' in ours else ours.replace('_', '-')} ({meaning})"
+        return f"use {_with_value(ours, value)} ({meaning})"
     if homes == [path[0]]:
         return f"write it as a block: {as_block(homes[0])}"
     if homes and not is_outside:
         return f"move it into {homes[0].rpartition('.')[0]}"
     return f"move it into its block: {' or '.join(homes)}" if homes else ""
+
+
+def _with_value(name: str, value: Any) -> str:
+    """Return how to write a parameter with a value of another program; without one that is not valid."""
+    path, value = name.split("."), usual_value(name, value)
+    section = section_of(path[0])
+    values = reduce(lambda inner, part: {part: inner}, reversed(path), value)
+    try:
+        build_section(sections()[section], values)
+    except ValidationError as error:
+        # Other parameters may be missing.
+        if any(detail["loc"][: len(path)] == tuple(path) for detail in error.errors()):
+            return name if "." in name else name.replace("_", "-")
+    return as_block(name, in_words(value))
 
 
 def sentence_about(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str]:

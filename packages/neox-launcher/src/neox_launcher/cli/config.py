@@ -28,6 +28,7 @@ from neox_config.schema.parameter import InvalidValue
 from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for, show_note_on_iterations
 from neox_launcher.cli.completion import completion
 from neox_launcher.cli.estimate import register
+from neox_launcher.cli.habits import ConfigurationCommand
 from neox_launcher.cli.options import (
     complete_models,
     complete_parameters,
@@ -43,8 +44,12 @@ from neox_launcher.resources.hosts import missing_hostfile
 __all__ = ["main"]
 
 
+class _ConfigGroup(Group):
+    command_class = ConfigurationCommand
+
+
 @click.group(
-    cls=Group,
+    cls=_ConfigGroup,
     for_files="check",
     examples=("neox-config check small.yml --files", "neox-config explain rotary-pct"),
 )

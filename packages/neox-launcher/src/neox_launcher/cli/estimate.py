@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from neox_config import NeoXConfig, load_config, resolve
-from neox_config.command_line import Command, option
+from neox_config.command_line import option
 from neox_config.derive.elasticity import without_elasticity
 from neox_config.describe.estimate_tables import (
     render_estimate,
@@ -34,6 +34,7 @@ from neox_launcher.cli.cluster import (
     resolve_for,
     show_note_on_iterations,
 )
+from neox_launcher.cli.habits import ConfigurationCommand
 from neox_launcher.cli.options import CONFIGURATION, configuration_options
 
 __all__ = ["parse_bytes", "register"]
@@ -122,7 +123,7 @@ _vocab_size = option(
 
 @click.command(
     "estimate",
-    cls=Command,
+    cls=ConfigurationCommand,
     examples=(
         "neox-config estimate small.yml --devices 8 --device-memory 80GiB",
         "neox-config estimate small.yml cluster.yml --hostfile hosts --tflops 150",
@@ -203,7 +204,7 @@ def _estimate_command(
 
 @click.command(
     "suggest",
-    cls=Command,
+    cls=ConfigurationCommand,
     examples=(
         "neox-config suggest small.yml --devices 64 --device-memory 80GiB",
         "neox-config suggest small.yml --devices 64 --device-memory 80GiB --samples 1024 --top 3",

@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,27 @@ import click
 from click.shell_completion import CompletionItem
 
 from neox_config.command_line import PATH, Command, Group, option
-from neox_config.files import configuration_in, nearest_folder
+from neox_config.files import nearest_folder
 from neox_config.problems import did_you_mean
 from neox_config.read.aliases import FOREIGN_NAMES
+from neox_config.read.reading import about_folder, import_of_model
 from neox_config.schema.config import parameter_named
 
-__all__ = ["DRY_RUN", "LaunchCommand", "LaunchGroup", "literal_text", "parameter_options", "take_overrides"]
+__all__ = [
+    "DRY_RUN",
+    "ConfigurationCommand",
+    "LaunchCommand",
+    "LaunchGroup",
+    "literal_text",
+    "parameter_options",
+    "take_overrides",
+    "without_files",
+]
 
 _CONFIG, _DIRECTORY, _TASKS = "--config", ("-d", "--directory"), ("--tasks", "--eval_tasks")
+_SET = "--set"
+_SETTINGS = (_SET, "--resume-set")
+_SETTING = re.compile(r"[\w.-]+=")
 DRY_RUN = "--dry-run"
 """Option whose value is optional."""
 _ENDINGS = (".yml", ".yaml", ".json")
@@ -64,7 +78,7 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "eval_tasks": "use neox-launch evaluate --tasks NAME,..., or --set eval-tasks=[NAME,...] for evaluations "
     "during a training",
     "conf_dir": "use -d DIR",
-    "conf_file": "use --config FILE",
+    **dict.fromkeys(("conf_file", "config"), "give the name of the file alone"),
     "H": "use --hostfile FILE",
     "i": "use neox-launch generate -i FILE",
     "o": "use neox-launch generate -o FILE",
@@ -74,18 +88,35 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
 }
 
 
-class LaunchCommand(Command):
-    """A command of `neox-launch`: answers unknown options with the option or parameter to use instead."""
+class ConfigurationCommand(Command):
+    """A command on configuration files.
+
+    Answers unknown options, and settings written with spaces, with what to type instead.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words, and add advice to the error about an unknown option."""
+        options = {name for param in self.params for name in param.opts}
+        if ctx.resilient_parsing or _DIRECTORY[0] not in options:
+            return super().parse_args(ctx, args)
+        directory = _directory_of(args)
+        if _SET in options:
+            _refuse_settings_with_spaces(args, directory)
         try:
             return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if directory == Path() or error.param is None or error.param.name != "files":
+                raise
+            raise click.UsageError(without_files(directory), ctx=ctx) from error
         except click.NoSuchOption as error:
-            advice = _advice_on_option(error.option_name)
+            advice = _advice_on_option(error.option_name) if _SET in options else None
             if advice is None:
                 raise
             raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
+
+
+class LaunchCommand(ConfigurationCommand):
+    """A command of `neox-launch`."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return options and commands, and let the shell add files, which need no `--config`."""
@@ -104,7 +135,9 @@ class LaunchGroup(LaunchCommand, Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Replace `--dry-run` by `--dry-run=text`, and `FILE` by `--config FILE`."""
         try:
-            args = _with_values(args, self)
+            directory = _directory_of(args)
+            _refuse_settings_with_spaces(args, directory, self.commands)
+            args = _with_values(args, self, directory)
         except click.UsageError:
             # A shell that completes a line shows no errors.
             if not ctx.resilient_parsing:
@@ -153,7 +186,21 @@ def _escaped(char: str) -> str:
     return f"\\U{ord(char):08x}"
 
 
-def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
+def without_files(directory: str | Path | None) -> str:
+    """Return what to write for a command without a configuration file.
+
+    Args:
+        directory: folder of the configuration files, if it is given.
+    """
+    if directory is None:
+        return "no configuration file given; give at least one --config FILE"
+    if not os.path.isdir(directory):
+        return f"no configuration file given, and {directory} is not a folder; give -d DIR FILE ..."
+    what, remedy = about_folder(Path(directory))
+    return f"no configuration file given: {directory} {what}; {remedy}"
+
+
+def _with_values(words: Sequence[str], group: click.Group, directory: Path) -> list[str]:
     """Return the words with `--config` before each configuration file without it, and a value of `--dry-run`.
 
     After `--` there are no options, only configuration files and a command.
@@ -162,7 +209,6 @@ def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
         UsageError: a word is neither a command nor a configuration file.
     """
     takes_value = _options([group, *group.commands.values()])
-    directory = _value_of(words, _DIRECTORY)
     named: list[str] = []
     command, is_value, may_be_option = None, False, True
     for number, word in enumerate(words):
@@ -194,6 +240,43 @@ def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
     return named
 
 
+def _refuse_settings_with_spaces(
+    words: Sequence[str], directory: Path, commands: Collection[str] = ()
+) -> None:
+    """Refuse several settings after one `--set`, and a name and value that are separate words.
+
+    Raises:
+        UsageError: names the options to write instead.
+    """
+    for number, word in enumerate(words):
+        option, sign, value = word.partition("=")
+        if option not in _SETTINGS:
+            continue
+        after = takewhile(lambda other: not other.startswith("-"), words[number + 1 :])
+        first, *others = [value, *after] if sign else [*after, ""]
+        rest = [
+            other
+            for other in others
+            if other not in ("", *commands)
+            and not _is_configuration(other, directory)
+            and not os.path.exists(other)
+        ]
+        if rest and ("=" not in first or any(map(_SETTING.match, rest))):
+            meant = " ".join(f"{option} {shlex.quote(setting)}" for setting in _settings_in([first, *rest]))
+            raise click.UsageError(f"{option} takes one NAME=VALUE without spaces; write {meant}")
+
+
+def _settings_in(words: Sequence[str]) -> list[str]:
+    """Return the settings that words mean: `a`, `1` and `b=2` mean `a=1` and `b=2`."""
+    settings: list[str] = []
+    for word in words:
+        if not settings or _SETTING.match(word):
+            settings.append(word)
+        else:
+            settings[-1] += f" {word}" if "=" in settings[-1] else f"={word.removeprefix('=')}"
+    return settings
+
+
 def _options(commands: Iterable[click.Command]) -> dict[str, bool]:
     """Return for each option whether the next word is its value."""
     options = [param for command in commands for param in command.params if isinstance(param, click.Option)]
@@ -201,17 +284,28 @@ def _options(commands: Iterable[click.Command]) -> dict[str, bool]:
     return known | dict.fromkeys((DRY_RUN, "-h", "--help"), False)
 
 
-def _value_of(words: Sequence[str], options: Sequence[str]) -> Path:
-    """Return the directory of the configuration files."""
-    short, long = options
+def _directory_of(words: Sequence[str]) -> Path:
+    """Return the folder of the configuration files.
+
+    Raises:
+        UsageError: two are given.
+    """
+    short, long = _DIRECTORY
+    given = []
     for word, following in pairwise([*words, ""]):
-        if word in options:
-            return Path(following)
-        if word.startswith(f"{long}="):
-            return Path(word.removeprefix(f"{long}="))
-        if word.startswith(short) and not word.startswith("--"):
-            return Path(word.removeprefix(short))
-    return Path()
+        if word in _DIRECTORY:
+            given.append(following)
+        elif word.startswith(f"{long}="):
+            given.append(word.removeprefix(f"{long}="))
+        elif word.startswith(short) and not word.startswith("--"):
+            given.append(word.removeprefix(short))
+    first, *others = dict.fromkeys(given or [""])
+    if others:
+        raise click.UsageError(
+            f"{short} is given with two folders, {first} and {others[0]}; leave it out, and give each file "
+            f"with its folder: {first}/FILE {others[0]}/FILE"
+        )
+    return Path(first)
 
 
 def _is_configuration(word: str, directory: Path) -> bool:
@@ -253,14 +347,11 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
         near = nearest_folder(folder)
         return f"folder {folder} does not exist; {f'did you mean {near}?' if near else 'check the path.'}"
     if os.path.isdir(word):
-        inside = configuration_in(word)
-        if inside is not None:
-            return f"{word} is a directory; did you mean {inside}?"
-        return f"{word} is a directory; give the configuration files in it: neox-launch -d {word} FILE ..."
+        what, remedy = about_folder(Path(word))
+        return f"{word} {what}; {remedy}"
     if os.path.isfile(word):
-        return (
-            f"{word} is a file, but not a configuration file (.yml); to use it as one, give --config {word}."
-        )
+        remedy = import_of_model(Path(word).parent) or f"to use it as one, give --config {word}"
+        return f"{word} is a file, but not a configuration file (.yml); {remedy}."
     meant = did_you_mean(word, commands)
     listed = ", ".join(sorted(commands))
     return f"No such command or file: {word}; {meant or f'the commands are {listed}.'}"

@@ -136,13 +136,14 @@ def init(
     if tokenizer is not None and vocab_size is not None:
         raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --tokenizer")
     try:
+        named = None if model is None else _named(model)
         found = _devices(devices, device_memory)
         if sys.stdin.isatty():
             data, output, size = _ask(data, output, size, model)
         if not data:
             raise click.UsageError("no texts given; give --data FOLDER")
         path = _new_configuration(output or Path("run"))
-        candidates = _candidates(size or _AUTO, model)
+        candidates = [named] if named else _of_sizes(size or _AUTO)
         prepared = prepare_texts(data, path.parent, key=jsonl_key, tokenizer=tokenizer, vocab_size=vocab_size)
         training = choose_training(candidates, prepared, found)
         text = configuration_text(path, training, prepared, found)
@@ -230,11 +231,13 @@ def _new_configuration(folder: Path) -> Path:
     return path
 
 
-def _candidates(size: str, model: str | None) -> list[Candidate]:
-    if model is not None:
-        _refuse_weights(model)
-        return [of_catalogue(model)]
+def _of_sizes(size: str) -> list[Candidate]:
     return [of_size(name) for name in (SIZES if size == _AUTO else (size,))]
+
+
+def _named(model: str) -> Candidate:
+    _refuse_weights(model)
+    return of_catalogue(model)
 
 
 def _refuse_weights(model: str) -> None:

@@ -16,7 +16,14 @@ from neox_config.problems import list_problems
 from neox_config.read.reading import normal_name
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
-from neox_launcher.cli.habits import DRY_RUN, LaunchGroup, literal_text, parameter_options, take_overrides
+from neox_launcher.cli.habits import (
+    DRY_RUN,
+    LaunchGroup,
+    literal_text,
+    parameter_options,
+    take_overrides,
+    without_files,
+)
 from neox_launcher.cli.init import init
 from neox_launcher.cli.options import CONFIGURATION, directory_option, set_option
 from neox_launcher.controller.display import open_display
@@ -450,7 +457,7 @@ def _merged(
 
 def _launch(request: Request, dry_run: DryRun, wanted: VerifyRequest | None = None) -> None:
     if not request.paths:
-        raise click.UsageError("no configuration file given; give at least one --config FILE")
+        raise click.UsageError(without_files(request.directory))
     # SIGUSR1 stays pending until a handler is installed: see `stop_signals`.
     with warning_blocked():
         try:

@@ -91,12 +91,9 @@ def plan_launch(
     env = os.environ if environment is None else environment
     count = cache(lambda: count_gpus(env) if gpus is None else gpus)
     member = find_member(env)
-    config = _load(request, looks_for_hostfile=member is None)
-    if request.program in _WITHOUT_TRAINING:
-        config = _without_training(config)
-    pool, hosts = _find_hosts(request.program, config, member, env, count)
-    is_local, folder = member is None and _are_this_machine(hosts), _working_folder()
-    world = World(hosts=hosts, gpus=count() if is_local else None)
+    config = _load(request, member, env, count)
+    pool, world = _find_world(request.program, config, member, env, count)
+    hosts, is_local, folder = world.hosts, world.gpus is not None, _working_folder()
     _check_address(config, "launcher_address", is_local=is_local)
     resolved = _resolve(request.program, config, world)
     config = resolved.config
@@ -127,12 +124,14 @@ def plan_launch(
     )
 
 
-def _load(request: Request, *, looks_for_hostfile: bool) -> NeoXConfig:
+def _load(
+    request: Request, member: Member | None, env: Mapping[str, str], count: Callable[[], int]
+) -> NeoXConfig:
     """Return the configuration of a request.
 
     Raises:
         ConfigError: the configuration is invalid, or its hostfile does not exist; the message then lists what
-            else is wrong with it and with the files that it names, as far as that is known without hosts.
+            else is wrong with it, with the files that it names, and on this machine without a hostfile.
     """
     draft = draft_config(
         request.paths,
@@ -141,15 +140,46 @@ def _load(request: Request, *, looks_for_hostfile: bool) -> NeoXConfig:
         directory=request.directory,
     )
     config, missing = draft.config, None
-    if looks_for_hostfile and draft.is_complete:
+    if member is None and draft.is_complete:
         with suppress(InvalidValue):  # Its value is one of the problems.
             missing = missing_hostfile(config)
     problems = [*draft.problems, *([] if missing is None else [missing])]
     if missing is not None and not draft.problems:
         problems += check_files(config, program=request.program)
+    if missing is not None:
+        problems += _without_hostfile(request.program, config, env, count, is_valid=not draft.problems)
     if problems:
         raise config_error(problems, config.files)
-    return config
+    return _without_training(config) if request.program in _WITHOUT_TRAINING else config
+
+
+def _without_hostfile(
+    program: str, config: NeoXConfig, env: Mapping[str, str], count: Callable[[], int], *, is_valid: bool
+) -> list[Problem]:
+    """Return what is wrong with a configuration on the hosts that it has without its missing hostfile.
+
+    Args:
+        program: program of the request.
+        config: if it is not valid, only its devices are checked, as far as its values can be read.
+        env: environment of the launcher.
+        count: counts the GPUs of this machine.
+        is_valid: no other problem of the configuration is known.
+    """
+    launch = config.launch.replaced(hostfile=None)
+    config = config.model_copy(update={"launch": launch})
+    problems: list[Problem] = []
+    # Without hosts, or with values that are not valid, no more is known.
+    with suppress(HostfileError, LaunchError, InvalidValue):
+        try:
+            if is_valid and program in _WITHOUT_TRAINING:
+                config = _without_training(config)
+            _, world = _find_world(program, config, None, env, count)
+            problems += missing_devices(config, world)
+            if is_valid:
+                _resolved_on(program, config, world)
+        except ConfigError as error:
+            problems += error.problems
+    return [replace(problem, what=f"with hostfile: null, {problem.what}") for problem in problems]
 
 
 def _resolve(program: str, config: NeoXConfig, world: World) -> Resolved:
@@ -159,14 +189,28 @@ def _resolve(program: str, config: NeoXConfig, world: World) -> Resolved:
         ConfigError: it does not fit them; the message then lists what else is missing on this machine.
     """
     try:
+        return _resolved_on(program, config, world)
+    except ConfigError as error:
+        if not error.problems:
+            raise
+        problems = [*error.problems, *missing_devices(config, world), *check_files(config, program=program)]
+        raise config_error(list(dict.fromkeys(problems)), config.files) from error
+
+
+def _resolved_on(program: str, config: NeoXConfig, world: World) -> Resolved:
+    """Return the configuration of a program on its devices.
+
+    Raises:
+        ConfigError: it does not fit them.
+    """
+    try:
         config = config_for(program, config, devices=world.size, hosts=len(world.hosts))
         return resolve(config, devices=world.size, hosts=len(world.hosts))
     except ConfigError as error:
         if not error.problems:
             raise
         problems = [_with_processes(problem, config, world) for problem in error.problems]
-        problems += missing_devices(config, world) + check_files(config, program=program)
-        raise config_error(list(dict.fromkeys(problems)), config.files) from error
+        raise config_error(problems, config.files) from error
 
 
 def _with_processes(problem: Problem, config: NeoXConfig, world: World) -> Problem:
@@ -178,21 +222,24 @@ def _with_processes(problem: Problem, config: NeoXConfig, world: World) -> Probl
     return replace(problem, remedy=remedy)
 
 
-def _find_hosts(
+def _find_world(
     program: str,
     config: NeoXConfig,
     member: Member | None,
     env: Mapping[str, str],
     count: Callable[[], int],
-) -> tuple[Pool, tuple[Host, ...]]:
-    """Return the hosts that are known, and those of them that take part, with their slots."""
+) -> tuple[Pool, World]:
+    """Return the hosts that are known, and the workers on those of them that take part."""
     copy = _devices_of_one_copy(config) if program in _ONE_COPY else 1
     if member is None:
         pool = find_pool(config, env, count_gpus=count, processes=copy)
     else:
         pool = _pool_of_members(config, member, count() or _asked_processes(config))
     hosts = select(config, pool)
-    return pool, first_workers(hosts, copy) if program in _ONE_COPY else hosts
+    if program in _ONE_COPY:
+        hosts = first_workers(hosts, copy)
+    is_local = member is None and _are_this_machine(hosts)
+    return pool, World(hosts=hosts, gpus=count() if is_local else None)
 
 
 def _pool_of_members(config: NeoXConfig, member: Member, slots: int) -> Pool:

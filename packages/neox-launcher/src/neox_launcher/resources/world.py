@@ -72,22 +72,30 @@ def slow_without_gpus(config: NeoXConfig, world: World) -> list[Problem]:
     """Return notes about settings that are slow without GPUs."""
     if world.gpus != 0 or not config.precision.is_fp16:
         return []
-    name, faster = "precision", "fp32"
-    if config.precision.precision != "fp16":
-        name, faster = "fp16.enabled", "false"
+    setting = _setting_of_fp32(config)
+    name = setting.partition("=")[0]
     note = Problem(
-        name, "is slow without GPUs", f"unless this is a test of fp16, train in fp32: --set {name}={faster}"
+        name, "is slow without GPUs", f"unless this is a test of fp16, train in fp32: --set {setting}"
     )
     return [note.located(place_of(config.sources, name), in_words(config.value_of(name)))]
+
+
+def _setting_of_fp32(config: NeoXConfig) -> str:
+    """Return the setting that replaces fp16 by fp32."""
+    return "precision=fp32" if config.precision.precision == "fp16" else "fp16.enabled=false"
 
 
 def _without_gpus(config: NeoXConfig) -> Iterator[Problem]:
     """Yield the settings that require a GPU."""
     if config.parallelism.distributed_backend == "nccl":
+        faster = (
+            f" --set {_setting_of_fp32(config)} (fp16 is slow on CPUs)" if config.precision.is_fp16 else ""
+        )
         yield Problem(
             "distributed_backend",
             "requires GPUs, but none are visible on this host",
-            "use CPUs with --set distributed-backend=gloo, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
+            f"use CPUs with --set distributed-backend=gloo{faster}, or check CUDA_VISIBLE_DEVICES and "
+            "nvidia-smi",
         )
     if config.value_of(_QUANTIZED):
         yield Problem(

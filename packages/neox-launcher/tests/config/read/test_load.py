@@ -1,11 +1,13 @@
 """Loading of a configuration from several files and the command line."""
 
 import re
+import shlex
 
 import pytest
 
 from neox_config import load_config
 from neox_config.errors import ConfigError
+from neox_config.problems import Place
 from neox_config.read.aliases import (
     COMPUTED,
     FOREIGN_NAMES,
@@ -15,6 +17,16 @@ from neox_config.read.aliases import (
     SHORTHANDS,
 )
 from neox_config.schema.config import all_parameters
+
+START = """\
+num-layers: 2
+hidden-size: 64
+num-attention-heads: 4
+max-position-embeddings: 64
+train-iters: 9
+optimizer: {params: {lr: 0.001}}
+train-micro-batch-size-per-gpu: 1
+"""
 
 # text of a second file -> the sentences that the error must hold
 WRONG = [
@@ -60,11 +72,23 @@ WRONG = [
             "write qkv for q_proj, v_proj; write dense for o_proj; use qkv, dense, up, gate, down",
         ],
     ),
-    ("dtype: bf16", ["is not a parameter", "use precision (data type of training; may be set instead"]),
-    ("torch_dtype: bf16", ["is not a parameter", "use precision (data type of training"]),
+    ("dtype: bf16", ["is not a parameter", "use precision: bfloat16 (data type of training; may be set"]),
+    ("torch_dtype: float16", ["is not a parameter", "use precision: fp16 (data type of training"]),
+    ("torch_dtype: auto", ["is not a parameter", "use precision (data type of training"]),
     ("eval_strategy: steps", ["use eval-interval ("]),
-    ("report_to: wandb", ["set tensorboard-dir, use-wandb or comet.enabled"]),
-    ("packing: true", ["set pack-impl: packed"]),
+    ("report_to: mlflow", ["set tensorboard-dir, use-wandb or comet.enabled"]),
+    ("report_to: wandb", ["use use-wandb: true"]),
+    ("report_to: none", ["remove it, and set use-wandb: false"]),
+    ("packing: true", ["remove it: by default, documents are joined"]),
+    ("packing: false", ["use pack-impl: unpacked (one document per sample"]),
+    ("optim: adamw_torch", ["use optimizer: {type: AdamW}"]),
+    ("optim: paged_adamw_8bit", ["the optimizers of bitsandbytes are not supported"]),
+    ("optim: other", ["such as optimizer: {type: AdamW}"]),
+    ("completion_only_loss: true", ["preprocess_data --loss-mask prompt-response writes labels"]),
+    ("completion_only_loss: false", ["remove it: without labels, all tokens count"]),
+    ("use_rslora: true", ["multiply lora-alpha by the square root of lora-rank"]),
+    ("load_in_4bit: true", ["training on quantized weights (QLoRA) is not supported"]),
+    ("load_in_4bit: false", ["remove it: here it is always false"]),
     ("group_by_length: true", ["use pack-impl: best_fit"]),
     ("assistant_only_loss: true", ["preprocess_data --loss-mask chat"]),
     ("attn_implementation: sdpa", ["remove it; attention is computed by the fastest"]),
@@ -192,9 +216,41 @@ def test_null_for_a_block_without_values_is_its_default(load):
 
 
 def test_two_files_that_disagree_can_be_overridden(load):
-    with pytest.raises(ConfigError, match="keep only one of them, or override both with --set"):
+    with pytest.raises(ConfigError, match="keep only one of them, or replace both with --set"):
         load("hidden-size: 128")
     assert load("hidden-size: 128", "hidden-size=256").model.hidden_size == 256
+
+
+def test_two_files_that_disagree_are_one_problem_with_the_options_that_replace_both(tmp_path):
+    base, mine = tmp_path / "base.yml", tmp_path / "mine.yml"
+    load_from = f"it's {'far ' * 20}away"
+    base.write_text(f"{START}seed: 3\nload: here\n")
+    mine.write_text(f'seed: 3\nhidden-size: 128\nlr: 0.5\nload: "{load_from}"\n')
+    with pytest.raises(ConfigError) as refusal:
+        load_config([base, mine])
+    (problem,) = refusal.value.problems
+    assert problem.place == Place(str(mine))
+    assert problem.what == (
+        f"gives 3 parameters other values than {base}:\n"
+        "line 2  hidden-size: 128 (there line 2: 64)\n"
+        "line 3  lr: 0.5 (there line 6: 0.001)\n"
+        f"line 4  load: {load_from[:57]}... (there line 9: here)"
+    )
+    assert problem.remedy.startswith(
+        "keep only one of each, or replace both with --set hidden-size=128 --set lr="
+    )
+    words = shlex.split(problem.remedy.partition("both with ")[2])
+    loaded = load_config([base, mine], overrides=[word for word in words if word != "--set"])
+    assert loaded.model.hidden_size == 128
+    assert loaded.optimizer.optimizer.params.lr == 0.5
+    assert loaded.checkpoint.load == load_from
+
+
+def test_lines_of_a_file_that_disagree_are_one_problem(load):
+    with pytest.raises(ConfigError) as refusal:
+        load("gas: 2\ngradient-accumulation-steps: 3\nclip-grad: 1\ngradient-clipping: 2")
+    (problem,) = refusal.value.problems
+    assert problem.what.startswith("gives 2 parameters other values than other lines:\nline 2  gradient-acc")
 
 
 def test_the_same_value_twice_in_two_files_is_fine(load):
@@ -378,9 +434,7 @@ def test_sizes_have_limits_so_that_nothing_is_built_for_a_number_without_its_uni
 
 def test_a_file_of_unknown_names_is_not_compared_with_every_known_name(tmp_path, monkeypatch):
     compared = []
-    monkeypatch.setattr(
-        "neox_config.read.load.did_you_mean", lambda name, *_, **__: compared.append(name) or ""
-    )
+    monkeypatch.setattr("neox_config.read.load.closest", lambda name, *_: compared.append(name) or None)
     (tmp_path / "other.yml").write_text("".join(f"name_{number}: 1\n" for number in range(1000)))
     with pytest.raises(ConfigError) as refusal:
         load_config([tmp_path / "other.yml"])
@@ -393,6 +447,28 @@ def test_parameter_names_of_other_programs_are_refused():
     names = {parameter.name for parameter in all_parameters()} | {*SHORTHANDS, *OLDER_SPELLINGS}
     assert names.isdisjoint({*FOREIGN_NAMES, *FOREIGN_REMEDIES})
     assert set(FOREIGN_NAMES.values()) <= names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n_layer: 2, n_embd: 64, n_head: 4, n_positions: 64, max_steps: 9, max_lr: 1, global_batch_size: 8",
+        "num-layer: 2, hidden-sise: 64, num-attention-head: 4, max-position-embedding: 64, train-itters: 9, "
+        "optimiser: {params: {lr: 1}}, train-micro-batch-size-per-gpus: 1",
+        "n_layer: 2, n_embd: 64, n_head: 4, n_positions: 64, num_train_epochs: 2, lr: 1, batch-sise: 4",
+    ],
+)
+def test_a_parameter_that_an_unknown_name_stands_for_is_not_called_missing(tmp_path, text):
+    (tmp_path / "a.yml").write_text(f"{{{text}}}")
+    with pytest.raises(ConfigError) as refusal:
+        load_config([tmp_path / "a.yml"])
+    assert {problem.what for problem in refusal.value.problems} == {"is not a parameter"}
+
+
+def test_an_unknown_name_beside_the_parameter_that_it_stands_for_hides_no_rule(load):
+    with pytest.raises(ConfigError) as refusal:
+        load("n_head: 3", "num-attention-heads=5")
+    assert [problem.name for problem in refusal.value.problems] == ["n_head", "num_attention_heads"]
 
 
 def test_a_switch_of_half_precision_on_the_command_line_names_the_option(load):
@@ -427,12 +503,17 @@ def test_two_lengths_of_a_training_name_both_places_and_the_option(load):
 @pytest.mark.parametrize(
     ("setting", "remedy"),
     [
-        ("num_heads=4", "use num-attention-heads ("),
-        ("heads=4", "use num-attention-heads ("),
-        ("num-iters=4", "use train-iters ("),
+        ("num_heads=4", "use num-attention-heads: 4 ("),
+        ("heads=4", "use num-attention-heads: 4 ("),
+        ("num-iters=4", "use train-iters: 4 ("),
         ("dropout=0.1", "use hidden-dropout and attention-dropout"),
-        ("tp=2", "use model-parallel-size ("),
-        ("pp=2", "use pipe-parallel-size ("),
+        ("tp=2", "use model-parallel-size: 2 ("),
+        ("pp=2", "use pipe-parallel-size: 2 ("),
+        ("pp=0.5", "use pipe-parallel-size ("),
+        ("block_size=64", "use seq-length: 64 ("),
+        ("learning_rate=0.1", "use optimizer: {params: {lr: 0.1}} ("),
+        ("ep=2", "remove it: mixture-of-experts layers (MoE) are not supported"),
+        ("cp=2", "remove it: context parallelism is not supported"),
         ("dp=2", "remove it: the data-parallel size is the number of devices divided by"),
         ("depth_model_parallel_size=2", "remove it: AxoNN is not supported"),
         ("use_axonn_model_parallelism=true", "remove it: AxoNN is not supported"),

@@ -314,10 +314,10 @@ run.yml: 2 problems
 
   line 8  learning_rate: 0.001
           is not a parameter
-          use optimizer.params.lr (learning rate after warmup)
+          use optimizer: {params: {lr: 0.001}} (learning rate after warmup)
   line 9  global_batch_size: 32
           is not a parameter
-          use train-batch-size (global batch size, in samples per update over all devices)
+          use train-batch-size: 32 (global batch size, in samples per update over all devices)
 """,
     ),
     "a_parameter_outside_its_block": (
@@ -546,7 +546,7 @@ run.yml: 1 problem
 
   line 8  lr: 0.001
           has a different value in run.yml line 6, as optimizer.params.lr: 0.0006
-          keep only one of them, or override both with --set
+          keep only one of them, or replace both with --set lr=0.001
 """,
     ),
     "a_negative_dropout": (

@@ -218,22 +218,42 @@ def test_a_folder_with_a_configuration_is_answered_with_its_path(tmp_path):
     with pytest.raises(ConfigError, match=f"did you mean {tmp_path}/one.yml?"):
         load_config([tmp_path])
     (tmp_path / "two.yml").touch()
-    with pytest.raises(ConfigError, match="give a YAML file in it"):
+    with pytest.raises(ConfigError, match=f"give the configuration files in it: -d {tmp_path} FILE"):
         load_config([tmp_path])
     (tmp_path / "model.yml").touch()
     with pytest.raises(ConfigError, match=f"did you mean {tmp_path}/model.yml?"):
         load_config([tmp_path])
 
 
-def test_a_configuration_of_transformers_is_one_problem_with_the_command_that_imports_it(tmp_path):
-    path = tmp_path / "config.json"
-    for values in ({"transformers_version": "5.0"}, {"model_type": "llama", "architectures": ["X"]}):
+def test_a_model_of_transformers_is_one_problem_with_the_command_that_imports_it(tmp_path):
+    path, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    weights.write_bytes(b"\x80weights")
+    for values in (
+        {"transformers_version": "5.0"},
+        {"architectures": ["X"], "model_type": "x"},
+        {"model_type": "x"},
+    ):
         path.write_text(json.dumps({"hidden_size": 8, "bos_token_id": 0, **values}))
-        with pytest.raises(ConfigError) as found:
-            load_config([path])
-        (problem,) = found.value.problems
-        assert problem.what.startswith("is a config.json of transformers")
-        assert problem.remedy == f"run neox-convert from-hf {tmp_path} --output NEW, and give NEW/model.yml"
+        for given, what in (
+            (path, "is a config.json of transformers, not a configuration of a training"),
+            (tmp_path, "is a model of transformers, not a configuration of a training"),
+            (weights, "cannot be read: 'utf-8' codec"),
+        ):
+            with pytest.raises(ConfigError) as found:
+                load_config([given])
+            (problem,) = found.value.problems
+            assert problem.what.startswith(what)
+            assert problem.remedy == (
+                f"run neox-convert from-hf {tmp_path} --output NEW, which writes a checkpoint and a "
+                "configuration that loads it, and give NEW/model.yml"
+            )
+
+
+def test_a_folder_whose_json_describes_no_model_of_transformers_is_a_folder(tmp_path):
+    for content in (b'{"num_layers": 2}', b"\x80", b"[1"):
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(ConfigError, match="is a directory, not a file"):
+            load_config([tmp_path])
 
 
 def test_a_prompt_may_have_several_lines(minimal):
