@@ -59,7 +59,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 # Fields of other servers, and what to do instead.
-_FIELDS_OF_OTHERS: Mapping[str, str] = {
+_FIELDS_OF_OTHERS = {
     "max_new_tokens": "use max_tokens",
     "max_length": "use max_tokens",
     "num_return_sequences": "use n",
@@ -129,7 +129,8 @@ class CompletionBody(SharedBody):
     """Body of /v1/completions."""
 
     path = "/v1/completions"
-    elsewhere = _FIELDS_OF_OTHERS | {
+    elsewhere = {
+        **_FIELDS_OF_OTHERS,
         "messages": "use prompt, or send messages to /v1/chat/completions",
         "max_completion_tokens": "use max_tokens",
         "inputs": "use prompt",
