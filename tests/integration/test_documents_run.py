@@ -146,6 +146,7 @@ STAGES = {
             "neox-launch --config run/config.yml\n$ neox-report": (
                 "neox-launch --config run/config.yml --set train-iters=6 --set eval-iters=1\n$ neox-report"
             ),
+            "--set train-iters=600": "--set train-iters=8 --set eval-iters=1",
             "train-iters: 300": "train-iters: 6",
             "eval-iters: 10": "eval-iters: 1",
         },

@@ -50,3 +50,35 @@ def test_two_commands_lead_from_a_folder_of_texts_to_a_trained_model(tmp_path):
     continued = shell(tmp_path, command, seconds=SECONDS)
     assert continued.stdout.count("complete since an earlier run") == 3
     assert path.read_text() == before
+
+
+@pytest.mark.slow
+def test_a_time_shortens_the_training_whose_model_can_then_be_trained_longer(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "launching.md").write_bytes((ROOT / "docs" / "launching.md").read_bytes())
+    found = shell(tmp_path, "neox-launch init --data texts --output run --time 1s", seconds=SECONDS)
+    assert found.returncode == 0, found.stderr
+    assert "(limit: 1 second (--time))" in found.stdout
+    iterations = load_config([tmp_path / "run" / "config.yml"]).training.train_iters
+    short = "neox-launch --config run/config.yml --set log-interval=1 --set eval-iters=0"
+    trained = shell(tmp_path, short, seconds=SECONDS)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    # The file saves every iteration; the longer schedule is that of a training that was long from the start.
+    longer = f"{short} --set train-iters={iterations + 3}"
+    refused = shell(tmp_path, longer, seconds=SECONDS)
+    assert (refused.returncode, "set override-lr-scheduler: true" in refused.stderr) == (2, True)
+    extended = shell(tmp_path, f"{longer} --set override-lr-scheduler=true", seconds=SECONDS)
+    assert extended.returncode == 0, extended.stdout + extended.stderr
+    whole = shell(tmp_path, f"{longer} --set save=whole --set load=null --set log-dir=whole", seconds=SECONDS)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    rates = {
+        folder: {
+            line["iteration"]: line["optimizer/learning_rate"]
+            for line in map(json.loads, (tmp_path / folder / "metrics.jsonl").read_text().splitlines())
+            if "optimizer/learning_rate" in line
+        }
+        for folder in ("run", "whole")
+    }
+    last = range(iterations + 1, iterations + 4)
+    assert [rates["run"][number] for number in last] == [rates["whole"][number] for number in last]

@@ -174,7 +174,7 @@ def test_sixteen_clients_get_their_own_answers(server):
     [
         ({"prompt": "a", "max_tokens": 500}, 400, "at most 96"),
         ({"prompt": "a" * 90, "max_tokens": 7}, 400, "maximum length is 96 tokens"),
-        ({"prompt": "a", "suffix": "b"}, 400, "suffix is not supported"),
+        ({"prompt": "a", "suffix": "b"}, 400, 'suffix is "b", but is not supported'),
         ({"prompt": "a", "max_tokens": 0}, 400, "requires echo"),
         ({"prompt": "a", "unknown": 1}, 400, "unknown"),
         ({"prompt": "a", "temperature": -1}, 400, "temperature"),

@@ -77,6 +77,7 @@ def test_an_existing_configuration_is_never_overwritten(prepare, tmp_path):
             "gpt3 is not a model of the catalogue; did you mean gpt2?",
         ),
         (["init", "--model", "meta-llama/Llama-3.1-8B"], "--output NEW); did you mean llama-3.1-8b?"),
+        (["init", "--data", "x", "--time", "soon"], "--time: 'soon' is not a time; write it as 90s, 20m"),
         (["init", "--data", "x", "--device-memory", "much"], "'much' is not a memory size"),
         (["init", "--data", "x", "--output", "a\nb"], "contains characters that a YAML file cannot contain"),
         (["--set", "lr=1", "init", "--data", "x"], "init takes only its own options, after the word init"),

@@ -4,13 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from neox_config.errors import LaunchError
 from neox_launcher.init import duration
-from neox_launcher.init.duration import cpu_speed, describe_duration, in_words
-from neox_launcher.init.training import Devices
+from neox_launcher.init.duration import cpu_speed, describe_duration, in_words, parse_duration, within
+from neox_launcher.init.sizes import SIZES, of_size
+from neox_launcher.init.texts import Prepared
+from neox_launcher.init.training import Devices, choose_training
 
 CPU = Devices(count=1, memory=2**34, are_gpus=False)
 GPUS = Devices(count=8, memory=2**36, are_gpus=True)
-SHORTER = "for a shorter training, add --set train-iters=200 to the command, or use a smaller --size"
 
 
 def training(**changes):
@@ -25,6 +27,19 @@ def training(**changes):
             **changes,
         }
     )
+
+
+def chosen(devices=CPU, **options):
+    texts = Prepared(
+        data_path="corpus",
+        split="95,5,0",
+        vocab_file="tokenizer.json",
+        tokenizer_type="HFTokenizer",
+        entries=8192,
+        training_tokens=10**9,
+        validation_tokens=10**6,
+    )
+    return choose_training([of_size(name) for name in SIZES], texts, devices, **options)
 
 
 @pytest.mark.parametrize(
@@ -50,26 +65,26 @@ def test_the_time_on_a_cpu_is_a_range_from_its_measured_speed():
         sizes.append((rows, width))
         return 5e10
 
-    (line,) = describe_duration(training(), CPU, measure=measure)
+    line = describe_duration(training(), CPU, measure=measure)
     assert sizes == [(1024, 128)]
     # 1,200 seconds of products, times 2 and 5.
-    time = "estimated time: 40 minutes to 2 hours on this machine's CPU"
+    time = "40 minutes to 2 hours on this machine's CPU"
     speed = "at its speed now: 50 billion operations per second in matrix products"
-    assert line == f"{time}, {speed}; {SHORTER}"
+    assert line == f"{time}, {speed}"
 
 
 def test_the_time_on_gpus_is_that_of_the_estimate():
-    (line,) = describe_duration(training(seconds_per_iteration=10.0), GPUS)
-    assert line == (
-        "estimated time: about 2 hours on 8 GPUs, at the speed that neox-config suggest assumes; " + SHORTER
-    )
+    line = describe_duration(training(seconds_per_iteration=10.0), GPUS)
+    assert line == "about 2 hours on 8 GPUs, at the speed that neox-config suggest assumes"
 
 
 def test_a_cpu_that_cannot_be_measured_gives_no_time(monkeypatch):
     monkeypatch.setattr(duration, "_MULTIPLY", "raise SystemExit(1)")
     assert cpu_speed(8, 8) is None
-    (line,) = describe_duration(training(), CPU)
-    assert line.startswith("estimated time: not known, because the CPU's speed could not be measured; for a")
+    line = describe_duration(training(), CPU)
+    assert line == "not known, because the CPU's speed could not be measured"
+    with pytest.raises(LaunchError, match="--time requires the CPU's speed, which could not be measured"):
+        within(chosen(), 60.0)
 
 
 def test_a_speed_is_printed_by_the_program(monkeypatch):
@@ -78,10 +93,41 @@ def test_a_speed_is_printed_by_the_program(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("model", "end"),
-    [("1m", "to the command"), ("10m", "a smaller --size"), ("pythia-160m", "a smaller --model")],
+    ("text", "seconds"), [("90s", 90), ("20m", 1200), (" 1.5 H ", 5400), ("2d", 2 * 86400)]
 )
-def test_a_smaller_model_is_suggested_where_there_is_one(model, end):
-    candidate = SimpleNamespace(name=model, width=128)
-    (line,) = describe_duration(training(candidate=candidate), CPU, measure=lambda rows, width: 5e10)
-    assert line.endswith(end)
+def test_a_duration_has_a_number_and_a_unit(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["20", "m", "-1m", "0m", "1h30m", "2 weeks", ""])
+def test_another_duration_is_refused_with_examples(text):
+    with pytest.raises(ValueError, match="is not a time; write it as 90s, 20m, 2h or 1d"):
+        parse_duration(text)
+
+
+def test_a_time_limits_the_iterations_to_the_longest_time_of_the_estimate():
+    def measure(rows, width):
+        return 1e11
+
+    whole = chosen()
+    short = within(whole, 3600.0, measure=measure)
+    per_iteration = whole.operations / whole.iterations / 1e11 * 5
+    assert short.iterations == int(3600 / per_iteration) < whole.iterations
+    assert short.operations == pytest.approx(whole.operations * short.iterations / whole.iterations)
+    assert short.limit == "60 minutes (--time)"
+    assert describe_duration(short, CPU, measure=measure).startswith("24 minutes to 60 minutes on this")
+    # A time that is sufficient changes nothing, and no time leaves nothing to train.
+    assert within(whole, 10**9, measure=measure) is whole
+    assert within(whole, 0.001, measure=measure).iterations == 1
+
+
+def test_a_time_chooses_the_size_too():
+    def within_an_hour(training):
+        return within(training, 3600.0, measure=lambda rows, width: 1e11)
+
+    whole, short = chosen(), chosen(shorten=within_an_hour)
+    assert (whole.candidate.name, short.candidate.name) == ("3m", "1m")
+    assert short.tokens >= short.parameters
+    gpus = chosen(GPUS, shorten=lambda training: within(training, 60.0))
+    assert gpus.seconds_per_iteration * gpus.iterations <= 60.0
+    assert gpus.parameters < chosen(GPUS).parameters

@@ -40,6 +40,8 @@ async def request(
     host: bytes = b"127.0.0.1",
     parts: int = 1,
     path: str = "/v1/completions",
+    method: str = "POST",
+    headers: dict[bytes, bytes] | None = None,
 ) -> tuple[int, bytes]:
     """Return the status and the body of the response; a client that leaves closes its connection at once.
 
@@ -50,13 +52,13 @@ async def request(
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": "POST",
+        "method": method,
         "path": path,
         "raw_path": path.encode(),
         "root_path": "",
         "scheme": "http",
         "query_string": b"",
-        "headers": [(b"host", host), (b"content-type", b"application/json")],
+        "headers": list(({b"host": host, b"content-type": b"application/json"} | (headers or {})).items()),
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
     }
@@ -259,3 +261,34 @@ def test_an_unknown_path_is_answered_with_those_of_the_api():
     assert json.loads(content)["error"]["message"] == (
         "there is no /v1/chat; the paths are /health, /v1/models, /v1/completions, /v1/chat/completions"
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/v1/completions", "POST"), ("PUT", "/v1/chat/completions", "POST"), ("POST", "/health", "GET")],
+)
+def test_another_method_is_answered_with_the_one_to_use(method, path, allowed):
+    calls = Calls(slots=1, max_waiting=1)
+    status, content = asyncio.run(request(served(LETTERS), calls, {}, leaves=False, path=path, method=method))
+    assert status == 405
+    message = json.loads(content)["error"]["message"]
+    assert message == f"{method} is not allowed for {path}; use {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (b"host", b"evil.example", 'the header Host is "evil.example", which does not name this server'),
+        (b"origin", b"http://evil.example", 'the header Origin is "http://evil.example", and web pages of'),
+        (
+            b"content-type",
+            b"text/plain; a=b",
+            'the header Content-Type is "text/plain"; send the body as JSON',
+        ),
+        (b"content-type", b"", "there is no header Content-Type; send the body as JSON"),
+    ],
+)
+def test_a_wrong_header_is_shown(name, value, message):
+    calls = Calls(slots=1, max_waiting=1)
+    _, content = asyncio.run(request(served(LETTERS), calls, {}, leaves=False, headers={name: value}))
+    assert json.loads(content)["error"]["message"].startswith(message)

@@ -9,7 +9,9 @@ from neox_model.serve.bodies import ChatBody, CompletionBody, parsed
 from neox_model.serve.errors import ApiError
 
 USER = {"role": "user", "content": "a"}
-MESSAGES = "messages: must be a list of objects with role and content"
+MESSAGES = "send a list of objects with role and content"
+PROMPT = "send a text, a list of texts, a list of token ids or a list of such lists, none of them empty"
+ROLES = "send system, developer, user, assistant or tool"
 
 
 def refused(kind: type, body: Any) -> ApiError:
@@ -66,17 +68,37 @@ def test_stop_strings_have_a_largest_length():
         (
             CompletionBody,
             {"stop": ["x"] * 17},
-            "stop: must be a text of 1 to 256 characters, or a list of at",
+            'stop is ["x", "x", "x", "x", "x", "x", "x", "x", "x", "x", "x", "...; send a text of 1 to 256 '
+            "characters, or a list of at most 16",
         ),
-        (CompletionBody, {"prompt": [1.5]}, "prompt: must be a text, a list of texts, a list of token ids"),
-        (CompletionBody, {"prompt": [[]]}, "prompt: must be a text, a list of texts, a list of token ids"),
+        (CompletionBody, {"prompt": [1.5]}, f"prompt is [1.5]; {PROMPT}"),
+        (CompletionBody, {"prompt": [[]]}, f"prompt is [[]]; {PROMPT}"),
+        (CompletionBody, {"prompt": None}, f"prompt is null; {PROMPT}"),
+        (CompletionBody, {"temperature": -1}, "temperature is -1; send a number of at least 0"),
+        (CompletionBody, {"repetition_penalty": 0}, "repetition_penalty is 0; send a number above 0"),
+        (CompletionBody, {"n": 1000}, "n is 1000; send a number of at most 128"),
+        (CompletionBody, {"max_tokens": "5"}, 'max_tokens is "5"; send a whole number'),
+        (
+            CompletionBody,
+            {"stream_options": {"include_usage": 1}},
+            'stream_options is {"include_usage": 1}; send an object with include_usage: true or false',
+        ),
         (
             ChatBody,
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages.0.content: must be a text, or a list of parts of the type text",
+            {"messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]},
+            'messages[1].content is [{"type": "image_url"}]; send a text, or a list of parts of the type '
+            "text",
         ),
-        *((ChatBody, {"messages": each}, MESSAGES) for each in ([{"role": "user"}], "Hi", ["Hi"], {})),
-        (ChatBody, {}, MESSAGES),
+        (ChatBody, {"messages": [USER, USER, {"content": "a"}]}, f"messages[2].role is missing; {ROLES}"),
+        (
+            ChatBody,
+            {"messages": [{"role": "robot", "content": ""}]},
+            f'messages[0].role is "robot"; {ROLES}',
+        ),
+        (ChatBody, {"messages": ["Hi"]}, 'messages[0] is "Hi"; send an object with role and content'),
+        (ChatBody, {"messages": "Hi"}, f'messages is "Hi"; {MESSAGES}'),
+        (ChatBody, {"messages": []}, f"messages is []; {MESSAGES}"),
+        (ChatBody, {}, f"messages is missing; {MESSAGES}"),
         (
             ChatBody,
             {"messages": [USER], "max_new_tokens": 5},
@@ -85,14 +107,67 @@ def test_stop_strings_have_a_largest_length():
         (CompletionBody, {"temprature": 1}, "temprature is not a field of this request; use temperature"),
         (CompletionBody, {"qqqq": 1}, "qqqq is not a field of this request; remove it"),
         (
-            ChatBody,
-            {"messages": [{"role": "user", "content": ""}], "prompt": ""},
-            "prompt is not a field of this request; use messages, or /v1/completions",
+            CompletionBody,
+            {"presence_penalty": 0.5},
+            "presence_penalty is 0.5, but is not supported by this server; remove it",
         ),
+        (CompletionBody, [1], "the body is [1]; send an object of JSON with the fields"),
     ],
 )
-def test_the_forms_of_a_field_are_stated(kind, body, message):
-    assert refused(kind, body).message.startswith(message)
+def test_a_wrong_value_is_shown_with_what_to_send(kind, body, message):
+    assert refused(kind, body).message == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (
+            CompletionBody,
+            {"messages": [USER]},
+            "messages is not a field of this request; use prompt, or send messages to /v1/chat/completions",
+        ),
+        (
+            ChatBody,
+            {"prompt": "a"},
+            "prompt is not a field of this request; use messages, or send prompt to /v1/completions",
+        ),
+        (
+            ChatBody,
+            {"inputs": "a"},
+            "inputs is not a field of this request; use messages, or send prompt to /v1/completions",
+        ),
+        (CompletionBody, {"inputs": "a"}, "inputs is not a field of this request; use prompt"),
+    ],
+)
+def test_the_fields_of_another_request_are_answered_with_the_right_field_or_path(kind, body, message):
+    assert refused(kind, body).message == message
+
+
+def test_all_errors_of_a_request_are_reported_together():
+    body = {"temprature": 1, "max_tokens": "5", "suffix": "b", "stop": [""], "top_p": 3}
+    error = refused(CompletionBody, body)
+    assert (error.param, error.message) == (
+        "suffix",
+        '5 errors in the request to /v1/completions: (1) suffix is "b", but is not supported by this server; '
+        'remove it (2) max_tokens is "5"; send a whole number (3) stop is [""]; send a text of 1 to 256 '
+        "characters, or a list of at most 16 (4) top_p is 3; send a number of at most 1 (5) temprature is "
+        "not a field of this request; use temperature",
+    )
+    body = {"messages": [USER], "top_logprobs": 3, "max_tokens": 3, "max_completion_tokens": 4, "best_of": 2}
+    assert refused(ChatBody, body).message == (
+        "3 errors in the request to /v1/chat/completions: (1) best_of is 2, but is not supported by this "
+        "server; remove it (2) top_logprobs requires logprobs: true; add it (3) max_tokens is 3, but "
+        "max_completion_tokens is 4; send one of them"
+    )
+    many = refused(CompletionBody, {f"field {number}": 1 for number in range(50)}).message
+    assert many.startswith("50 errors ")
+    assert many.endswith(" (10) field 9 is not a field of this request; remove it and 40 more")
+
+
+@pytest.mark.parametrize("place", ["name", "value"])
+def test_a_long_name_or_value_is_shown_in_part(place):
+    body = {"x" * 5000: 1} if place == "name" else {"max_tokens": [["x" * 5000] * 100]}
+    assert 60 < len(refused(CompletionBody, body).message) < 120
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import math
 import os
 import shlex
 import sys
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +23,7 @@ from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import parse_bytes
 from neox_launcher.cli.options import complete_models
 from neox_launcher.init.configuration import configuration_text
-from neox_launcher.init.duration import describe_duration
+from neox_launcher.init.duration import Measure, cpu_speed, describe_duration, parse_duration, within
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
 from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts
 from neox_launcher.init.training import Devices, Training, choose_training
@@ -47,6 +49,7 @@ class _InitCommand(Command):
     cls=_InitCommand,
     examples=(
         "neox-launch init --data texts --output run",
+        "neox-launch init --data texts --output run --time 20m",
         "neox-launch init --data books.jsonl --model pythia-160m --devices 8 --device-memory 80GiB",
     ),
 )
@@ -76,6 +79,14 @@ class _InitCommand(Command):
     metavar="NAME",
     shell_complete=complete_models,
     help="A model of the catalogue instead; see neox-config models.",
+)
+@option(
+    "--time",
+    "duration",
+    heading=_MODEL,
+    metavar="TIME",
+    help="Longest time of the training by its estimate, such as 90s, 20m or 2h: it chooses train-iters, and "
+    "with auto also the size. Default: by the number of tokens and the devices; on a CPU up to many hours.",
 )
 @option(
     "--devices",
@@ -117,6 +128,7 @@ def init(
     output: Path | None,
     size: str | None,
     model: str | None,
+    duration: str | None,
     devices: int | None,
     device_memory: str | None,
     tokenizer: Path | None,
@@ -138,6 +150,9 @@ def init(
     try:
         named = None if model is None else _named(model)
         found = _devices(devices, device_memory)
+        # Once per shape, so that all figures follow from one measurement.
+        measure = cache(cpu_speed)
+        shorten = _shorten(duration, measure)
         if sys.stdin.isatty():
             data, output, size = _ask(data, output, size, model)
         if not data:
@@ -145,7 +160,7 @@ def init(
         path = _new_configuration(output or Path("run"))
         candidates = [named] if named else _of_sizes(size or _AUTO)
         prepared = prepare_texts(data, path.parent, key=jsonl_key, tokenizer=tokenizer, vocab_size=vocab_size)
-        training = choose_training(candidates, prepared, found)
+        training = choose_training(candidates, prepared, found, shorten=shorten)
         text = configuration_text(path, training, prepared, found)
         _check(text, path, found)
         with atomic_write(path) as file:
@@ -157,7 +172,17 @@ def init(
     except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted; the same command continues", err=True)
         sys.exit(INTERRUPTED)
-    _report(path, training, prepared, found)
+    _report(path, training, prepared, found, measure, is_limited=duration is not None)
+
+
+def _shorten(duration: str | None, measure: Measure) -> Callable[[Training], Training]:
+    """Return the function that limits a training to the time that was given."""
+    if duration is None:
+        return lambda training: training
+    try:
+        return partial(within, seconds=parse_duration(duration), measure=measure)
+    except ValueError as error:
+        raise LaunchError(f"--time: {error}") from error
 
 
 def _devices(count: int | None, memory: str | None) -> Devices:
@@ -268,7 +293,15 @@ def _check(text: str, path: Path, devices: Devices) -> None:
         raise config_error(problems, config.files)
 
 
-def _report(path: Path, training: Training, prepared: Prepared, devices: Devices) -> None:
+def _report(
+    path: Path,
+    training: Training,
+    prepared: Prepared,
+    devices: Devices,
+    measure: Measure,
+    *,
+    is_limited: bool,
+) -> None:
     passes = training.tokens / prepared.training_tokens
     lines = [
         f"\nmodel {training.candidate.name}: {training.parameters:,} parameters with a vocabulary of "
@@ -280,8 +313,10 @@ def _report(path: Path, training: Training, prepared: Prepared, devices: Devices
         f"{devices.count:,} {devices.kind}: estimated memory {training.memory / 2**30:.2f} GiB each; "
         f"{training.operations:.1e} floating-point operations in all",
         f"the loss begins near {math.log(prepared.entries):.2f}, that of a uniform guess",
+        f"estimated time: {describe_duration(training, devices, measure=measure)}",
     ]
-    lines += describe_duration(training, devices)
+    if not is_limited:
+        lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
     if prepared.training_tokens < training.layout.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
     command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"

@@ -1,14 +1,19 @@
 """Estimate how long a training takes, before it starts."""
 
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
-from neox_launcher.init.sizes import SIZES
+from neox_config.errors import LaunchError
 from neox_launcher.init.training import Devices, Training
 
-__all__ = ["describe_duration"]
+__all__ = ["Measure", "cpu_speed", "describe_duration", "parse_duration", "within"]
+
+Measure = Callable[[int, int], float | None]
+"""Returns the operations per second of the CPU, as `cpu_speed`."""
 
 # Multiplies matrices for half a second, after a first time that is not counted, and prints operations per
 # second. The mean, because other programs slow a training down in the same way.
@@ -47,40 +52,73 @@ def cpu_speed(rows: int, width: int) -> float | None:
         return None
 
 
-def describe_duration(
-    training: Training, devices: Devices, *, measure: Callable[[int, int], float | None] = cpu_speed
-) -> list[str]:
-    """Return lines about the time that a training takes, and what makes it shorter.
+def describe_duration(training: Training, devices: Devices, *, measure: Measure = cpu_speed) -> str:
+    """Return how long a training takes.
 
     Args:
         training: the training.
         devices: what it runs on.
         measure: measures the CPU, for tests.
     """
-    shorter = _how_to_shorten(training.candidate.name)
     if training.seconds_per_iteration is not None:
         seconds = training.seconds_per_iteration * training.iterations
         about = f"about {in_words(seconds)} on {devices.count:,} {devices.kind}"
-        return [f"estimated time: {about}, at the speed that neox-config suggest assumes; {shorter}"]
-    speed = measure(training.layout.micro_batch * training.seq_length, training.candidate.width)
+        return f"{about}, at the speed that neox-config suggest assumes"
+    speed = _measured(training, measure)
     if not speed:
-        return [f"estimated time: not known, because the CPU's speed could not be measured; {shorter}"]
+        return "not known, because the CPU's speed could not be measured"
     least, most = (
         in_words(training.operations / speed * factor) for factor in (_LEAST_OTHER_WORK, _MOST_OTHER_WORK)
     )
     about = f"about {least}" if least == most else f"{least} to {most}"
-    return [
-        f"estimated time: {about} on this machine's CPU, at its speed now: {speed / 1e9:,.0f} billion "
-        f"operations per second in matrix products; {shorter}"
-    ]
+    return (
+        f"{about} on this machine's CPU, at its speed now: {speed / 1e9:,.0f} billion operations per second "
+        "in matrix products"
+    )
 
 
-def _how_to_shorten(model: str) -> str:
-    """Return what makes a training shorter; the smallest model cannot be replaced by a smaller one."""
-    how = "for a shorter training, add --set train-iters=200 to the command"
-    if model == next(iter(SIZES)):
-        return how
-    return f"{how}, or use a smaller {'--size' if model in SIZES else '--model'}"
+def within(training: Training, seconds: float, *, measure: Measure = cpu_speed) -> Training:
+    """Return the training with the iterations that fit into a time by its estimate, but no more than it has.
+
+    Args:
+        training: the training.
+        seconds: the time.
+        measure: measures the CPU.
+
+    Raises:
+        LaunchError: the CPU's speed could not be measured.
+    """
+    per_iteration = training.seconds_per_iteration
+    if per_iteration is None:
+        speed = _measured(training, measure)
+        if not speed:
+            raise LaunchError("--time requires the CPU's speed, which could not be measured; leave it out")
+        # The longest time of the estimate.
+        per_iteration = training.operations / training.iterations / speed * _MOST_OTHER_WORK
+    iterations = max(1, int(seconds / per_iteration))
+    if iterations >= training.iterations:
+        return training
+    operations = training.operations / training.iterations * iterations
+    return replace(
+        training, iterations=iterations, operations=operations, limit=f"{in_words(seconds)} (--time)"
+    )
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as `20m`, `1.5h` or `2d`.
+
+    Raises:
+        ValueError: the text is not a duration.
+    """
+    sizes = {name[0]: size for name, size, _ in _UNITS}
+    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([smhd])\s*", text.lower())
+    if found is None or not float(found[1]):
+        raise ValueError(f"{text!r} is not a time; write it as 90s, 20m, 2h or 1d")
+    return float(found[1]) * sizes[found[2]]
+
+
+def _measured(training: Training, measure: Measure) -> float | None:
+    return measure(training.layout.micro_batch * training.seq_length, training.candidate.width)
 
 
 def in_words(seconds: float) -> str:

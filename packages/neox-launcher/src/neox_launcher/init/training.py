@@ -1,7 +1,7 @@
 """Choose size, batch, length and layout of a training by the tokens of its texts and its devices."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from neox_config import Resolved, Text, load_config, resolve
@@ -97,13 +97,20 @@ class Training:
         return self.iterations * self.layout.samples * self.seq_length
 
 
-def choose_training(candidates: Sequence[Candidate], prepared: Prepared, devices: Devices) -> Training:
+def choose_training(
+    candidates: Sequence[Candidate],
+    prepared: Prepared,
+    devices: Devices,
+    *,
+    shorten: Callable[[Training], Training] = lambda training: training,
+) -> Training:
     """Return the training of the largest model that the texts and the devices are sufficient for.
 
     Args:
         candidates: the models, from small to large; a single one is chosen whatever the texts are.
         prepared: the texts.
         devices: the devices.
+        shorten: returns a training with fewer iterations, if a time requires it.
 
     Raises:
         LaunchError: the texts are too short, or no model fits into the memory.
@@ -113,8 +120,10 @@ def choose_training(candidates: Sequence[Candidate], prepared: Prepared, devices
         training = _training(candidate, prepared, devices)
         if training is None:
             break
-        if chosen is None or _is_sufficient(training, prepared):
-            chosen = training
+        training = shorten(training)
+        if chosen is not None and not _is_sufficient(training, prepared):
+            break
+        chosen = training
     if chosen is None:
         raise LaunchError(
             f"{candidates[0].name} does not fit into the memory of {devices.count:,} {devices.kind}, "

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from neox_model.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from neox_model.serve.bodies import ChatBody, CompletionBody, parsed
 from neox_model.serve.calls import Call, Calls
-from neox_model.serve.errors import ApiError
+from neox_model.serve.errors import ApiError, shown
 from neox_model.serve.guard import Guard
 from neox_model.serve.model import ServedModel
 
@@ -122,7 +122,10 @@ class _Handlers:
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise ApiError(400, "the body must be JSON; send the header Content-Type: application/json")
+            declared = (
+                f"the header Content-Type is {shown(kind)}" if kind else "there is no header Content-Type"
+            )
+            raise ApiError(400, f"{declared}; send the body as JSON, with Content-Type: application/json")
         content, size = bytearray(), 0
         try:
             async with asyncio.timeout(_BODY_SECONDS):
@@ -220,9 +223,11 @@ async def _gone(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     paths = [route.path for route in request.app.routes if "{" not in route.path and route.path not in _PAGE]
+    # A GET route also allows HEAD.
+    allowed = (error.headers or {}).get("Allow", "").replace("HEAD, ", "").replace(", HEAD", "")
     messages = {
         404: f"there is no {request.url.path}; the paths are {', '.join(paths)}",
-        405: f"{request.method} is not allowed here",
+        405: f"{request.method} is not allowed for {request.url.path}; use {allowed}",
     }
     refusal = ApiError(error.status_code, messages.get(error.status_code, error.detail))
     return JSONResponse(refusal.body(), error.status_code, error.headers)

@@ -1,12 +1,13 @@
 """The bodies of requests: fields of OpenAI's API, and what this server cannot do, refused by name."""
 
-import difflib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
-from neox_model.serve.errors import ApiError
+from neox_model.serve.errors import ApiError, shown
+from neox_model.serve.wording import Wrong, about_fields, wrong_request
 
 __all__ = [
     "MOST_TOP_TOKENS",
@@ -31,10 +32,13 @@ _SEED_LIMIT = 2**63
 _LIST = Field(min_length=1, fail_fast=True)
 Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP_STRING)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], _LIST]
-# Of a field with several forms, a validation reports what is wrong in each of them.
+# What to send in fields with several forms, of which a validation reports what is wrong in each form.
 _FORMS: Mapping[str, str] = {
     "prompt": "a text, a list of texts, a list of token ids or a list of such lists, none of them empty",
     "stop": f"a text of 1 to {_LONGEST_STOP_STRING} characters, or a list of at most {_MOST_STOP_STRINGS}",
+    "stream_options": "an object with include_usage: true or false",
+    "messages": "a list of objects with role and content",
+    "role": "system, developer, user, assistant or tool",
     "content": "a text, or a list of parts of the type text",
 }
 # Values that change nothing, of fields that this server does not implement.
@@ -54,15 +58,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (None, False),
 }
 
-
-# Fields of other servers -> ours.
+# Fields of other servers, and what to do instead.
 _FIELDS_OF_OTHERS = {
-    "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "num_return_sequences": "n",
-    "stop_sequences": "stop",
-    "inputs": "prompt of /v1/completions",
-    "prompt": "messages, or /v1/completions",
+    "max_new_tokens": "use max_tokens",
+    "max_length": "use max_tokens",
+    "num_return_sequences": "use n",
+    "stop_sequences": "use stop",
+    "parameters": "send what it contains as fields of the request",
 }
 
 
@@ -102,22 +104,15 @@ class SharedBody(_Body):
     user: str | None = None
     metadata: dict[str, Any] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral(cls, body: Any) -> Any:
-        """Remove fields that are not implemented and have no effect; refuse those that would have one."""
-        if not isinstance(body, dict):
-            return body
-        for name, allowed in _NEUTRAL.items():
-            if name in body and name not in cls.model_fields and body[name] not in allowed:
-                raise ApiError(400, f"{name} is not supported by this server; remove it", param=name)
-        return {name: value for name, value in body.items() if name not in _NEUTRAL}
+    path: ClassVar[str]
+    """Where it is sent."""
+    elsewhere: ClassVar[Mapping[str, str]]
+    """Fields of other paths and servers, and what to do instead."""
 
-    @model_validator(mode="after")
-    def _streams_with_options(self) -> Self:
+    def contradictions(self) -> Iterator[Wrong]:
+        """Yield what is wrong between fields that are right by themselves."""
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options requires stream: true", param="stream_options")
-        return self
+            yield Wrong("stream_options", "stream_options requires stream: true; add it")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -133,6 +128,13 @@ class SharedBody(_Body):
 class CompletionBody(SharedBody):
     """Body of /v1/completions."""
 
+    path = "/v1/completions"
+    elsewhere = {
+        **_FIELDS_OF_OTHERS,
+        "messages": "use prompt, or send messages to /v1/chat/completions",
+        "max_completion_tokens": "use max_tokens",
+        "inputs": "use prompt",
+    }
     prompt: str | Annotated[list[str], _LIST] | Tokens | Annotated[list[Tokens], _LIST] = ""
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_TOKENS)] | None = None
@@ -151,13 +153,11 @@ class CompletionBody(SharedBody):
         """Return the number of texts that are requested."""
         return len(self.prompts) * (self.n or 1)
 
-    @model_validator(mode="after")
-    def _asks_for_something(self) -> Self:
+    def contradictions(self) -> Iterator[Wrong]:
+        """Yield what is wrong between fields that are right by themselves."""
+        yield from super().contradictions()
         if self.max_tokens == 0 and not self.echo:
-            raise ApiError(
-                400, "max_tokens is 0, which requires echo; set max_tokens: 16", param="max_tokens"
-            )
-        return self
+            yield Wrong("max_tokens", "max_tokens is 0, which requires echo; set max_tokens: 16")
 
 
 class TextPart(_Body):
@@ -184,22 +184,27 @@ class Message(_Body):
 class ChatBody(SharedBody):
     """Body of /v1/chat/completions."""
 
+    path = "/v1/chat/completions"
+    elsewhere = _FIELDS_OF_OTHERS | dict.fromkeys(
+        ("prompt", "inputs"), "use messages, or send prompt to /v1/completions"
+    )
     messages: Annotated[list[Message], _LIST]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_TOKENS)] | None = None
 
-    @model_validator(mode="after")
-    def _has_no_contradiction(self) -> Self:
+    def contradictions(self) -> Iterator[Wrong]:
+        """Yield what is wrong between fields that are right by themselves."""
+        yield from super().contradictions()
         if self.top_logprobs is not None and not self.logprobs:
-            raise ApiError(400, "top_logprobs requires logprobs: true", param="top_logprobs")
+            yield Wrong("top_logprobs", "top_logprobs requires logprobs: true; add it")
         both = self.max_tokens, self.max_completion_tokens
         if None not in both and both[0] != both[1]:
-            raise ApiError(
-                400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens"
+            yield Wrong(
+                "max_tokens",
+                f"max_tokens is {both[0]}, but max_completion_tokens is {both[1]}; send one of them",
             )
-        return self
 
 
 Body = TypeVar("Body", bound=SharedBody)
@@ -209,36 +214,35 @@ def parsed(kind: type[Body], content: bytes) -> Body:
     """Return the body of a request.
 
     Raises:
-        ApiError: it is not JSON, or a field is unknown or wrong; the first one is named.
+        ApiError: it is not JSON, or fields are unknown or wrong; all of them are named.
     """
+    fields = _fields(content)
+    wrong = list(_unsupported(fields, kind))
+    known = {name: value for name, value in fields.items() if name not in _NEUTRAL}
     try:
-        return kind.model_validate_json(content)
+        body = kind.model_validate(known)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in found["loc"][:1])
-        if found["type"] == "extra_forbidden" and len(found["loc"]) == 1:
-            raise ApiError(400, _unknown(place, kind), param=place) from error
-        if place == "messages" and found["type"] in ("list_type", "model_type", "missing"):
-            what = f"{place}: must be a list of objects with role and content"
-            raise ApiError(400, what, param=place) from error
-        what = _of_several_forms(found["loc"]) or (f"{place}: {found['msg']}" if place else found["msg"])
-        raise ApiError(400, f"{what}; correct the request", param=place or None) from error
+        found = about_fields(error, known, kind.model_fields, forms=_FORMS, elsewhere=kind.elsewhere)
+        raise wrong_request([*wrong, *found], kind.path) from error
+    wrong += body.contradictions()
+    if wrong:
+        raise wrong_request(wrong, kind.path)
+    return body
 
 
-def _unknown(name: str, kind: type[SharedBody]) -> str:
-    """Return the message about a field that a body does not have."""
-    near = [_FIELDS_OF_OTHERS[name]] if name in _FIELDS_OF_OTHERS else []
-    near = near or difflib.get_close_matches(name, kind.model_fields, n=1)
-    return f"{name} is not a field of this request; {f'use {near[0]}' if near else 'remove it'}"
+def _fields(content: bytes) -> dict[str, Any]:
+    try:
+        found = from_json(content, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}; correct it") from error
+    if not isinstance(found, dict):
+        raise ApiError(400, f"the body is {shown(found)}; send an object of JSON with the fields")
+    return found
 
 
-def _of_several_forms(place: tuple[int | str, ...]) -> str:
-    """Return the message about a field with several forms; empty for other fields.
-
-    Args:
-        place: of an error: names and numbers, behind a field with several forms the form.
-    """
-    for depth, name in enumerate(place[:-1], start=1):
-        if name in _FORMS:
-            return f"{'.'.join(map(str, place[:depth]))}: must be {_FORMS[str(name)]}"
-    return ""
+def _unsupported(fields: Mapping[str, Any], kind: type[SharedBody]) -> Iterator[Wrong]:
+    """Yield the fields that are not implemented, and have values that would change the answer."""
+    for name, allowed in _NEUTRAL.items():
+        if name in fields and name not in kind.model_fields and fields[name] not in allowed:
+            value = shown(fields[name])
+            yield Wrong(name, f"{name} is {value}, but is not supported by this server; remove it")

@@ -1,8 +1,9 @@
 """Errors of the API, in the form of OpenAI's."""
 
+import json
 from typing import Any
 
-__all__ = ["ApiError"]
+__all__ = ["ApiError", "shown"]
 
 # Type of each error by status.
 _TYPES = {
@@ -12,6 +13,8 @@ _TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
 }
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+_LONGEST_VALUE = 60
 
 
 class ApiError(Exception):
@@ -34,3 +37,14 @@ class ApiError(Exception):
         """Return the body of the response."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a value of a request for a message, as JSON."""
+    text = ""
+    # Part by part: a value can have megabytes.
+    for part in _ENCODER.iterencode(value):
+        text += part[: _LONGEST_VALUE + 1]
+        if len(text) > _LONGEST_VALUE:
+            return text[: _LONGEST_VALUE - 3] + "..."
+    return text

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from neox_model.serve.errors import ApiError
+from neox_model.serve.errors import ApiError, shown
 
 __all__ = ["Guard"]
 
@@ -111,13 +111,18 @@ class Guard:
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             raise ApiError(
                 403,
-                "the header Host does not name this server; use its address, localhost, or a name in "
-                "serve.allowed-hosts",
+                f"the header Host is {shown(', '.join(hosts))}, which does not name this server; use its "
+                "address, localhost, or a name in serve.allowed-hosts",
                 code="host_not_allowed",
             )
         origins = headers.getlist("origin")
         if origins and origins not in ([f"http://{hosts[0]}"], [f"https://{hosts[0]}"]):
-            raise ApiError(403, "web pages of other sites may not use this server", code="origin_not_allowed")
+            raise ApiError(
+                403,
+                f"the header Origin is {shown(', '.join(origins))}, and web pages of other sites may not use "
+                f"this server; open http://{hosts[0]}",
+                code="origin_not_allowed",
+            )
         if self._key is not None and (path == "/v1" or path.startswith("/v1/")):
             given = headers.get("authorization", "")
             has_form = given[: len(_BEARER)].lower() == _BEARER
