@@ -41,6 +41,7 @@ from neox_launcher.plan.dataset_files import (
 )
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS
+from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.local_gpus import count_gpus
 from neox_launcher.resources.world import World, missing_devices
@@ -228,12 +229,13 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             prompts of generate alone, model for all but these.
     """
     loaded: tuple[Check, ...] = (_checkpoint, _base_of_adapters, _vocabulary, _store_to_load_from)
-    of_data: tuple[Check, ...] = (_datasets, _documents_for_training, _evaluations)
+    of_data: tuple[Check, ...] = (_datasets, _documents_for_training, _evaluations, evaluated_documents)
     retrieves: tuple[Check, ...] = (_finds_blocks, _datasets, _tokenizer, _towers)
     checks: dict[str, tuple[Check, ...]] = {
         "train": (
             _datasets,
             _documents_for_training,
+            trained_documents,
             _curricula,
             _tokenizer,
             _folders_to_write,
