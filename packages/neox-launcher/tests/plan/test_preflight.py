@@ -559,7 +559,7 @@ def test_a_damaged_checkpoint_is_left_to_the_workers(load, trained, files, manif
     [
         ("vocab-file: no.json", "train", f"{HERE}, or train one: neox-data train-tokenizer"),
         (
-            "tokenizer-type: GPT2BPETokenizer\nmerge-file: no.txt\nvocab-file: tokenizer.json",
+            "tokenizer-type: GPT2BPETokenizer\nmerge-file: no.txt\nvocab-file: vocab.json",
             "train",
             HERE,
         ),
@@ -568,10 +568,22 @@ def test_a_damaged_checkpoint_is_left_to_the_workers(load, trained, files, manif
     ],
 )
 def test_a_missing_file_is_searched_from_the_working_directory(load, files, text, program, remedy):
+    (files / "vocab.json").write_text("{}")
     given = dict(line.split(": ") for line in (SETTINGS + text).splitlines())
     config = load("".join(f"{name}: {value}\n" for name, value in given.items()))
     (problem,) = check_files(config, program=program)
     assert (problem.what, problem.remedy) == ("does not exist", remedy)
+
+
+@pytest.mark.parametrize("merges", ["", "merge-file: no.txt\n"])
+@pytest.mark.parametrize("kind", ["GPT2BPETokenizer", "SentencePieceTokenizer"])
+def test_a_tokenizer_json_names_the_tokenizer_type_that_reads_it(load, files, kind, merges):
+    (files / "data.manifest.json").write_text('{"tokenizer": {"vocab_size": 20}}')
+    config = load(SETTINGS.replace("HFTokenizer", kind) + merges)
+    (problem,) = check_files(config, program="train")
+    assert (problem.name, problem.value) == ("tokenizer_type", kind)
+    assert problem.what == "does not read vocab-file: tokenizer.json, which is a tokenizer.json"
+    assert problem.remedy == "set tokenizer-type: HFTokenizer, which requires no merge-file"
 
 
 def write_int32(prefix, rows):
