@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from neox_config.derive.recorded import latest_checkpoint
+from neox_config.facts.checkpoints import iteration_of
 from neox_model.checkpoint.directory import is_gpt_neox
 
 __all__ = ["ADAPTERS", "CHECKPOINT", "GPT_NEOX", "MODEL", "PEFT", "is_model", "why_another"]
@@ -27,7 +28,8 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _is_gpt_neox(folder: Path) -> bool:
-    return is_gpt_neox(folder) or any(map(is_gpt_neox, folder.glob("global_step*")))
+    inside = (path for path in folder.glob("*") if iteration_of(path.name) is not None)
+    return is_gpt_neox(folder) or any(map(is_gpt_neox, inside))
 
 
 def _is_peft(folder: Path) -> bool:
