@@ -1,12 +1,13 @@
 """Shared parts of the package's commands: error messages, and options."""
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import click
 
 from neox_data.command_line import Command, Group
-from neox_data.errors import DataError
+from neox_data.errors import DataError, TokenizerError
 from neox_data.whole_files import NO_ROOM
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "one_option_per_word",
 ]
 
+# Names of the tokenizer's parameters in a message, which are options of some commands; not parts of paths.
+_PARAMETERS = re.compile(r"(?<!\S)(?:tokenizer_type|vocab_file|merge_file)(?=[\s;,]|$)")
 _MAKE_ROOM = "; incomplete files were removed; free disk space or choose another location, and start again"
 
 corpus_files_option = click.option(
@@ -65,7 +68,13 @@ class DataCommand(Command):
     def message(self, error: Exception) -> str:
         """Return the sentence that reports an error."""
         has_no_room = isinstance(error, OSError) and error.errno in NO_ROOM
-        return super().message(error) + (_MAKE_ROOM if has_no_room else "")
+        text = super().message(error) + (_MAKE_ROOM if has_no_room else "")
+        return _PARAMETERS.sub(self._option, text) if isinstance(error, TokenizerError) else text
+
+    def _option(self, found: re.Match[str]) -> str:
+        """Return the option of this command for the name of a parameter, which it is without an option."""
+        options = {option.name: option.opts[0] for option in self.params}
+        return options.get(found[0], found[0])
 
 
 class DataCommands(Group):

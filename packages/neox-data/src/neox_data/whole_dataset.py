@@ -192,8 +192,8 @@ def _build(
     )
     logger.info(
         "%s, part %s: %d of %d documents are used; %d are empty, %d have no label that counts, "
-        "%d have labels only after their first %d tokens, %d are longer than %d tokens and %s (%d tokens "
-        "are left out)",
+        "%d have labels only after their first %d tokens; %d others are longer than %d tokens and %s (%d of "
+        "their tokens are left out)",
         indexed.prefix,
         name,
         int(eligible.is_used.sum()),

@@ -155,7 +155,15 @@ def test_broken_lines_are_skipped_and_counted_on_request(corpus: Path, tmp_path:
             ("--input", "nowhere.jsonl", "--tokenizer-type", "CharLevelTokenizer"),
             "nowhere.jsonl does not exist",
         ),
-        (("--input", "CORPUS", "--tokenizer-type", "HFTokenizer"), "HFTokenizer requires vocab_file"),
+        (
+            ("--input", "CORPUS", "--tokenizer-type", "HFTokenizer"),
+            "HFTokenizer requires --vocab-file; give the path of tokenizer.json, or train one with neox-data "
+            "train-tokenizer\n",
+        ),
+        (
+            ("--input", "CORPUS", "--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", "/vocab_file"),
+            "GPT2BPETokenizer requires --merge-file, --vocab-file /vocab_file does not exist; give the path",
+        ),
         (
             ("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--jsonl-keys", "body"),
             "no key 'body'; its keys are",

@@ -136,20 +136,28 @@ NOTHING = Path("/nowhere/file")
             "HFTokenizer",
             None,
             None,
-            "HFTokenizer requires vocab_file; set it to the path of a tokenizer.json",
+            "HFTokenizer requires vocab_file; give the path of tokenizer.json, or train one with neox-",
         ),
         ("HFTokenizer", NOTHING, None, "vocab_file /nowhere/file does not exist"),
-        ("HFTokenizer", Path("/"), None, "vocab_file / is not a file; set it to the path"),
+        (
+            "HFTokenizer",
+            Path("/"),
+            None,
+            "vocab_file / is a folder; give the path of tokenizer.json, or train",
+        ),
         ("HFTokenizer", NOTHING, NOTHING, "merge_file /nowhere/file was given; remove merge_file"),
         ("HFGPT2Tokenizer", None, NOTHING, "/nowhere/file was given; remove merge_file"),
-        ("GPT2BPETokenizer", None, None, "requires --vocab-file and --merge-file; give vocab.json and"),
+        ("GPT2BPETokenizer", None, None, "requires vocab_file and merge_file; give the path of vocab"),
         (
             "GPT2BPETokenizer",
             NOTHING,
             NOTHING,
-            "cannot find --vocab-file /nowhere/file and --merge-file /nowhere/file",
+            "vocab_file /nowhere/file does not exist, merge_file /nowhere/file does not exist; give the path "
+            "of vocab.json and give the path of merges.txt, or train one with neox-data train-",
         ),
-        ("GPT2BPETokenizer", NOTHING, None, "requires --merge-file and cannot find --vocab-file /nowhere"),
+        ("GPT2BPETokenizer", NOTHING, None, "requires merge_file, vocab_file /nowhere/file does not exist"),
+        ("GPT2BPETokenizer", Path("/"), Path("/"), "vocab_file / is a folder, merge_file / is a folder;"),
+        ("TiktokenTokenizer", Path("/"), None, "vocab_file / is a folder; give the path of cl100k_base.tik"),
         ("CharLevelTokenizer", NOTHING, None, "uses no files, but /nowhere/file was given"),
     ],
 )
@@ -164,15 +172,17 @@ def test_a_folder_in_place_of_the_file_in_it_is_named_with_the_file(tokenizer_js
     path = folder / "tokenizer.json"
     if path != tokenizer_json:
         path.write_bytes(tokenizer_json.read_bytes())
-    with pytest.raises(TokenizerError, match=f"vocab_file {folder} is a folder; pass {path}$"):
+    with pytest.raises(TokenizerError, match=f"vocab_file {folder} is a folder; give {path}$"):
         build_tokenizer("HFTokenizer", vocab_file=folder)
 
 
 def test_a_tokenizer_json_in_place_of_gpt2s_files_names_its_kind(tokenizer_json: Path) -> None:
-    with pytest.raises(TokenizerError, match="is a tokenizer of HFTokenizer: use that --tokenizer-type"):
-        build_tokenizer("GPT2BPETokenizer", vocab_file=tokenizer_json)
-    with pytest.raises(TokenizerError, match="use HFTokenizer for"):
-        build_tokenizer("GPT2BPETokenizer", vocab_file=tokenizer_json, merge_file=tokenizer_json)
+    message = "is a tokenizer.json, which GPT2BPETokenizer does not read; set tokenizer_type to HFTokenizer"
+    for merges in (None, tokenizer_json):
+        with pytest.raises(TokenizerError, match=message):
+            build_tokenizer("GPT2BPETokenizer", vocab_file=tokenizer_json, merge_file=merges)
+    with pytest.raises(TokenizerError, match="set tokenizer_type to HFTokenizer"):
+        build_tokenizer("SentencePieceTokenizer", vocab_file=tokenizer_json)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1, 2", '{"model": 3}'])

@@ -559,7 +559,7 @@ def test_a_damaged_checkpoint_is_left_to_the_workers(load, trained, files, manif
     [
         ("vocab-file: no.json", "train", f"{HERE}, or train one: neox-data train-tokenizer"),
         (
-            "tokenizer-type: GPT2BPETokenizer\nmerge-file: no.txt\nvocab-file: tokenizer.json",
+            "tokenizer-type: GPT2BPETokenizer\nmerge-file: no.txt\nvocab-file: vocab.json",
             "train",
             HERE,
         ),
@@ -568,7 +568,96 @@ def test_a_damaged_checkpoint_is_left_to_the_workers(load, trained, files, manif
     ],
 )
 def test_a_missing_file_is_searched_from_the_working_directory(load, files, text, program, remedy):
+    (files / "vocab.json").write_text("{}")
     given = dict(line.split(": ") for line in (SETTINGS + text).splitlines())
     config = load("".join(f"{name}: {value}\n" for name, value in given.items()))
     (problem,) = check_files(config, program=program)
     assert (problem.what, problem.remedy) == ("does not exist", remedy)
+
+
+@pytest.mark.parametrize("merges", ["", "merge-file: no.txt\n"])
+@pytest.mark.parametrize("kind", ["GPT2BPETokenizer", "SentencePieceTokenizer"])
+def test_a_tokenizer_json_names_the_tokenizer_type_that_reads_it(load, files, kind, merges):
+    (files / "data.manifest.json").write_text('{"tokenizer": {"vocab_size": 20}}')
+    config = load(SETTINGS.replace("HFTokenizer", kind) + merges)
+    (problem,) = check_files(config, program="train")
+    assert (problem.name, problem.value) == ("tokenizer_type", kind)
+    assert problem.what == "does not read vocab-file: tokenizer.json, which is a tokenizer.json"
+    assert problem.remedy == "set tokenizer-type: HFTokenizer, which requires no merge-file"
+
+
+def write_int32(prefix, rows):
+    """Write a dataset of int32, one document per row."""
+    ends = [4 * sum(map(len, rows[:number])) for number in range(len(rows))]
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 4, len(rows), 0)
+    sizes = struct.pack(f"<{len(rows)}i", *map(len, rows))
+    Path(f"{prefix}.idx").write_bytes(header + sizes + struct.pack(f"<{len(rows)}q", *ends))
+    flat = [token for row in rows for token in row]
+    Path(f"{prefix}.bin").write_bytes(struct.pack(f"<{len(flat)}i", *flat))
+
+
+OWN_LISTS = "vocab-file: tokenizer.json\ntokenizer-type: HFTokenizer\neval-iters: 0\n" + "".join(
+    f"{part}-data-paths: [tokens]\n{part}-label-data-paths: [labels]\n" for part in ("train", "valid", "test")
+)
+LATE = [-100] * 40 + [5]
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "what", "remedy"),
+    [
+        (
+            [LATE, [-100] * 5],
+            "pack-impl: best_fit",
+            "2 without a label that counts in its first 33 tokens, which are a sample",
+            "increase seq-length, shorten the documents, or create the data again with labels",
+        ),
+        ([LATE, [-100, 7]], "pack-impl: best_fit", None, None),
+        # Nothing predicts the first token of a sample.
+        ([[7, -100]], "pack-impl: unpacked", "1 without a label that counts", "increase seq-length"),
+        (
+            [LATE, [], [-100]],
+            "pack-impl: best_fit\nallow-chopped: false",
+            "1 empty, 1 longer than a sample of 33 tokens, 1 without a label that counts",
+            "use other data; increase seq-length or set allow-chopped: true; increase seq-length, shorten",
+        ),
+        # Samples that are cut from all documents one after another contain late labels, too.
+        ([LATE], "", None, None),
+        (
+            [[-100] * 41],
+            "",
+            "1 without a label that counts",
+            "create the data again with labels",
+        ),
+    ],
+)
+def test_data_without_a_document_to_learn_from_is_refused(load, files, labels, options, what, remedy):
+    write_int32("labels", labels)
+    write_int32("tokens", [[1] * len(row) for row in labels])
+    problems = check_files(load(f"{OWN_LISTS}{options}\n"), program="train")
+    if what is None:
+        assert problems == []
+        return
+    (problem,) = problems
+    assert (problem.name, problem.value) == ("train_label_data_paths", "labels")
+    assert problem.what.startswith(f"has no document that can be used: {what}")
+    assert problem.remedy.startswith(remedy)
+
+
+def test_documents_to_evaluate_on_are_checked_if_they_are_read(load, files):
+    write_int32("labels", [LATE])
+    write_int32("tokens", [[1] * len(LATE)])
+    text = f"{OWN_LISTS}pack-impl: best_fit\n"
+    evaluated = ["valid_label_data_paths", "test_label_data_paths"]
+    for iterations, names in (("0", []), ("1", evaluated)):
+        config = load(text.replace("eval-iters: 0", f"eval-iters: {iterations}"))
+        found = [problem.name for problem in check_files(config, program="train")]
+        assert found == ["train_label_data_paths", *names]
+
+
+@pytest.mark.parametrize(("split", "names"), [("1,1,0", ["data_path"]), ("1,0,0", [])])
+def test_each_part_of_the_split_requires_a_document_that_fits(load, files, split, names):
+    write_int32("data", [[1] * 5, [1] * 5, [1] * 50, [1] * 50])
+    text = f'{SETTINGS}pack-impl: best_fit\nallow-chopped: false\nsplit: "{split}"\n'
+    problems = check_files(load(text), program="train")
+    assert [problem.name for problem in problems] == names
+    assert all("2 longer than a sample of 33 tokens" in problem.what for problem in problems)

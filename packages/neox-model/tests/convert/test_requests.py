@@ -70,7 +70,7 @@ def write(folder, name, files):
         ("from-peft adapters --base ours --model bert --output new", "model_type 'bert'"),
         ("from-neox model --output full", FULL),
         ("from-neox nowhere --output new", "nowhere is not a folder; pass the folder of a checkpoint of GPT"),
-        ("from-neox model --output new", "contains neither files of a checkpoint of GPT-NeoX"),
+        ("from-neox full --output new", "contains neither files of a checkpoint of GPT-NeoX"),
         ("compress --load ours --output full", FULL),
         ("compress --load nowhere --output new", NO_CHECKPOINT),
         ("compress --load ours --output full --packed", FULL),
@@ -131,14 +131,69 @@ def test_a_checkpoint_of_this_project_is_not_converted_from_gpt_neox(tmp_path):
     for given in (folder, folder.parent):
         result = CliRunner().invoke(cli.main, ["from-neox", str(given), "--output", str(tmp_path / "out")])
         assert result.exit_code == 2
-        assert "is a checkpoint of this project, not of GPT-NeoX" in result.stderr
-        assert f"neox-convert to-hf --load {given} exports it" in result.stderr
+        assert "contains a checkpoint of this project, not a checkpoint of GPT-NeoX" in result.stderr
+        assert f"neox-convert to-hf --load {given} --output DIR exports it" in result.stderr
 
 
-@pytest.mark.parametrize("option", ["--input_dir", "--config_file", "--output_dir"])
-def test_the_options_of_gpt_neoxs_converter_are_answered(option):
-    result = CliRunner().invoke(cli.main, ["to-hf", option, "x"])
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("to-hf --input_dir x", "use neox-convert to-hf --load DIR --output DIR"),
+        ("to-hf --output-dir x", "use neox-convert to-hf --load DIR --output DIR"),
+        ("to-hf --config_file x", "leave it out: the folder that is read has the configuration"),
+        ("to-hf --precision fp16", "use --dtype"),
+        ("to-hf --architecture llama", "use --family"),
+        ("from-neox --input_dir x", "use neox-convert from-neox DIR --output DIR"),
+        ("from-neox --config_file x", "use --config"),
+        ("from-hf --load x", "use neox-convert from-hf DIR --output DIR"),
+        ("from-hf --model_path x", "use neox-convert from-hf DIR --output DIR"),
+        ("from-hf --tp 2", "leave it out: a checkpoint is loaded in every parallel layout"),
+        ("from-hf --precision fp16", None),
+        ("to-peft --input_dir x", "use neox-convert to-peft --load DIR --model DIR --output DIR"),
+        ("to-hf --other x", None),
+    ],
+)
+def test_the_options_of_gpt_neoxs_converters_are_answered(line, advice):
+    result = CliRunner().invoke(cli.main, line.split())
     assert result.exit_code == 2
-    assert f"No such option: {option}; use --load DIR --output DIR" in result.stderr
-    assert "use DIR --output DIR" in CliRunner().invoke(cli.main, ["from-neox", option, "x"]).stderr
-    assert ";" not in CliRunner().invoke(cli.main, ["to-hf", "--other", "x"]).stderr
+    option = line.split()[1]
+    answer = f"No such option: {option}; {advice}.\n" if advice else f"No such option '{option}'."
+    assert f"Error: {answer}" in result.stderr
+
+
+TO_HF = "it can be loaded as it is, and neox-convert to-hf --load ours --output DIR exports it"
+FROM_HF = (
+    "contains a model of transformers, not a checkpoint of this project; convert it with neox-convert from-hf"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("from-hf ours", f"ours contains a checkpoint of this project, not a model of transformers; {TO_HF}"),
+        ("from-hf neox", "not a model of transformers; convert it with neox-convert from-neox neox"),
+        ("from-hf adapters", "convert them with neox-convert from-peft adapters --base DIR"),
+        ("from-hf model/config.json", "model/config.json is a file; pass its folder, model\n"),
+        ("to-hf model", f"model {FROM_HF} model --output DIR"),
+        ("to-hf model/config.json", f"model {FROM_HF} model --output DIR"),
+        ("to-hf ours/latest", "ours/latest is a file; pass its folder, ours\n"),
+        ("to-hf ours/global_step1/manifest.json", "is a file; pass its folder, ours/global_step1\n"),
+        ("compress model", f"model {FROM_HF} model --output DIR"),
+        ("from-neox model", "not a checkpoint of GPT-NeoX; convert it with neox-convert from-hf model"),
+        ("from-peft ours --base ours", "not adapters of PEFT; it can be loaded as it is"),
+        ("from-peft adapters --base model", f"model {FROM_HF} model --output DIR"),
+        ("to-peft ours --model ours", f"not a model of transformers; {TO_HF}"),
+    ],
+)
+def test_a_folder_of_another_kind_is_answered_with_its_command(folder, line, message):
+    write(folder, "neox/global_step1", {"mp_rank_00_model_states.pt": {}})
+    found = CliRunner().invoke(cli.main, [*line.split(), "--output", "new"])
+    assert (found.exit_code, message in found.stderr) == (2, True), found.stderr
+
+
+def test_a_file_of_a_side_is_answered_with_its_folder(folder):
+    found = CliRunner().invoke(cli.main, ["verify", "model/config.json", "ours"])
+    assert (found.exit_code, found.stderr) == (
+        2,
+        "Error: model/config.json is a file; pass its folder, model\n",
+    )

@@ -33,7 +33,7 @@ class Eligible:
         late: number of documents left out because their labels count only after the tokens of a sample.
         empty: number of documents left out because they have no tokens.
         too_long: number of other documents that are longer than a sample.
-        tokens_cut: tokens of longer documents that no sample contains.
+        tokens_cut: tokens of these other documents that no sample contains.
     """
 
     is_used: np.ndarray
@@ -74,15 +74,15 @@ def find_eligible(
                 is_used[place] = False
                 late[place] = is_long[place] and not is_masked(number, None)
                 masked[place] = not late[place]
+    too_long = is_long & ~masked & ~late
     kept = np.where(is_used, np.minimum(lengths, room), 0)
-    cut = (lengths - kept)[is_long & ~masked].sum()
     return Eligible(
         is_used,
         masked=int(masked.sum()),
         late=int(late.sum()),
         empty=int((lengths == 0).sum()),
-        too_long=int((is_long & ~masked & ~late).sum()),
-        tokens_cut=int(cut),
+        too_long=int(too_long.sum()),
+        tokens_cut=int((lengths - kept)[too_long].sum()),
     )
 
 

@@ -3,7 +3,6 @@
 `<|endoftext|>` in a text is encoded as its id, as in GPT-NeoX; until 2023 GPT-NeoX split it like other text.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -12,6 +11,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from neox_data.errors import TokenizerError
+from neox_data.tokenizers.files import require_files
 from neox_data.tokenizers.huggingface import END_OF_DOCUMENT, LibraryBackedTokenizer, is_tokenizer_json
 
 __all__ = ["GPT2BPETokenizer"]
@@ -29,14 +29,20 @@ class GPT2BPETokenizer(LibraryBackedTokenizer):
     """
 
     def __init__(self, vocab_file: Path | None, merge_file: Path | None) -> None:
-        _check_files({"--vocab-file": vocab_file, "--merge-file": merge_file})
-        try:
-            tokenizer = LibraryTokenizer(BPE.from_file(str(vocab_file), str(merge_file)))
-        except Exception as error:  # tokenizers raises Exception itself.
-            is_other = vocab_file is not None and is_tokenizer_json(vocab_file)
-            remedy = f"use HFTokenizer for {vocab_file}" if is_other else "copy them again"
+        if vocab_file is not None and is_tokenizer_json(vocab_file):
             raise TokenizerError(
-                f"{vocab_file} and {merge_file} are not GPT-2's vocabulary and merges: {error}; {remedy}"
+                f"{vocab_file} is a tokenizer.json, which GPT2BPETokenizer does not read; set tokenizer_type "
+                "to HFTokenizer, which requires no merge_file"
+            )
+        vocabulary, merges = require_files(
+            "GPT2BPETokenizer",
+            {"vocab_file": (vocab_file, "vocab.json"), "merge_file": (merge_file, "merges.txt")},
+        )
+        try:
+            tokenizer = LibraryTokenizer(BPE.from_file(str(vocabulary), str(merges)))
+        except Exception as error:  # tokenizers raises Exception itself.
+            raise TokenizerError(
+                f"{vocabulary} and {merges} are not GPT-2's vocabulary and merges: {error}; copy them again"
             ) from error
         tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
         tokenizer.decoder = ByteLevelDecoder()
@@ -44,22 +50,3 @@ class GPT2BPETokenizer(LibraryBackedTokenizer):
         if tokenizer.token_to_id(END_OF_DOCUMENT) is not None:
             tokenizer.add_special_tokens([END_OF_DOCUMENT])
         super().__init__(tokenizer, source=str(vocab_file))
-
-
-def _check_files(files: Mapping[str, Path | None]) -> None:
-    """Check that both files are given and exist.
-
-    Raises:
-        TokenizerError: names all that are missing.
-    """
-    absent = [name for name, path in files.items() if path is None]
-    lost = [f"{name} {path}" for name, path in files.items() if path is not None and not path.is_file()]
-    problems = [f"requires {' and '.join(absent)}"] if absent else []
-    problems += [f"cannot find {' and '.join(lost)}"] if lost else []
-    if not problems:
-        return
-    vocabulary = files["--vocab-file"]
-    remedy = "give vocab.json and merges.txt"
-    if vocabulary is not None and vocabulary.is_file() and is_tokenizer_json(vocabulary):
-        remedy = f"{vocabulary} is a tokenizer of HFTokenizer: use that --tokenizer-type"
-    raise TokenizerError(f"GPT2BPETokenizer {' and '.join(problems)}; {remedy}")

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers.base import Tokenizer
+from neox_data.tokenizers.files import require_files
 
 __all__ = [
     "END_OF_DOCUMENT",
@@ -204,13 +205,12 @@ class HFTokenizer(LibraryBackedTokenizer):
                 f"HFTokenizer reads its merges from tokenizer.json, but merge_file {merge_file} was given; "
                 "remove merge_file"
             )
-        if vocab_file is None:
-            raise TokenizerError("HFTokenizer requires vocab_file; set it to the path of a tokenizer.json")
-        tokenizer = load_tokenizer_json(vocab_file)
+        (file,) = require_files("HFTokenizer", {"vocab_file": (vocab_file, "tokenizer.json")})
+        tokenizer = load_tokenizer_json(file)
         end_of_document = END_OF_DOCUMENT
         if tokenizer.token_to_id(END_OF_DOCUMENT) is None:
-            end_of_document = _folder_end_of_document(vocab_file.parent)
-        super().__init__(tokenizer, source=str(vocab_file), end_of_document=end_of_document)
+            end_of_document = _folder_end_of_document(file.parent)
+        super().__init__(tokenizer, source=str(file), end_of_document=end_of_document)
 
 
 class HFGPT2Tokenizer(LibraryBackedTokenizer):
@@ -245,11 +245,7 @@ def load_tokenizer_json(path: Path) -> LibraryTokenizer:
     Raises:
         TokenizerError: the file is missing or not valid.
     """
-    if not path.is_file():
-        what = "is not a file" if path.exists() else "does not exist"
-        if (path / "tokenizer.json").is_file():
-            raise TokenizerError(f"vocab_file {path} is a folder; pass {path / 'tokenizer.json'}")
-        raise TokenizerError(f"vocab_file {path} {what}; set it to the path of a tokenizer.json")
+    require_files("HFTokenizer", {"vocab_file": (path, "tokenizer.json")})
     try:
         return LibraryTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises Exception itself.

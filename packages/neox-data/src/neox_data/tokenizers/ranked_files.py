@@ -11,6 +11,8 @@ import numpy as np
 
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers.base import Tokenizer
+from neox_data.tokenizers.files import require_files
+from neox_data.tokenizers.huggingface import is_tokenizer_json
 
 __all__ = ["RankedFileTokenizer", "SentencePieceTokenizer", "TiktokenTokenizer"]
 
@@ -33,24 +35,28 @@ class RankedFileTokenizer(Tokenizer):
 
     end_text: str
     """The token that ends a document."""
+    usual_file: str
+    """The name that its file usually has."""
 
     def __init__(self, vocab_file: Path | None, merge_file: Path | None = None) -> None:
         kind = type(self).__name__
         if merge_file is not None:
             raise TokenizerError(f"{kind} has all ranks in vocab_file; remove merge_file {merge_file}")
-        if vocab_file is None or not vocab_file.is_file():
-            found = "is not set" if vocab_file is None else f"is {vocab_file} and does not exist"
-            raise TokenizerError(f"{kind} requires vocab_file, which {found}; set it to the tokenizer's file")
+        (file,) = require_files(kind, {"vocab_file": (vocab_file, self.usual_file)})
+        if is_tokenizer_json(file):
+            raise TokenizerError(
+                f"{file} is a tokenizer.json, which {kind} does not read; set tokenizer_type to HFTokenizer"
+            )
         try:
-            self._tokenizer = self._load(vocab_file)
+            self._tokenizer = self._load(file)
         except (ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
-            raise TokenizerError(f"{kind} cannot read {vocab_file}: {reason}; use another file") from error
-        self._source = vocab_file
+            raise TokenizerError(f"{kind} cannot read {file}: {reason}; use another file") from error
+        self._source = file
         self._ids = {text: number for number, text in self._tokenizer.vocab.items()}
         self._vocab_size = max(self._ids.values()) + 1
         self._end_of_document = self._needed(self.end_text)
-        self._fingerprint = hashlib.sha256(kind.encode() + vocab_file.read_bytes()).hexdigest()
+        self._fingerprint = hashlib.sha256(kind.encode() + file.read_bytes()).hexdigest()
 
     @abstractmethod
     def _load(self, path: Path) -> gigatoken.Tokenizer:
@@ -139,6 +145,7 @@ class SentencePieceTokenizer(RankedFileTokenizer):
     """A SentencePiece `.model` of type BPE with byte fallback; documents end with `</s>`."""
 
     end_text = "</s>"
+    usual_file = "tokenizer.model"
 
     def _load(self, path: Path) -> gigatoken.Tokenizer:
         return gigatoken.Tokenizer.from_sentencepiece(path)
@@ -152,6 +159,7 @@ class TiktokenTokenizer(RankedFileTokenizer):
     """
 
     end_text = "<|endoftext|>"
+    usual_file = "cl100k_base.tiktoken"
 
     def _load(self, path: Path) -> gigatoken.Tokenizer:
         try:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from neox_config.files import why_not_readable
 
-__all__ = ["TOKENIZER_FACTS", "TokenizerFacts", "TokenizerName"]
+__all__ = ["TOKENIZER_FACTS", "TokenizerFacts", "TokenizerName", "is_tokenizer_json"]
 
 TokenizerName = Literal[
     "GPT2BPETokenizer",
@@ -18,6 +18,30 @@ TokenizerName = Literal[
     "SentencePieceTokenizer",
     "TiktokenTokenizer",
 ]
+
+
+def is_tokenizer_json(path: str) -> bool:
+    """Return whether a file is a tokenizer.json, with vocabulary and merges."""
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return _has_model(content)
+
+
+def _has_model(content: Any) -> bool:
+    return isinstance(content, dict) and isinstance(content.get("model"), dict)
+
+
+def _entries_of_vocab_json(content: Any) -> int:
+    """Return the number of entries.
+
+    Raises:
+        ValueError: the content is that of a tokenizer.json.
+    """
+    if _has_model(content):
+        raise ValueError("a tokenizer.json, which HFTokenizer reads")
+    return len(content)
 
 
 def _entries_of_tokenizer_json(content: Any) -> int:
@@ -67,7 +91,7 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
         usual_entries=50_257,
         doc="vocab.json and merges.txt",
         files={"vocab_file": "vocab.json", "merge_file": "merges.txt"},
-        entries_of=len,
+        entries_of=_entries_of_vocab_json,
     ),
     "HFTokenizer": TokenizerFacts(
         usual_entries=50_277,

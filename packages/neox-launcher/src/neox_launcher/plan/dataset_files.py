@@ -7,7 +7,9 @@ its own description of the format (`neox_data.indexed.layout`); a test compares 
 import struct
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,12 +17,14 @@ from neox_config.files import why_not_readable
 
 __all__ = [
     "BLOCK_INDEX",
+    "Documents",
     "check_indexed_files",
     "count_documents",
     "count_tokens",
     "data_path",
     "index_path",
     "manifest_path",
+    "open_documents",
 ]
 
 BLOCK_INDEX = "index.json"
@@ -37,6 +41,9 @@ _ITEM_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 _DISPUTED_CODES = (6, 7)
 # 4 MiB.
 _SIZES_AT_ONCE = 2**20
+_LABELS_AT_ONCE = 2**20
+# Label of a token that the loss leaves out.
+_IGNORED = -100
 
 
 def index_path(prefix: str) -> Path:
@@ -115,6 +122,58 @@ def count_tokens(prefix: str, documents: Callable[[int], int]) -> int:
             tokens += sum(sizes)
             left -= len(sizes)
         return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The documents of a dataset whose files are open.
+
+    Args:
+        index: the `.idx`.
+        data: the `.bin`.
+        count: number of documents.
+        item_bytes: bytes of a token or label.
+    """
+
+    index: BinaryIO
+    data: BinaryIO
+    count: int
+    item_bytes: int
+
+    def size(self, number: int) -> int:
+        """Return the number of tokens of a document."""
+        (size,) = _read_at(self.index, _MMAP_HEADER.size + 4 * number, "<i")
+        return int(size)
+
+    def has_label(self, number: int, looked_at: slice) -> bool:
+        """Return whether the loss counts one of these labels of a document."""
+        (offset,) = _read_at(self.index, _MMAP_HEADER.size + 4 * self.count + 8 * number, "<q")
+        ignored = _IGNORED.to_bytes(self.item_bytes, "little", signed=True)
+        first, stop, _ = looked_at.indices(self.size(number))
+        self.data.seek(offset + first * self.item_bytes)
+        for place in range(first, stop, _LABELS_AT_ONCE):
+            count = min(_LABELS_AT_ONCE, stop - place)
+            if self.data.read(count * self.item_bytes) != ignored * count:
+                return True
+        return False
+
+
+@contextmanager
+def open_documents(prefix: str) -> Iterator[Documents]:
+    """Open the files of a dataset to read single documents.
+
+    Raises:
+        OSError: they cannot be read.
+        ValueError: they are damaged, or have another format.
+    """
+    path = index_path(prefix)
+    with path.open("rb") as index, data_path(prefix).open("rb") as data:
+        _bytes_of_data(index, path.stat().st_size)
+        index.seek(0)
+        magic, _, code, count, _ = _MMAP_HEADER.unpack(index.read(_MMAP_HEADER.size))
+        if magic != _MMAP_MAGIC or code not in _ITEM_BYTES:
+            raise ValueError("is in an older format, whose documents are not read here")
+        yield Documents(index, data, count, _ITEM_BYTES[code])
 
 
 def _bytes_of_data(file: BinaryIO, size: int) -> int | None:

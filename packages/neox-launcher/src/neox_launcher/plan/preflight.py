@@ -28,7 +28,7 @@ from neox_config.facts.checkpoints import (
 from neox_config.facts.corpora import ENDINGS, is_corpus_file
 from neox_config.facts.splits import EVALUATED, empty_parts, parts_with_documents
 from neox_config.facts.stores import is_url, packages_for
-from neox_config.facts.tokenizers import TOKENIZER_FACTS
+from neox_config.facts.tokenizers import TOKENIZER_FACTS, is_tokenizer_json
 from neox_config.files import why_not_readable
 from neox_config.problems import DEFAULTS, Place, Problem, config_error, in_words, place_of
 from neox_config.schema.parameter import InvalidValue
@@ -41,6 +41,7 @@ from neox_launcher.plan.dataset_files import (
 )
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS
+from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.local_gpus import count_gpus
 from neox_launcher.resources.world import World, missing_devices
@@ -228,12 +229,13 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             prompts of generate alone, model for all but these.
     """
     loaded: tuple[Check, ...] = (_checkpoint, _base_of_adapters, _vocabulary, _store_to_load_from)
-    of_data: tuple[Check, ...] = (_datasets, _documents_for_training, _evaluations)
+    of_data: tuple[Check, ...] = (_datasets, _documents_for_training, _evaluations, evaluated_documents)
     retrieves: tuple[Check, ...] = (_finds_blocks, _datasets, _tokenizer, _towers)
     checks: dict[str, tuple[Check, ...]] = {
         "train": (
             _datasets,
             _documents_for_training,
+            trained_documents,
             _curricula,
             _tokenizer,
             _folders_to_write,
@@ -469,19 +471,23 @@ def _check(path: str) -> str:
 
 
 def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
-    section = config.tokenizer
-    for name, example in TOKENIZER_FACTS[section.tokenizer_type].files.items():
+    section, kind = config.tokenizer, config.tokenizer.tokenizer_type
+    if kind != "HFTokenizer" and section.vocab_file is not None and is_tokenizer_json(section.vocab_file):
+        what = f"does not read vocab-file: {section.vocab_file}, which is a tokenizer.json"
+        yield Problem("tokenizer_type", what, "set tokenizer-type: HFTokenizer, which requires no merge-file")
+        return
+    for name, example in TOKENIZER_FACTS[kind].files.items():
         path = getattr(section, name)
         if path is None:
             dashed = name.replace("_", "-")
             yield Problem(
                 name,
-                f"is missing; {section.tokenizer_type} requires it",
+                f"is missing; {kind} requires it",
                 f"add {dashed}: path/to/{example}",
                 value="",
             )
         elif (reason := why_not_readable(path)) is not None:
-            hf = "" if section.tokenizer_type == "HFTokenizer" else " for tokenizer-type: HFTokenizer"
+            hf = "" if kind == "HFTokenizer" else " for tokenizer-type: HFTokenizer"
             train = f", or train one{hf}: neox-data train-tokenizer"
             yield Problem(name, reason, _check(path) + (train if name == "vocab_file" else ""))
 

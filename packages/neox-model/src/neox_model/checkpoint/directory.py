@@ -28,6 +28,7 @@ __all__ = [
     "begin",
     "final_name",
     "find_latest",
+    "is_gpt_neox",
     "keep_newest",
     "marks_of_uploads",
     "offer_earlier",
@@ -91,10 +92,15 @@ def _newest_without_latest(directory: Path) -> Path | None:
     return others[-1]
 
 
+def is_gpt_neox(folder: Path) -> bool:
+    """Return whether a folder has the files of one of GPT-NeoX's checkpoints."""
+    return next(folder.glob(_FILES_OF_GPT_NEOX), None) is not None
+
+
 def refuse_gpt_neox(folders: Iterable[Path]) -> None:
     """Raise an error if a folder has the files of one of GPT-NeoX's checkpoints."""
     for folder in folders:
-        if next(folder.glob(_FILES_OF_GPT_NEOX), None) is not None:
+        if is_gpt_neox(folder):
             raise CheckpointError(
                 f"{folder} is a checkpoint of GPT-NeoX; convert it with neox-convert from-neox "
                 f"{shlex.quote(str(folder))} --output imported, then load imported"

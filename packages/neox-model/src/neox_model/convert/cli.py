@@ -32,7 +32,16 @@ _DTYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
 }
-_OPTIONS_OF_GPT_NEOX = ("input_dir", "config_file", "output_dir")
+# Options of GPT-NeoX's scripts and of our other commands -> option here, or why there is none.
+_FOLDERS_ELSEWHERE = ("input_dir", "output_dir", "load", "model", "hf_model_name", "model_path")
+_RENAMED = {"precision": "dtype", "architecture": "family", "config_file": "config"}
+_NOT_NEEDED = {
+    **dict.fromkeys(
+        ("tp", "pp", "num_output_shards", "pipeline_parallel"),
+        "leave it out: a checkpoint is loaded in every parallel layout",
+    ),
+    **dict.fromkeys(("config", "config_file"), "leave it out: the folder that is read has the configuration"),
+}
 _FOLDER = click.Path(path_type=Path)
 _OUTPUT = click.option("--output", required=True, type=_FOLDER, metavar="DIR", help="Folder to create.")
 _VOCAB_FILE = click.option(
@@ -73,14 +82,28 @@ class _Conversion(ModelCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if error.option_name.lstrip("-") not in _OPTIONS_OF_GPT_NEOX:
+            advice = self._advice(error.option_name.lstrip("-").replace("-", "_"))
+            if advice is None:
                 raise
-            source = "--load DIR" if any(option.name == "load" for option in self.params) else "DIR"
-            raise click.UsageError(
-                f"No such option: {error.option_name}; use {source} --output DIR, the configuration is in "
-                "the checkpoint.",
-                ctx=ctx,
-            ) from error
+            raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
+
+    def _advice(self, name: str) -> str | None:
+        renamed = _RENAMED.get(name)
+        for option in self.params:
+            if option.name == renamed:
+                return f"use {option.opts[0]}"
+        return f"use {self._shortest_line()}" if name in _FOLDERS_ELSEWHERE else _NOT_NEEDED.get(name)
+
+    def _shortest_line(self) -> str:
+        """Return the command with the arguments and options that it requires."""
+        words = [f"neox-convert {self.name}"]
+        for parameter in self.params:
+            if parameter.name == "load":
+                words.append("--load DIR")
+            elif parameter.required:
+                option = [parameter.opts[0]] if isinstance(parameter, click.Option) else []
+                words += [*option, parameter.metavar or ""]
+        return " ".join(words)
 
 
 class _Conversions(ModelCommands):

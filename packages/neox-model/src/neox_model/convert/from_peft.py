@@ -17,10 +17,11 @@ from neox_model.convert.lora.sides import sides_of_base
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
-from neox_model.convert.requests import ADAPTERS, named_model
+from neox_model.convert.requests import named_model
 from neox_model.convert.tokenizer_files import write_json
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
+from neox_model.inspection.recognition import ADAPTERS
 
 __all__ = ["from_peft"]
 

@@ -8,25 +8,17 @@ from neox_model.convert.classes import model_type_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.tokenizer_files import read_json, tokenizer_names
 from neox_model.inspection.finding import find_checkpoint
+from neox_model.inspection.recognition import ADAPTERS, MODEL, PEFT, is_model, why_another
 
 __all__ = [
-    "ADAPTERS",
     "check_adapters",
     "check_model",
     "check_side",
-    "is_model",
     "named_model",
     "read_config",
 ]
 
-ADAPTERS = "adapter_config.json"
-"""File that describes adapters of PEFT."""
 _CONFIG = "config.json"
-
-
-def is_model(folder: Path) -> bool:
-    """Return whether a folder contains a model of transformers."""
-    return (folder / _CONFIG).is_file()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -35,6 +27,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ConversionError: there is none, it is damaged, or its class cannot be converted.
     """
+    reason = why_another(folder, MODEL)
+    if reason is not None:
+        raise ConversionError(reason)
     if not folder.is_dir():
         raise ConversionError(
             f"{folder} is not a folder; nothing is downloaded, so pass the folder of a model, such as that "
@@ -66,7 +61,7 @@ def check_side(folder: Path) -> None:
     Raises:
         NeoXError: it contains neither.
     """
-    if is_model(folder):
+    if is_model(folder.parent if folder.is_file() else folder):
         read_config(folder)
     else:
         find_checkpoint(folder)
@@ -78,6 +73,9 @@ def check_adapters(folder: Path, model: Path | None) -> None:
     Raises:
         ConversionError: one of them is not there, or the base cannot be converted.
     """
+    reason = why_another(folder, PEFT)
+    if reason is not None:
+        raise ConversionError(reason)
     read_json(folder / ADAPTERS)
     read_config(model or named_model(folder))
 

@@ -12,9 +12,9 @@ from neox_model.convert.lora.sides import sides_of_base
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
-from neox_model.convert.requests import ADAPTERS
 from neox_model.convert.tokenizer_files import copy_tokenizer, write_json
 from neox_model.convert.weights import write_weights
+from neox_model.inspection.recognition import ADAPTERS
 
 __all__ = ["to_peft"]
 

@@ -22,10 +22,11 @@ from neox_model.convert.families.values import whole_number
 from neox_model.convert.proof import Sides, prove
 from neox_model.convert.proof.rounding import Roundings, compare_values
 from neox_model.convert.reference import require_transformers
-from neox_model.convert.requests import is_model, read_config
+from neox_model.convert.requests import read_config
 from neox_model.convert.tokenizer_files import rows_to_keep
 from neox_model.convert.weights import WeightFiles
 from neox_model.inspection.finding import find_checkpoint
+from neox_model.inspection.recognition import is_model
 
 __all__ = ["verify"]
 

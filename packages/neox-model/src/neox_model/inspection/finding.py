@@ -12,6 +12,7 @@ from neox_config.facts.checkpoints import (
 )
 from neox_model.checkpoint.directory import final_name, find_latest, refuse_gpt_neox
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.inspection.recognition import CHECKPOINT, why_another
 
 __all__ = ["RequestError", "all_checkpoints", "find_checkpoint", "is_latest"]
 
@@ -44,7 +45,7 @@ def find_checkpoint(given: Path, iteration: int | None = None) -> Path:
     if iteration is None:
         found = find_latest(given)
         if found is None:
-            raise RequestError(f"{given} contains no checkpoint; {_WHICH}")
+            raise RequestError(why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {_WHICH}")
         return found
     found = given / checkpoint_name(iteration)
     if not found.is_dir():
@@ -68,7 +69,7 @@ def all_checkpoints(given: Path) -> list[Path]:
     found = {path: iteration_of(path.name) for path in given.iterdir() if path.is_dir()}
     folders = [path for path, iteration in found.items() if iteration is not None]
     if not folders:
-        raise RequestError(f"{given} contains no checkpoint; {_WHICH}")
+        raise RequestError(why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {_WHICH}")
     return sorted(folders, key=lambda path: found[path] or 0)
 
 
@@ -92,6 +93,6 @@ def _is_one(given: Path) -> bool:
 
 def _require_folder(given: Path) -> None:
     if not given.is_dir():
-        raise RequestError(f"{given} is not a folder; {_WHICH}")
+        raise RequestError(why_another(given, CHECKPOINT) or f"{given} is not a folder; {_WHICH}")
     if not os.access(given, os.R_OK | os.X_OK):
         raise RequestError(f"{given} cannot be read by this user; change its permissions")

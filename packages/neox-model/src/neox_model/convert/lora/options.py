@@ -7,8 +7,8 @@ from typing import Any
 
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.reference import lora_defaults
-from neox_model.convert.requests import ADAPTERS
 from neox_model.convert.tokenizer_files import read_json
+from neox_model.inspection.recognition import ADAPTERS
 
 __all__ = ["Options", "read_options"]
 

@@ -1,12 +1,11 @@
 """Find the folder of a checkpoint of GPT-NeoX; without torch."""
 
 import re
-import shlex
 from pathlib import Path
 
-from neox_config.derive.recorded import latest_checkpoint
 from neox_config.facts.checkpoints import LATEST
 from neox_model.convert.errors import ConversionError
+from neox_model.inspection.recognition import GPT_NEOX, why_another
 
 __all__ = ["LAYER_FILE", "RANK_FILE", "find_folder"]
 
@@ -22,16 +21,14 @@ def find_folder(given: Path) -> Path:
     Raises:
         ConversionError: there is none.
     """
+    reason = why_another(given, GPT_NEOX)
+    if reason is not None:
+        raise ConversionError(reason)
     if not given.is_dir():
         raise ConversionError(f"{given} is not a folder; pass the folder of a checkpoint of GPT-NeoX")
     if any(LAYER_FILE.fullmatch(path.name) or RANK_FILE.fullmatch(path.name) for path in given.iterdir()):
         return given
     latest = given / LATEST
-    if latest_checkpoint(given) is not None:
-        raise ConversionError(
-            f"{given} is a checkpoint of this project, not of GPT-NeoX; it can be loaded as it is, and "
-            f"neox-convert to-hf --load {shlex.quote(str(given))} exports it"
-        )
     if not latest.is_file():
         raise ConversionError(
             f"{given} contains neither files of a checkpoint of GPT-NeoX (layer_00-model_00-model_states.pt, "
