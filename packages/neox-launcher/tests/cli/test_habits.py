@@ -277,7 +277,8 @@ def test_words_after_a_setting_that_are_files_or_commands_are_no_settings(reques
         ("-d configs", "no configuration file given: configs is a directory, not a file; give the config"),
         (
             "-d imported",
-            "no configuration file given: imported is a directory, not a file; did you mean imported/model.yml",
+            "no configuration file given: imported is a directory, not a file; "
+            "did you mean imported/model.yml",
         ),
         ("-d llama", "no configuration file given: llama is a model of transformers"),
         ("-d nowhere", "no configuration file given, and nowhere is not a folder"),
