@@ -9,17 +9,17 @@
 // Backward is a grid of as many blocks as the device holds, each of which takes every n-th row. It computes the
 // gradient of the row and, in the same pass, adds to the sums over rows for weight and bias. These would fill the
 // registers, so that they are in shared memory, where each thread uses its own columns only. While a row is computed, the
-// next one is read: into the second-level cache, and into registers if two rows fit. Two or three blocks of 256 threads
-// are resident at every width:
+// next one is read: into registers if there is room, else into the second-level cache. Two blocks of 256 threads with up
+// to 128 registers are resident at every width:
 //
-//   columns    of a thread   registers   row in registers   sums of weight    sums of bias
-//   4,096      16             80         yes, and the next  shared memory     shared memory
-//   8,192      32            128         yes, and the next  shared memory     shared memory
-//   16,384     64            128         no: read twice     shared memory     registers and shared memory
-//   more       in a loop                 no: read twice     scratch memory    scratch memory
+//   columns    of a thread   kept in registers                  sums of weight    sums of bias
+//   4,096      16            two factors per value, next row    shared memory     shared memory
+//   8,192      32            row as it is stored, next row      shared memory     shared memory
+//   16,384     64            nothing: the row is read twice     shared memory     registers and shared memory
+//   more       in a loop     nothing: the row is read twice     scratch memory    scratch memory
 //
-// That is for 16-bit types, and the next row is in registers at 4,096 columns only if the weight has 16 bits, too. Rows
-// of float32 are in registers up to 8,192 columns, without the next, and in a loop above.
+// That is for 16-bit types. With float32, the next row is in registers up to 4,096 columns, and the loop begins above
+// 8,192. Without vectors, there are 8 columns of a thread, or a loop above 2,048.
 
 #pragma once
 
@@ -31,11 +31,12 @@ namespace neox {
 
 constexpr int kNormThreads = 256;
 constexpr int kWarpRows = 4;  // rows of a block, if each has one warp
-constexpr int kShort = 16;    // columns of a thread
+constexpr int kScalars = 8;   // columns of a thread, without vectors
+constexpr int kShort = 16;    // with vectors
 constexpr int kMiddle = 32;
 constexpr int kLong = 64;
 
-constexpr int norm_blocks(int columns_of_thread) { return columns_of_thread == kShort ? 3 : 2; }
+constexpr int kNormBlocks = 2;  // of a multiprocessor, at least: 128 registers for a thread
 
 // Calls body(Constant<VEC>{}, Constant<ITEMS>{}, block): each thread has ITEMS vectors of VEC elements; 0: a loop.
 template <typename T, typename Body>
@@ -46,8 +47,8 @@ void with_norm_plan(int64_t columns, bool vectorized, Body body) {
     return threads <= kWarp ? dim3(kWarp, kWarpRows) : dim3(static_cast<unsigned>(threads));
   };
   if (!vectorized) {
-    if (columns <= kNormThreads * kShort) {
-      return body(Constant<1>{}, Constant<kShort>{}, block(kShort));
+    if (columns <= kNormThreads * kScalars) {
+      return body(Constant<1>{}, Constant<kScalars>{}, block(kScalars));
     }
     return body(Constant<1>{}, Constant<0>{}, dim3(kNormThreads));
   }
@@ -163,7 +164,7 @@ __device__ inline void load_row(float (&values)[VEC], const T* x, const T* resid
 }
 
 template <bool CENTERED, bool ADDS, typename T, typename W, int VEC, int ITEMS>
-__global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
+__global__ void __launch_bounds__(kNormThreads, VEC * ITEMS == kShort ? 3 : kNormBlocks)
     norm_forward_kernel(const T* __restrict__ x, const T* __restrict__ residual, const W* __restrict__ weight,
                         const W* __restrict__ bias, T* __restrict__ sum, T* __restrict__ result,
                         float* __restrict__ mean, float* __restrict__ inverse_deviation, int64_t rows,
@@ -242,14 +243,15 @@ __global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
 template <bool CENTERED, typename T, typename W, int VEC, int ITEMS>
 struct Places {
   static constexpr int kColumns = VEC * ITEMS;
-  static constexpr int kRoom = kColumns == kShort ? 32 : 64;  // registers for rows and sums
   static constexpr int kRowWords = 2 * ITEMS * Packed<T, VEC>::kWords;
+  static constexpr int kRoom = 64;  // words of rows
   // Vectors whose sums of the bias are in registers. With all sums in shared memory, a block would have too much of it.
   static constexpr int kHeldItems = CENTERED && kColumns == kLong ? 6 : 0;
+  // For the second pass: what the first computed of the row, or the row.
+  static constexpr bool kKeepsTerms = ITEMS > 0 && kColumns <= kShort;
   static constexpr bool kKeepsRow = VEC > 1 && ITEMS > 0 && kColumns < kLong && kRowWords <= kRoom;
-  // Weights of float32 leave no registers for the next row of 16 columns.
-  static constexpr bool kReadsAhead = kKeepsRow && 2 * kRowWords <= kRoom && (sizeof(W) == 2 || kColumns == kMiddle);
-  static constexpr bool kKeepsWeight = kReadsAhead && sizeof(W) == 2 && (kColumns == kMiddle || !CENTERED);
+  static constexpr bool kReadsAhead = kKeepsRow && 2 * kRowWords <= kRoom;
+  static constexpr bool kKeepsWeight = kReadsAhead && sizeof(W) == 2;
   static constexpr int kSharedColumns = kColumns + (CENTERED ? kColumns - kHeldItems * VEC : 0);
 };
 
@@ -322,55 +324,58 @@ class SharedSums {
   int distance_;
 };
 
-// The normalized value: 16-bit values do not notice that their distance from the mean is not exact.
+// (value - center) * scale + offset: 16-bit values do not notice that their distance from the mean is not exact.
 template <typename T>
-__device__ inline float normalized(float value, float center, float inverse) {
+__device__ inline float scaled_distance(float value, float center, float scale, float offset) {
   if constexpr (sizeof(T) == 2) {
-    return value * inverse - center * inverse;
+    return value * scale + (offset - center * scale);
   } else {
-    return (value - center) * inverse;
+    return (value - center) * scale + offset;
   }
 }
 
-// Two sums over the threads of a row with one barrier: rows alternate between two places, so that no thread writes to
-// one before all have read it.
-template <bool BOTH>
-__device__ inline float2 reduce_both(float2 sums, int place) {
-  sums.x = reduce_warp<Sum>(sums.x);
-  if constexpr (BOTH) {
-    sums.y = reduce_warp<Sum>(sums.y);
-  }
-  if (blockDim.x == kWarp) {
-    return sums;
-  }
-  __shared__ float2 of_warp[2][kNormThreads / kWarp];
-  const int lane = threadIdx.x % kWarp;
-  if (lane == 0) {
-    of_warp[place][threadIdx.x / kWarp] = sums;
-  }
-  __syncthreads();
-  const bool present = lane < static_cast<int>(blockDim.x) / kWarp;
-  sums = present ? of_warp[place][lane] : make_float2(0.0f, 0.0f);
-  // At most 8 warps: the upper lanes hold zeros.
+template <int LANES>
+__device__ inline float reduce_lanes(float value) {
 #pragma unroll
-  for (int distance = kNormThreads / kWarp / 2; distance > 0; distance /= 2) {
-    sums.x += __shfl_xor_sync(0xffffffffu, sums.x, distance);
-    if constexpr (BOTH) {
-      sums.y += __shfl_xor_sync(0xffffffffu, sums.y, distance);
-    }
+  for (int distance = LANES / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
   }
-  // Only the lanes that exchanged among themselves have the sums: all take those of lane 0.
-  sums.x = __shfl_sync(0xffffffffu, sums.x, 0);
+  return value;
+}
+
+// One or two sums over the threads of a row with one barrier: rows alternate between two places, so that no thread
+// writes to one before all have read it. Of two sums, each half of a warp adds one.
+template <bool BOTH>
+__device__ inline float2 reduce_sums(float2 sums, int place) {
+  constexpr int kLanes = BOTH ? kWarp / 2 : kWarp;
+  constexpr int kWarps = kNormThreads / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  float sum = sums.x;
   if constexpr (BOTH) {
-    sums.y = __shfl_sync(0xffffffffu, sums.y, 0);
+    const bool upper = lane >= kLanes;
+    sum = (upper ? sums.y : sums.x) + __shfl_xor_sync(0xffffffffu, upper ? sums.x : sums.y, kLanes);
   }
-  return sums;
+  sum = reduce_lanes<kLanes>(sum);
+  if (blockDim.x > kWarp) {
+    __shared__ float of_warp[2][kWarp / kLanes][kWarps];
+    if (lane % kLanes == 0) {
+      of_warp[place][lane / kLanes][threadIdx.x / kWarp] = sum;
+    }
+    __syncthreads();
+    const int warp = lane % kWarps;
+    sum = warp < static_cast<int>(blockDim.x) / kWarp ? of_warp[place][lane / kLanes][warp] : 0.0f;
+    sum = reduce_lanes<kWarps>(sum);
+  }
+  if constexpr (BOTH) {
+    return {__shfl_sync(0xffffffffu, sum, 0), __shfl_sync(0xffffffffu, sum, kLanes)};
+  }
+  return {sum, 0.0f};
 }
 
 // `partials` has a row of sums per block for the weight, then one per block for the bias. With ADDS, `of_sum` is the
 // gradient of the sum that was normalized, apart from what comes through the norm.
 template <bool CENTERED, bool ADDS, typename T, typename W, int VEC, int ITEMS>
-__global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
+__global__ void __launch_bounds__(kNormThreads, kNormBlocks)
     norm_backward_kernel(const T* __restrict__ gradient, const T* __restrict__ of_sum, const T* __restrict__ x,
                          const W* __restrict__ weight, const float* __restrict__ mean,
                          const float* __restrict__ inverse_deviation, T* __restrict__ x_gradient,
@@ -408,6 +413,9 @@ __global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
   Packed<T, VEC> values[kItems];
   Packed<T, VEC> next_above[kItems];
   Packed<T, VEC> next_values[kItems];
+  // The two factors of each value: its gradient times the weight, and the normalized value.
+  float weighted[Kept::kKeepsTerms ? ITEMS : 1][VEC];
+  float normal[Kept::kKeepsTerms ? ITEMS : 1][VEC];
   Packed<W, VEC> kept_weight[Kept::kKeepsWeight ? ITEMS : 1];
   if constexpr (Kept::kKeepsWeight) {
     for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) { kept_weight[item].read(weight + column); });
@@ -463,16 +471,14 @@ __global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
       }
     };
 
-    float2 sums = {0.0f, 0.0f};  // of weighted gradient times normalized value, and of weighted gradient
+    float2 sums = {0.0f, 0.0f};  // of weighted gradients times normalized values, and of weighted gradients
     for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
       const int slot = Kept::kKeepsRow ? item : 0;
+      const int term = Kept::kKeepsTerms ? item : 0;
       fetch(column);
-      if (row + row_step < rows) {
+      if (!Kept::kReadsAhead && row + row_step < rows) {
         prefetch(gradient_row + step + column);
         prefetch(row_of_x + step + column);
-        if constexpr (ADDS) {
-          prefetch(of_sum + start + step + column);
-        }
       }
       float weights[VEC];
       weights_of(item, column, weights);
@@ -481,11 +487,11 @@ __global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
         for_bias[j] = above[slot].value(j);
-        const float normal = normalized<T>(values[slot].value(j), center, inverse);
-        const float weighted = for_bias[j] * weights[j];
-        sums.x += weighted * normal;
-        sums.y += weighted;
-        for_weight[j] = for_bias[j] * normal;
+        normal[term][j] = scaled_distance<T>(values[slot].value(j), center, inverse, 0.0f);
+        weighted[term][j] = for_bias[j] * weights[j];
+        sums.x += weighted[term][j] * normal[term][j];
+        sums.y += weighted[term][j];
+        for_weight[j] = for_bias[j] * normal[term][j];
       }
       if constexpr (ITEMS == 0) {
 #pragma unroll
@@ -515,34 +521,43 @@ __global__ void __launch_bounds__(kNormThreads, norm_blocks(VEC * ITEMS))
         read_row(next_above, next_values, gradient_row + step, row_of_x + step);
       }
     }
-    sums = reduce_both<CENTERED>(sums, place);
+    sums = reduce_sums<CENTERED>(sums, place);
     const float along = -inverse * sums.x * of_row;
     const float across = CENTERED ? -inverse * sums.y * of_row : 0.0f;
     // Read early, it would take the registers that a row takes which is not kept.
     const T* const of_sum_row = Kept::kKeepsRow ? of_sum + start : read_after(along, of_sum + start);
 
     for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
-      const int slot = Kept::kKeepsRow ? item : 0;
-      fetch(column);
-      if constexpr (Kept::kKeepsRow) {
-        above[slot].forget_values();
-        values[slot].forget_values();
-      }
-      if constexpr (Kept::kKeepsWeight) {
-        kept_weight[item].forget_values();
-      }
-      float weights[VEC];
-      weights_of(item, column, weights);
       [[maybe_unused]] Packed<T, VEC> others;
       if constexpr (ADDS) {
         others.read(of_sum_row + column);
+        if (row + row_step < rows) {
+          prefetch(of_sum_row + step + column);
+        }
       }
       Vector<T, VEC> out;
+      float weights[VEC];
+      const int slot = Kept::kKeepsRow ? item : 0;
+      if constexpr (!Kept::kKeepsTerms) {
+        fetch(column);
+        if constexpr (Kept::kKeepsRow) {
+          above[slot].forget_values();
+          values[slot].forget_values();
+        }
+        if constexpr (Kept::kKeepsWeight) {
+          kept_weight[item].forget_values();
+        }
+        weights_of(item, column, weights);
+      }
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
-        const float normal = normalized<T>(values[slot].value(j), center, inverse);
-        const float weighted = above[slot].value(j) * weights[j];
-        float value = inverse * weighted + (normal * along + across);
+        float value;
+        if constexpr (Kept::kKeepsTerms) {
+          value = inverse * weighted[item][j] + (normal[item][j] * along + across);
+        } else {
+          value = inverse * (above[slot].value(j) * weights[j]) +
+                  scaled_distance<T>(values[slot].value(j), center, inverse * along, across);
+        }
         if constexpr (ADDS) {
           value += others.value(j);
         }
