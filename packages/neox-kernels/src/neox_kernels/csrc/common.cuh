@@ -240,10 +240,11 @@ struct Maximum {
   __device__ static float join(float left, float right) { return fmaxf(left, right); }
 };
 
-template <typename Operation>
+// Every LANES neighbours of a warp get their common result.
+template <typename Operation, int LANES = kWarp>
 __device__ inline float reduce_warp(float value) {
 #pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+  for (int distance = LANES / 2; distance > 0; distance /= 2) {
     value = Operation::join(value, __shfl_xor_sync(0xffffffffu, value, distance));
   }
   return value;

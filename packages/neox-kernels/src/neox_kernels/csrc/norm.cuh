@@ -334,15 +334,6 @@ __device__ inline float scaled_distance(float value, float center, float scale, 
   }
 }
 
-template <int LANES>
-__device__ inline float reduce_lanes(float value) {
-#pragma unroll
-  for (int distance = LANES / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, distance);
-  }
-  return value;
-}
-
 // One or two sums over the threads of a row with one barrier: rows alternate between two places, so that no thread
 // writes to one before all have read it. Of two sums, each half of a warp adds one.
 template <bool BOTH>
@@ -355,7 +346,7 @@ __device__ inline float2 reduce_sums(float2 sums, int place) {
     const bool upper = lane >= kLanes;
     sum = (upper ? sums.y : sums.x) + __shfl_xor_sync(0xffffffffu, upper ? sums.x : sums.y, kLanes);
   }
-  sum = reduce_lanes<kLanes>(sum);
+  sum = reduce_warp<Sum, kLanes>(sum);
   if (blockDim.x > kWarp) {
     __shared__ float of_warp[2][kWarp / kLanes][kWarps];
     if (lane % kLanes == 0) {
@@ -364,7 +355,7 @@ __device__ inline float2 reduce_sums(float2 sums, int place) {
     __syncthreads();
     const int warp = lane % kWarps;
     sum = warp < static_cast<int>(blockDim.x) / kWarp ? of_warp[place][lane / kLanes][warp] : 0.0f;
-    sum = reduce_lanes<kWarps>(sum);
+    sum = reduce_warp<Sum, kWarps>(sum);
   }
   if constexpr (BOTH) {
     return {__shfl_sync(0xffffffffu, sum, 0), __shfl_sync(0xffffffffu, sum, kLanes)};
