@@ -167,6 +167,8 @@ def init(
     except PreparationError as error:
         if not error.is_reported:
             raise
+        if error.exit_code == INTERRUPTED:
+            click.echo("the same command continues", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted; the same command continues", err=True)
