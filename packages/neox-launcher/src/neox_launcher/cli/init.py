@@ -248,7 +248,12 @@ def _new_configuration(folder: Path) -> Path:
     """
     path = folder.absolute() / _CONFIGURATION
     if not str(path).isprintable():
-        raise LaunchError(f"--output {str(folder)!r} contains characters that a YAML file cannot contain")
+        encoding = sys.getfilesystemencoding()
+        remedy = "" if encoding == "utf-8" else f", or set PYTHONUTF8=1, as names are read as {encoding} here"
+        raise LaunchError(
+            f"--output {str(folder)!r} contains characters that a YAML file cannot contain; give another "
+            f"folder{remedy}"
+        )
     if path.exists():
         raise LaunchError(
             f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, delete it to choose "
