@@ -48,7 +48,6 @@ class _InitCommand(Command):
     "init",
     cls=_InitCommand,
     examples=(
-        "neox-launch init --data texts --output run",
         "neox-launch init --data texts --output run --time 20m",
         "neox-launch init --data books.jsonl --model pythia-160m --devices 8 --device-memory 80GiB",
     ),
