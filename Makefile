@@ -133,7 +133,7 @@ docs-site:  ## Build the documents as a site that works offline: site/index.html
 	@PYTHONPATH=tests .venvs/docs/bin/python -m support.docs_site
 	@echo "open site/index.html"
 
-dist:  ## Build the wheels of the four packages: dist/3.11/*.whl for Python 3.11, and so on (PYTHONS="3.11" to choose)
+dist:  ## Build the wheels of the four packages: dist/3.11/*.whl for Python 3.11, and so on (PYTHONS="3.11" to choose; minutes at first, for an environment per Python)
 	@PYTHONS="$(PYTHONS)" tools/dist.sh
 
 clean:  ## Remove environments, wheels and caches, but not quickstart/

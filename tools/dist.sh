@@ -36,6 +36,7 @@ compiled=(data) pure=(launcher model kernels)
 built=()
 for version in ${PYTHONS:-3.11 3.12 3.13}; do
     code=0
+    echo "wheels for Python $version, built in .venvs/data-$version; if it is missing, it is created first, in minutes"
     tools/environment.sh data "$version" || code=$?
     # 3: this Python is not installed, which was reported.
     [ "$code" -ne 3 ] || { echo "  no wheels for Python $version" >&2 && continue; }

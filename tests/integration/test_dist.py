@@ -41,6 +41,8 @@ def test_compiled_wheels_are_built_with_each_python(tmp_path, prebuild, compiled
     done = shell(tmp_path, "tools/dist.sh", seconds=60, PYTHONS="3.11 3.12", NEOX_KERNELS_PREBUILD=prebuild)
     assert done.returncode == 0, done.stderr
     for version in ("3.11", "3.12"):
+        # Its environment may take minutes.
+        assert f"wheels for Python {version}, built in .venvs/data-{version}; if it is missing" in done.stdout
         built = {path.name for path in (tmp_path / "dist" / version).iterdir()}
         assert built == {
             f"neox_{name}-built_with_{version if name in compiled else '3.11'}.whl"

@@ -1,4 +1,5 @@
 import json
+import logging
 import resource
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import pytest
 from neox_config import encode_resolved
 from neox_data.errors import DataError
 from neox_kernels.errors import KernelUnavailable
-from neox_model.errors import LayoutError
+from neox_model.errors import LayoutError, StopRequested
+from neox_model.processes import _log_backend
 from neox_model.worker import run_worker
 from support.settings import TINY, resolved_from
 
@@ -27,6 +29,10 @@ def fail_for_the_request(resolved):
 
 def fail_unforeseen(resolved):
     raise ZeroDivisionError("division by zero")
+
+
+def stopped(resolved):
+    raise StopRequested("Ctrl-C received", exit_code=130)
 
 
 def fail_for_want_of_a_kernel(resolved):
@@ -165,3 +171,31 @@ def test_a_worker_is_registered_before_torch_and_deepspeed_are_imported():
     program = "import sys, neox_model.train.__main__; print({'torch', 'deepspeed'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
+
+
+def test_the_import_of_torch_is_announced(run, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "neox_model")
+    run(succeed, resolved=encode_resolved(resolved_from({})))
+    assert "importing torch" not in caplog.messages
+    monkeypatch.delitem(sys.modules, "torch")
+    run(succeed, resolved=encode_resolved(resolved_from({})))
+    assert "importing torch" in caplog.messages
+
+
+def test_a_signal_is_reported_by_the_launcher_or_by_a_worker_without_one(run, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "neox_model")
+    request = encode_resolved(resolved_from({}))
+    assert run(stopped, resolved=request) == (130, None)
+    assert "Ctrl-C received: ending" not in caplog.messages
+    monkeypatch.delenv("NEOX_RUN_DIR")
+    assert run(stopped, resolved=request) == (130, None)
+    assert "Ctrl-C received: ending" in caplog.messages
+
+
+def test_one_process_logs_its_device_and_several_how_they_communicate(caplog):
+    caplog.set_level(logging.INFO, "neox_model")
+    _log_backend("gloo", resolved_from({}), has_gpus=False)
+    _log_backend("gloo", resolved_from({}, devices=2), has_gpus=False)
+    one, several = caplog.messages
+    assert one.startswith("computing on the CPU (no GPU found), torch ")
+    assert several.startswith("torch.distributed runs over gloo (no GPU found), torch ")

@@ -22,9 +22,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def load_native() -> ModuleType | None:
-    """Return the extension, None if it was not built; log once which one is used."""
+    """Return the extension, None if it was not built; log once if it was not."""
     if _extension is None:
         logger.info("sample index: numpy, because the extension was not built (%s)", _absence)
-    else:
-        logger.info("sample index: native extension")
     return _extension

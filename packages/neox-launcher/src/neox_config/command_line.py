@@ -6,6 +6,7 @@ Each package that other packages do not depend on has a copy, which tests compar
 import errno
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -137,6 +138,15 @@ class Command(click.Command):
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:
             raise
+        except UnicodeEncodeError as error:
+            if sys.getfilesystemencoding() == "utf-8":
+                raise
+            character = error.object[error.start]
+            click.ClickException(
+                f"{character!r} in a file name or a text cannot be encoded as {error.encoding}, the encoding "
+                "of this environment; set PYTHONUTF8=1"
+            ).show()
+            ctx.exit(_INVALID)
         except self.reported as error:
             click.ClickException(self.message(error)).show()
             is_request = isinstance(error, OSError) and error.errno in _REMEDIES

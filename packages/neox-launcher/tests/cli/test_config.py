@@ -1,7 +1,10 @@
 """The commands `neox-config check`, `show`, `explain`, `docs` and `schema`."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +22,21 @@ def test_a_valid_file_is_reported_as_valid(minimal):
     result = run("check", minimal)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == f"{minimal}: valid, 9 parameters given\n"
+
+
+@pytest.mark.parametrize("encoding", ["0", "1"])
+def test_a_name_that_the_environment_cannot_encode_is_reported(minimal, tmp_path, encoding):
+    (tmp_path / "more.yml").write_text('data-path: "l\u00e4uf/corpus"\n', encoding="utf-8")
+    environment = {"LC_ALL": "C", "PYTHONUTF8": encoding, "PYTHONCOERCECLOCALE": "0"}
+    program = "from neox_launcher.cli.config import main; main()"
+    command = [sys.executable, "-c", program, "check", str(minimal), str(tmp_path / "more.yml"), "--files"]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, check=False)
+    shown = done.stderr.decode()
+    assert done.returncode == 2
+    cannot = "in a file name or a text cannot be encoded as ascii, the encoding of this environment"
+    assert (f"{cannot}; set PYTHONUTF8=1" in shown) == (encoding == "0")
+    assert ("l\u00e4uf/corpus.idx does not exist" in shown) == (encoding == "1")
+    assert "Traceback" not in shown
 
 
 def test_notes_are_printed_and_do_not_fail(minimal):

@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,22 @@ def test_ctrl_c_ends_with_130_and_says_how_to_continue(monkeypatch, tmp_path):
     found = run("init", "--data", "x", "--output", tmp_path / "x")
     assert found.exit_code == 130
     assert "interrupted; the same command continues" in found.output
+
+
+def test_ctrl_c_while_texts_are_prepared_is_reported_once_by_the_process_that_prepares_them(
+    prepare, monkeypatch, tmp_path
+):
+    """The terminal sends it to both."""
+
+    def interrupted(command, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        return SimpleNamespace(returncode=130)
+
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    found = run("init", "--data", "x", "--output", tmp_path / "x")
+    assert (found.exit_code, found.output) == (130, "the same command continues\n")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_unknown_option_is_not_answered_with_one_that_init_lacks():

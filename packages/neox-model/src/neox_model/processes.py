@@ -40,8 +40,7 @@ def join_processes(resolved: Resolved) -> Groups:
     me = read_rank()
     has_gpus = torch.cuda.is_available()
     backend = resolved.derived.backend or ("nccl" if has_gpus else "gloo")
-    reason = "configured" if resolved.derived.backend else f"{'GPUs' if has_gpus else 'no GPU'} found"
-    logger.info("torch.distributed runs over %s (%s), torch %s", backend, reason, torch.__version__)
+    _log_backend(backend, resolved, has_gpus=has_gpus)
     if has_gpus:
         torch.cuda.set_device(me.local_rank if me else 0)
     if me is not None:
@@ -49,6 +48,16 @@ def join_processes(resolved: Resolved) -> Groups:
     join_process_group(backend)
     derived = resolved.derived
     return create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
+
+
+def _log_backend(backend: str, resolved: Resolved, *, has_gpus: bool) -> None:
+    if resolved.derived.world_size == 1 and resolved.derived.backend is None:
+        # A process alone exchanges nothing.
+        device = "the GPU" if has_gpus else "the CPU (no GPU found)"
+        logger.info("computing on %s, torch %s", device, torch.__version__)
+        return
+    reason = "configured" if resolved.derived.backend else f"{'GPUs' if has_gpus else 'no GPU'} found"
+    logger.info("torch.distributed runs over %s (%s), torch %s", backend, reason, torch.__version__)
 
 
 def join_process_group(backend: str, *, timeout: timedelta | None = None) -> None:

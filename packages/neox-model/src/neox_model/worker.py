@@ -27,11 +27,12 @@ from neox_launcher.plan.epochs import config_for
 from neox_launcher.plan.preflight import notes_on_data, refuse_worker_by_hand, unused_by_hand
 from neox_launcher.protocol.stop_signals import block_warning, unblock_warning
 from neox_launcher.worker.ranks import RankInfo, read_rank, refuse_mpi_by_hand
-from neox_launcher.worker.reporting import register_worker, report_failure
+from neox_launcher.worker.reporting import RUN_DIR_VARIABLE, register_worker, report_failure
 from neox_model.errors import StopRequested
 
 __all__ = ["exit_worker", "our_errors", "request_options", "run_worker", "show"]
 
+logger = logging.getLogger(__name__)
 
 # Python's exit code if standard output cannot be flushed at the end.
 _OUTPUT_LOST = 120
@@ -103,7 +104,9 @@ def run_worker(
         if me.rank == 0 and result is not None:
             show(result)
     except StopRequested as stop:
-        logging.getLogger(__name__).warning("%s: ending", stop)
+        # The launcher has printed the signal.
+        level = logging.DEBUG if RUN_DIR_VARIABLE in os.environ else logging.WARNING
+        logger.log(level, "%s: ending", stop)
         return stop.exit_code
     except Exception as error:
         return report_failure(me.rank, error)
@@ -223,6 +226,9 @@ def _call(program: str, request: Resolved) -> str | None:
         ConfigError: a requested fused operator cannot be used.
     """
     module, _, name = program.partition(":")
+    if "torch" not in sys.modules:
+        # Nothing else is printed until this is done, which takes up to a minute with a slow disk.
+        logger.info("importing torch")
     function: Callable[[Resolved], str | None] = getattr(importlib.import_module(module), name)
     with our_errors():
         return function(request)

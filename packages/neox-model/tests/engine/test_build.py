@@ -1,11 +1,15 @@
+import logging
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from neox_model.engine import build
 from support.distributed import run_ranks
+from support.settings import resolved_from
 
 
 class Toy(torch.nn.Module):
@@ -247,3 +251,15 @@ def test_an_iteration_reads_back_from_its_device_only_what_is_listed(precision, 
 def test_an_optimizer_that_cannot_skip_reads_back_once():
     settings = {"precision": "fp16", "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
     assert run_ranks(count_read_backs, size=1, settings=settings) == [{"last": 1}]
+
+
+@pytest.mark.parametrize(
+    ("engine", "devices", "is_logged"), [("torch", 1, False), ("torch", 2, True), ("deepspeed", 1, True)]
+)
+def test_the_engine_is_logged_unless_it_is_torch_in_one_process(
+    engine, devices, is_logged, caplog, monkeypatch
+):
+    caplog.set_level(logging.INFO, "neox_model")
+    monkeypatch.setattr(build, "_builder", lambda resolved: SimpleNamespace(prepare=lambda: None))
+    build.prepare_engine(resolved_from({"engine": engine}, devices=devices))
+    assert [f"the engine is {engine}" in message for message in caplog.messages] == [True] * is_logged

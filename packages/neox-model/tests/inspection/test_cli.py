@@ -674,3 +674,10 @@ def test_a_damaged_checkpoint_or_one_that_is_there_is_not_converted(folder, tmp_
     result = command("convert-layout", folder, "--output", folder.parent)
     assert result.exit_code == 1
     assert f"{folder} exists already; choose another folder" in result.stderr
+
+
+def test_the_import_of_torch_is_announced_where_it_is_used(folder, caplog):
+    command("inspect", folder)
+    assert "importing torch" not in caplog.messages
+    command("verify", folder)
+    assert "importing torch" in caplog.messages

@@ -167,6 +167,8 @@ def init(
     except PreparationError as error:
         if not error.is_reported:
             raise
+        if error.exit_code == INTERRUPTED:
+            click.echo("the same command continues", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted; the same command continues", err=True)
@@ -246,7 +248,12 @@ def _new_configuration(folder: Path) -> Path:
     """
     path = folder.absolute() / _CONFIGURATION
     if not str(path).isprintable():
-        raise LaunchError(f"--output {str(folder)!r} contains characters that a YAML file cannot contain")
+        encoding = sys.getfilesystemencoding()
+        remedy = "" if encoding == "utf-8" else f", or set PYTHONUTF8=1, as names are read as {encoding} here"
+        raise LaunchError(
+            f"--output {str(folder)!r} contains characters that a YAML file cannot contain; give another "
+            f"folder{remedy}"
+        )
     if path.exists():
         raise LaunchError(
             f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, delete it to choose "

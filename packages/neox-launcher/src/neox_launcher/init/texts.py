@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +68,7 @@ def prepare_texts(
         vocab_size: entries of a tokenizer that is trained; None: by the size of the texts.
 
     Raises:
-        PreparationError: neox-data failed.
+        PreparationError: neox-data failed, or was interrupted by Ctrl-C.
         LaunchError: neox-data is not installed.
     """
     if importlib.util.find_spec("neox_data") is None:
@@ -78,7 +80,8 @@ def prepare_texts(
     command += [f"--input={path}" for path in texts]
     command += [] if tokenizer is None else ["--vocab-file", str(tokenizer)]
     command += [] if vocab_size is None else ["--vocab-size", str(vocab_size)]
-    done = subprocess.run(command, check=False)
+    with _ctrl_c_for_the_process():
+        done = subprocess.run(command, check=False)
     if done.returncode:
         raise PreparationError(done.returncode)
     result = json.loads((output / _RESULT).read_bytes())
@@ -91,3 +94,18 @@ def prepare_texts(
         training_tokens=result["tokens"]["train"],
         validation_tokens=result["tokens"]["valid"],
     )
+
+
+@contextmanager
+def _ctrl_c_for_the_process() -> Iterator[None]:
+    """Leave Ctrl-C to a process that this one waits for: it removes what is incomplete, and reports it."""
+
+    # Not SIG_IGN, which the process would inherit.
+    def ignore(number: int, frame: object) -> None:
+        pass
+
+    before = signal.signal(signal.SIGINT, ignore)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

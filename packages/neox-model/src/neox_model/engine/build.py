@@ -34,7 +34,7 @@ _BUILDERS: Mapping[tuple[EngineName, bool], str] = {
 
 
 def prepare_engine(resolved: Resolved) -> None:
-    """Log which engine is chosen and why, and prepare it.
+    """Log which engine is chosen and why, and prepare it; of one process, only DeepSpeed is worth a line.
 
     Call it after `torch.distributed` is initialized and before the model is built.
 
@@ -42,7 +42,9 @@ def prepare_engine(resolved: Resolved) -> None:
         ModelError: the installed version of DeepSpeed was not tried.
     """
     choice = chosen_engine(resolved.config)
-    logger.info("the engine is %s: %s", choice.name, choice.reason)
+    is_plain = choice.name == "torch" and resolved.derived.world_size == 1
+    level = logging.DEBUG if is_plain else logging.INFO
+    logger.log(level, "the engine is %s: %s", choice.name, choice.reason)
     _builder(resolved).prepare()
 
 

@@ -68,10 +68,9 @@ def generate_from(resolved: Resolved) -> None:
     tokenizer = load_tokenizer(config)
     forward, _ = load_forward(resolved, load, groups, tokenizer)
     mode = generation_mode(config)
-    logger.info(
-        "generating (%s) on data-parallel %d x pipe-parallel %d x model-parallel %d",
-        *(mode, groups.data.size, groups.pipe.size, groups.model.size),
-    )
+    layout = f" on data-parallel {groups.data.size} x pipe-parallel {groups.pipe.size} x model-parallel "
+    layout += f"{groups.model.size}"
+    logger.info("generating (%s)%s", mode, layout if groups.world.size > 1 else "")
     for name in without_effect(config) if groups.world.rank == 0 else ():
         logger.warning("%s has no effect on generation in the mode %s", name, mode)
     with explained_shortage():

@@ -1,6 +1,7 @@
 """`neox-checkpoint`: show, verify, compare and rewrite checkpoints, and merge adapters."""
 
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from neox_model.inspection.summary import describe, summary
 
 __all__ = ["main"]
 
+logger = logging.getLogger(__name__)
+
 _FOLDER = click.Path(path_type=Path)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -38,6 +41,8 @@ def main() -> None:
     A checkpoint is named by its folder (SAVE/global_step200), or by the folder of all (SAVE), which means the
     latest. Every layout loads every checkpoint.
     """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logger.setLevel(logging.INFO)
 
 
 @main.command(
@@ -68,7 +73,7 @@ def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> N
     if every and iteration is not None:
         raise RequestError("--all verifies every iteration; leave out one of the two")
     folders = all_checkpoints(folder) if every else [find_checkpoint(folder, iteration)]
-    soundness = _with_torch("soundness")
+    soundness = _with_torch("inspection.soundness")
     results = []
     for each in folders:
         results.append(soundness.examine(each))
@@ -103,7 +108,7 @@ def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
     layouts and versions are shown and do not count.
     """
     folders = find_checkpoint(one), find_checkpoint(other)
-    difference = _with_torch("difference")
+    difference = _with_torch("inspection.difference")
     found = difference.compare(*folders)
     lines = [f"A  {folders[0]}", f"B  {folders[1]}", f"{found.verdict}:"]
     plain = {"a": str(folders[0]), "b": str(folders[1]), **found.plain()}
@@ -129,7 +134,7 @@ def convert_layout(folder: Path, iteration: int | None, output: Path) -> None:
     the optimizer and the random generators: `diff` finds no difference.
     """
     found = find_checkpoint(folder, iteration)
-    final = importlib.import_module("neox_model.checkpoint.convert_layout").convert_layout(found, output)
+    final = _with_torch("checkpoint.convert_layout").convert_layout(found, output)
     click.echo(f"wrote {final}: {found} with whole tensors")
 
 
@@ -146,13 +151,14 @@ def convert_layout(folder: Path, iteration: int | None, output: Path) -> None:
 def merge(adapters: Path, iteration: int | None, output: Path, base: Path | None) -> None:
     """Merge adapters (LoRA) into the weights of their base, and write a checkpoint of the whole model."""
     found = find_checkpoint(adapters, iteration)
-    final = importlib.import_module("neox_model.checkpoint.merge").merge_adapters(found, output, base=base)
+    final = _with_torch("checkpoint.merge").merge_adapters(found, output, base=base)
     click.echo(f"wrote {final}: the base of {found} with its adapters merged")
 
 
 def _with_torch(name: str) -> Any:
-    """Import a module of this room by name: torch takes seconds, and `inspect` does not use it."""
-    return importlib.import_module(f"neox_model.inspection.{name}")
+    """Import a module of this package by name: torch takes seconds, and `inspect` does not use it."""
+    logger.info("importing torch")
+    return importlib.import_module(f"neox_model.{name}")
 
 
 def _print(plain: dict[str, Any], lines: Sequence[str], *, as_json: bool) -> None:

@@ -164,8 +164,10 @@ class _Source:
         if self._stop_by is None:
             self._stop_by = now + self._stop_seconds
             self._calls.refuse(ApiError(503, STOPPING))
-            left = counted(self._calls.count, "text is", "texts are")
-            logger.info("stopping: %s completed first", left)
+            if self._calls.count:
+                logger.info(
+                    "stopping: %s completed first", counted(self._calls.count, "text is", "texts are")
+                )
         if now > self._stop_by and (count := self._calls.fail_all(ApiError(503, STOPPING))):
             left = counted(count, "text was", "texts were")
             logger.warning("%s not completed within %g s (stop-timeout)", left, self._stop_seconds)
