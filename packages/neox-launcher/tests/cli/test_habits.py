@@ -181,7 +181,12 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ),
         ("init texts", "init takes no argument 'texts'"),
         (
-            "generate a.yml --prompt Once upon a time",
+            "generate a.yml --prompt Once upon some time",
+            "No such configuration file: upon; if it belongs to --prompt, quote the whole value: "
+            "--prompt 'Once upon some time'",
+        ),
+        (
+            "generate --prompt=Once upon a.yml",
             "No such configuration file: upon; if it belongs to --prompt, quote the whole value: "
             "--prompt 'Once upon'",
         ),
@@ -232,6 +237,12 @@ def test_other_words_are_answered_with_what_to_type(requests, words, answer):
         ("--set lr 1 seed=2 a.yml", "write --set lr=1 --set seed=2"),
         ("--set=lr=1 a.yml zero_optimization.stage=2", "write --set lr=1 --set zero_optimization.stage=2"),
         ("--set lr 1 x -d configs", "write --set 'lr=1 x'"),
+        (
+            "--set prompt=Once upon some time a.yml",
+            "if it belongs to --set, quote the whole value: --set 'prompt=Once upon some time'",
+        ),
+        ("--set=prompt=Once upon", "quote the whole value: --set 'prompt=Once upon'"),
+        ("--iteration 100", "name the folder of that checkpoint: --set load=CHECKPOINTS/global_step1000"),
         (
             "--train_iters 10",
             "No such option: --train_iters; parameters are set with --set: --set train-iters=",
@@ -301,6 +312,21 @@ def test_folders_of_configurations_that_are_not_enough(
 def test_one_folder_may_be_given_twice(requests):
     assert run("-d", "configs", "generate", "--directory", "configs", "big").exit_code == 0
     assert requests[0][0].directory == "configs"
+
+
+def test_a_value_that_begins_with_d_is_no_folder(requests):
+    words = ("generate", "-d", "configs", "big", "--prompt", "-dark")
+    assert run(*words).exit_code == 0
+    request = requests[0][0]
+    assert (request.directory, request.paths) == ("configs", ("big",))
+    assert request.overrides == ('prompt="-dark"',)
+
+
+def test_files_after_a_setting_are_no_rest_of_its_value(minimal, monkeypatch):
+    monkeypatch.chdir(minimal.parent)
+    for words in (["--set", "seed=2", minimal.name], [minimal.name, "--set", "seed=2", minimal.stem]):
+        result = CliRunner().invoke(neox_config, ["check", *words])
+        assert (result.exit_code, result.stderr) == (0, "")
 
 
 def test_the_option_for_files_is_not_needed_in_neox_config(requests):

@@ -135,6 +135,19 @@ def test_ctrl_c_while_texts_are_prepared_is_reported_once_by_the_process_that_pr
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_an_interruption_of_this_process_alone_ends_it_when_the_texts_are_prepared(
+    prepare, monkeypatch, tmp_path
+):
+    def complete(command, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", complete)
+    found = run("init", "--data", "x", "--output", tmp_path / "x")
+    assert (found.exit_code, found.output) == (130, "\ninterrupted; the same command continues\n")
+    assert not (tmp_path / "x" / "config.yml").exists()
+
+
 def test_an_unknown_option_is_not_answered_with_one_that_init_lacks():
     found = run("init", "--num-layers", "2")
     assert found.exit_code == 2

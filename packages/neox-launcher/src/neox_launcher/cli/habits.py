@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ _ADVICE_ON_WORDS: Mapping[str, str] = {
 _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "eval_tasks": "use neox-launch evaluate --tasks NAME,..., or --set eval-tasks=[NAME,...] for evaluations "
     "during a training",
+    "iteration": "name the folder of that checkpoint: --set load=CHECKPOINTS/global_step1000",
     "conf_dir": "use -d DIR",
     **dict.fromkeys(("conf_file", "config"), "give the name of the file alone"),
     "H": "use --hostfile FILE",
@@ -99,9 +100,11 @@ class ConfigurationCommand(Command):
         options = {name for param in self.params for name in param.opts}
         if ctx.resilient_parsing or _DIRECTORY[0] not in options:
             return super().parse_args(ctx, args)
-        directory = _directory_of(args)
+        directory = _directory_of(args, _options(_with_commands(self)))
         if _SET in options:
             _refuse_settings_with_spaces(args, directory)
+        if any(param.name == "files" for param in self.params):
+            _refuse_rest_of_value(args, self, directory)
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
@@ -135,9 +138,10 @@ class LaunchGroup(LaunchCommand, Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Replace `--dry-run` by `--dry-run=text`, and `FILE` by `--config FILE`."""
         try:
-            directory = _directory_of(args)
+            takes_value = _options(_with_commands(self))
+            directory = _directory_of(args, takes_value)
             _refuse_settings_with_spaces(args, directory, self.commands)
-            args = _with_values(args, self, directory)
+            args = _with_values(args, self, directory, takes_value)
         except click.UsageError:
             # A shell that completes a line shows no errors.
             if not ctx.resilient_parsing:
@@ -200,7 +204,9 @@ def without_files(directory: str | Path | None) -> str:
     return f"no configuration file given: {directory} {what}; {remedy}"
 
 
-def _with_values(words: Sequence[str], group: click.Group, directory: Path) -> list[str]:
+def _with_values(
+    words: Sequence[str], group: click.Group, directory: Path, takes_value: Mapping[str, bool]
+) -> list[str]:
     """Return the words with `--config` before each configuration file without it, and a value of `--dry-run`.
 
     After `--` there are no options, only configuration files and a command.
@@ -208,7 +214,6 @@ def _with_values(words: Sequence[str], group: click.Group, directory: Path) -> l
     Raises:
         UsageError: a word is neither a command nor a configuration file.
     """
-    takes_value = _options([group, *group.commands.values()])
     named: list[str] = []
     command, is_value, may_be_option = None, False, True
     for number, word in enumerate(words):
@@ -266,6 +271,20 @@ def _refuse_settings_with_spaces(
             raise click.UsageError(f"{option} takes one NAME=VALUE without spaces; write {meant}")
 
 
+def _refuse_rest_of_value(words: Sequence[str], command: click.Command, directory: Path) -> None:
+    """Refuse a word after the value of an option that is no file, as in `--set prompt=Once upon`.
+
+    Raises:
+        UsageError: names the whole value.
+    """
+    for number, word in enumerate(words):
+        is_file = _is_configuration(word, directory) or os.path.exists(directory / word)
+        if not word.startswith("-") and not is_file:
+            quoted = _quoted_value(words, number, [command], directory)
+            if quoted:
+                raise click.UsageError(f"No such configuration file: {word}; {quoted}")
+
+
 def _settings_in(words: Sequence[str]) -> list[str]:
     """Return the settings that words mean: `a`, `1` and `b=2` mean `a=1` and `b=2`."""
     settings: list[str] = []
@@ -277,6 +296,11 @@ def _settings_in(words: Sequence[str]) -> list[str]:
     return settings
 
 
+def _with_commands(command: click.Command) -> list[click.Command]:
+    """Return a command and, if it is a group, the commands in it."""
+    return [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
+
+
 def _options(commands: Iterable[click.Command]) -> dict[str, bool]:
     """Return for each option whether the next word is its value."""
     options = [param for command in commands for param in command.params if isinstance(param, click.Option)]
@@ -284,17 +308,24 @@ def _options(commands: Iterable[click.Command]) -> dict[str, bool]:
     return known | dict.fromkeys((DRY_RUN, "-h", "--help"), False)
 
 
-def _directory_of(words: Sequence[str]) -> Path:
+def _directory_of(words: Sequence[str], takes_value: Mapping[str, bool]) -> Path:
     """Return the folder of the configuration files.
+
+    Args:
+        words: of the command line.
+        takes_value: for each option whether the next word is its value, which may begin with a dash.
 
     Raises:
         UsageError: two are given.
     """
     short, long = _DIRECTORY
-    given = []
-    for word, following in pairwise([*words, ""]):
-        if word in _DIRECTORY:
-            given.append(following)
+    given, option = [], ""
+    for word in words:
+        if option:
+            given += [word] if option in _DIRECTORY else []
+            option = ""
+        elif takes_value.get(word, False):
+            option = word
         elif word.startswith(f"{long}="):
             given.append(word.removeprefix(f"{long}="))
         elif word.startswith(short) and not word.startswith("--"):
@@ -374,12 +405,26 @@ def _advice_on_argument(
         what = f"No such configuration file: {word}"
     else:
         what = _advice_on_word(words[number:], group.commands, directory)
+    quoted = _quoted_value(words, number, _with_commands(group), directory)
+    return f"{what.removesuffix('.')}; {quoted}" if quoted else what
+
+
+def _quoted_value(
+    words: Sequence[str], number: int, commands: Iterable[click.Command], directory: Path
+) -> str:
+    """Return what to write if `words[number]` belongs to the value of the option before it, or nothing."""
     before = list(takewhile(lambda word: not word.startswith("-"), reversed(words[:number])))[::-1]
-    option = words[number - len(before) - 1] if before and len(before) < number else ""
-    if option in _DIRECTORY or option not in _options_of_text([group, *group.commands.values()]):
-        return what
-    value = shlex.quote(" ".join([*before, word]))
-    return f"{what.removesuffix('.')}; if it belongs to {option}, quote the whole value: {option} {value}"
+    option, sign, begin = (
+        words[number - len(before) - 1].partition("=") if len(before) < number else ("",) * 3
+    )
+    value = [*([begin] if sign else []), *before]
+    if not value or option in _DIRECTORY or option not in _options_of_text(commands):
+        return ""
+    after = takewhile(
+        lambda word: not word.startswith("-") and not _is_configuration(word, directory), words[number:]
+    )
+    whole = shlex.quote(" ".join([*value, *after]))
+    return f"if it belongs to {option}, quote the whole value: {option} {whole}"
 
 
 def _options_of_text(commands: Iterable[click.Command]) -> set[str]:

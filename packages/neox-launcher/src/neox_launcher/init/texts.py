@@ -69,6 +69,7 @@ def prepare_texts(
 
     Raises:
         PreparationError: neox-data failed, or was interrupted by Ctrl-C.
+        KeyboardInterrupt: only this process was interrupted; neox-data is complete.
         LaunchError: neox-data is not installed.
     """
     if importlib.util.find_spec("neox_data") is None:
@@ -80,10 +81,13 @@ def prepare_texts(
     command += [f"--input={path}" for path in texts]
     command += [] if tokenizer is None else ["--vocab-file", str(tokenizer)]
     command += [] if vocab_size is None else ["--vocab-size", str(vocab_size)]
-    with _ctrl_c_for_the_process():
+    with _ctrl_c_for_the_process() as received:
         done = subprocess.run(command, check=False)
     if done.returncode:
         raise PreparationError(done.returncode)
+    if received:
+        # A signal to this process alone, or one that came when the other was complete.
+        raise KeyboardInterrupt
     result = json.loads((output / _RESULT).read_bytes())
     return Prepared(
         data_path=result["data_path"],
@@ -97,15 +101,15 @@ def prepare_texts(
 
 
 @contextmanager
-def _ctrl_c_for_the_process() -> Iterator[None]:
-    """Leave Ctrl-C to a process that this one waits for: it removes what is incomplete, and reports it."""
+def _ctrl_c_for_the_process() -> Iterator[list[int]]:
+    """Leave Ctrl-C to a process that this one waits for: it removes what is incomplete, and reports it.
 
+    Yields the signals that this process has received.
+    """
+    received: list[int] = []
     # Not SIG_IGN, which the process would inherit.
-    def ignore(number: int, frame: object) -> None:
-        pass
-
-    before = signal.signal(signal.SIGINT, ignore)
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     try:
-        yield
+        yield received
     finally:
         signal.signal(signal.SIGINT, before)
