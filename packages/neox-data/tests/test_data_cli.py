@@ -220,7 +220,8 @@ def test_count_names_unreadable_files(tmp_path: Path) -> None:
         "null": "0",
     }  # fmt: skip
     assert "a.jsonl, line 3: the value of 'text' is int, not text" in result.stderr
-    assert "Error: 1 document cannot be read; correct the files" in result.stderr
+    assert "Error: 1 document cannot be read; correct the files, or skip such documents" in result.stderr
+    assert "neox-launch init and neox-data prepare do" in result.stderr
     assert result.exit_code == 1
     (tmp_path / "a.jsonl").write_text('{"text": "all"}\n')
     assert run("count", "--input", tmp_path / "a.jsonl").exit_code == 0

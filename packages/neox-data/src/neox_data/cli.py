@@ -202,7 +202,7 @@ def convert(prefix: str, output: str) -> None:
         "neox-data count --input texts/*.jsonl",
         "neox-data count --input books.jsonl.zst --jsonl-key content",
     ),
-    exit_codes={1: "documents cannot be read, or a failure"},
+    exit_codes={1: "documents cannot be read (neox-launch init skips them), or a failure"},
 )
 @corpus_files_option
 @jsonl_key_option
@@ -233,8 +233,9 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
         click.echo(line, err=True)
     if reader.num_skipped:
         click.echo(
-            f"Error: {counted(reader.num_skipped, 'document')} cannot be read; correct the files, "
-            "or skip such documents with preprocess_data --skip-bad-lines",
+            f"Error: {counted(reader.num_skipped, 'document')} cannot be read; correct the files, or skip "
+            "such documents: neox-launch init and neox-data prepare do, preprocess_data does with "
+            "--skip-bad-lines",
             err=True,
         )
         click.get_current_context().exit(1)

@@ -191,6 +191,28 @@ def test_an_evaluation_without_a_document_is_noted(minimal, folder):
     assert "leaves no document for training: data has 1" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("settings", "skipped"),
+    [
+        ("split='969'", "validation and the test, which are"),
+        ("split='969' eval-iters=10", "validation and the test, which are"),
+        ("split=1,0,0 eval-iters=10", "validation and the test, which are"),
+        ("split=1,0,0 eval-interval=10", "validation and the test, which are"),
+        ("split=9,0,1 eval-iters=10", "validation, which is"),
+        ("split=1,0,0", ""),
+        ("split=9,0,1", ""),
+        ("split='969' eval-iters=0", ""),
+        ("split=9,1 eval-iters=10", ""),
+    ],
+)
+def test_a_split_without_validation_is_noted_once_unless_it_is_meant(minimal, settings, skipped):
+    options = [word for setting in settings.split() for word in ("--set", setting)]
+    result = run("check", minimal, "--set", "data-path=nowhere", *options)
+    noted = [line.strip() for line in result.stderr.splitlines() if "share" in line]
+    assert noted == ([f"has no share for {skipped} therefore skipped"] if skipped else [])
+    assert result.exit_code == 0
+
+
 def test_an_invalid_file_fails_with_2(minimal):
     result = run("check", minimal, "--set", "seed=x")
     assert (result.exit_code, result.stdout) == (2, "")

@@ -1,7 +1,7 @@
 """How documents are split into training, validation and test."""
 
 import re
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 
 __all__ = [
     "EVALUATED",
@@ -9,6 +9,8 @@ __all__ = [
     "documents_by_part",
     "empty_parts",
     "parts_with_documents",
+    "parts_without_share",
+    "shares_left_out",
     "training_documents",
 ]
 
@@ -43,6 +45,16 @@ def empty_parts(split: str, num_documents: int) -> list[str]:
 def parts_with_documents(split: str, num_documents: int) -> list[str]:
     """Return the parts that have documents; arguments as above."""
     return [part for part, documents in documents_by_part(split, num_documents).items() if documents]
+
+
+def parts_without_share(split: str) -> list[str]:
+    """Return the parts whose share is 0 or left out."""
+    return [part for part, share in zip_longest(PARTS, _shares(split), fillvalue=0.0) if not share]
+
+
+def shares_left_out(split: str) -> int:
+    """Return how many of the three shares are not written."""
+    return len(PARTS) - len(_shares(split))
 
 
 def training_documents(split: str, num_documents: int) -> int:

@@ -70,7 +70,7 @@ load: {save}                          # if empty, training starts from new weigh
 save-interval: {interval}
 keep-last-n-checkpoints: 2
 eval-interval: {interval}
-eval-iters: {evaluated}               # batches of the validation texts
+eval-iters: {evaluated}               # batches per evaluation, of {samples:,} samples each
 log-interval: {log_interval}
 log-dir: {log_dir}                    # metrics.jsonl, for neox-report
 

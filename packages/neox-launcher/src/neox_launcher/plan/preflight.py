@@ -26,7 +26,13 @@ from neox_config.facts.checkpoints import (
     is_checkpoint,
 )
 from neox_config.facts.corpora import ENDINGS, is_corpus_file
-from neox_config.facts.splits import EVALUATED, empty_parts, parts_with_documents
+from neox_config.facts.splits import (
+    EVALUATED,
+    empty_parts,
+    parts_with_documents,
+    parts_without_share,
+    shares_left_out,
+)
 from neox_config.facts.stores import is_url, packages_for
 from neox_config.facts.tokenizers import TOKENIZER_FACTS, is_tokenizer_json
 from neox_config.files import why_not_readable
@@ -166,7 +172,7 @@ def notes_on_data(config: NeoXConfig) -> list[Problem]:
     """Return notes about evaluations that are skipped because the split leaves no document for them."""
     count, empty = _empty_parts(config)
     words = {"valid": "validation", "test": "the test"}
-    return [
+    return _notes_on_shares(config) + [
         Problem(
             "split",
             f"leaves no document for {words[part]}, which is therefore skipped: {config.data.data_path} has "
@@ -178,6 +184,21 @@ def notes_on_data(config: NeoXConfig) -> list[Problem]:
         for part in empty
         if part in words and config.training.eval_iters
     ]
+
+
+def _notes_on_shares(config: NeoXConfig) -> list[Problem]:
+    """Return a note if the split has no share for validation, though it was requested or merely left out."""
+    split = config.data.split
+    without = parts_without_share(split)
+    is_requested = not {"eval_iters", "eval_interval"}.isdisjoint(config.sources) or shares_left_out(split)
+    if config.data.data_path is None or not config.training.eval_iters:
+        return []
+    if "valid" not in without or not is_requested:
+        return []
+    parts = "validation and the test, which are" if "test" in without else "validation, which is"
+    what = f"has no share for {parts} therefore skipped"
+    remedy = "write three numbers, as in 969,30,1, or set eval-iters: 0"
+    return [Problem("split", what, remedy, value=in_words(split), place=_place_of_split(config))]
 
 
 def notes_on_save(config: NeoXConfig) -> list[Problem]:

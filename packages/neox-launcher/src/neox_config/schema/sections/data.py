@@ -83,8 +83,8 @@ class DataSection(Section, resume="training"):
         used_when="data_path is set",
         free_choice="up to three numbers, as in 969,30,1",
         pattern=r"^\s*\d+\.?\d*\s*([,/]\s*\d+\.?\d*\s*){0,2}$",
-        doc="Proportions of training, validation and test documents. They need not sum to 1; a missing one "
-        "is 0.",
+        doc="Proportions of training, validation and test documents. They need not sum to 1. A missing one "
+        "is 0, and a part without documents is not evaluated: 969 alone trains on all documents.",
     )
     sample_order: Literal["gpt_neox", "lazy"] = param(
         "gpt_neox",

@@ -156,9 +156,12 @@ class TrainingSection(Section, resume="training"):
         resume="free",
         ge=0,
         le=1_000_000_000,
-        doc="Number of batches per evaluation; 0 disables evaluation.",
+        doc="Number of batches in each evaluation, of train-batch-size samples like those of the training: "
+        "neither iterations of the training nor documents. 0 disables evaluation.",
     )
-    eval_interval: int = param(1000, origin="Meg", resume="free", gt=0, doc="Iterations between evaluations.")
+    eval_interval: int = param(
+        1000, origin="Meg", resume="free", gt=0, doc="Iterations of the training between evaluations."
+    )
     exit_interval: int | None = param(
         None,
         origin="Meg",
