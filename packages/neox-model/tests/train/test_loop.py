@@ -562,10 +562,33 @@ def test_a_slow_evaluation_is_logged_and_the_last_one_only_returned(caplog, monk
     monkeypatch.setattr(evaluate, "ProgressLines", partial(ProgressLines, clock=lambda: float(next(now))))
     run(make_evaluate_hook([])[1], last=4)
     assert caplog.messages == [
+        "validation: starting, 6 micro-batches",
         "validation: 2 of 6 micro-batches, 8 s left",
         "iteration 2: validation loss 2.5000, perplexity 12.18",
+        "validation: starting, 6 micro-batches",
         "validation: 2 of 6 micro-batches, 8 s left",
     ]
+
+
+def test_the_start_of_an_evaluation_is_logged_before_its_only_batch_unless_the_last_one_was_quick(
+    caplog, monkeypatch
+):
+    caplog.set_level("INFO")
+    now, spent = [0.0], iter([90.0, 0.1, 0.1])
+    monkeypatch.setattr(evaluate, "ProgressLines", partial(ProgressLines, clock=lambda: now[0]))
+
+    def mean_loss(batches, count):
+        caplog.records.append(logging.makeLogRecord({"msg": "computing"}))
+        assert (next(batches), count) == (0, 1)
+        now[0] += next(spent)
+        return torch.tensor(1.0)
+
+    streams = {"valid": lambda first: Numbers(first, [])}
+    evaluator = Evaluator(mean_loss, streams, iterations=1, accumulation=1, samples_per_iteration=1)
+    for _ in range(3):
+        evaluator.evaluate("valid", 0)
+    start = "validation: starting, 1 micro-batch"
+    assert [record.getMessage() for record in caplog.records] == [start, "computing"] * 2 + ["computing"]
 
 
 def test_a_stopped_training_is_not_evaluated_at_its_end():

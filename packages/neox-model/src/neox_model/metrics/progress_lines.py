@@ -35,6 +35,11 @@ class ProgressLines:
         self._started = clock()
         self._next = self._started + _FIRST_SECONDS
 
+    @property
+    def is_slow(self) -> bool:
+        """Return whether the work has taken so long that lines are logged."""
+        return self._clock() - self._started >= _FIRST_SECONDS
+
     def add(self, amount: int = 1) -> None:
         """Count what has newly been done; log a line if it is time for one and something is left."""
         self._done += amount

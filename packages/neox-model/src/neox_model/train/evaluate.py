@@ -1,5 +1,6 @@
 """Compute the validation and test loss of the current model."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -8,11 +9,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from neox_config.counted import counted
 from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.train.characters import CharacterCount, noted
 from neox_model.train.data.batch import Batch
 
 __all__ = ["PARTS", "BatchStream", "Evaluation", "Evaluator"]
+
+logger = logging.getLogger(__name__)
 
 PARTS = {"valid": "validation", "test": "test"}
 """Part of the data -> the name of its evaluation, in the order in which results are shown."""
@@ -88,6 +92,8 @@ class AccuracyCount(Protocol):
 class Evaluator:
     """Runs evaluations, each on its own range of a part's samples.
 
+    Logs that one starts, unless the one before of the same part was quick.
+
     Args:
         mean_loss: function of (stream, number of micro-batches) that returns their mean loss; collective.
         open_stream: part -> function of the first sample that opens the stream there.
@@ -121,6 +127,7 @@ class Evaluator:
         self._open_stream = open_stream
         self._iterations = iterations
         self._accumulation = accumulation
+        self._quick: set[str] = set()
 
     def has(self, part: str) -> bool:
         """Return True if the part has samples to evaluate on."""
@@ -133,11 +140,16 @@ class Evaluator:
             self._accuracies.begin()
         with closing(self._open_stream[part](first)) as stream:
             count = self._iterations * self._accumulation
-            progress = ProgressLines(PARTS.get(part, part), "micro-batches", count)
+            name = PARTS.get(part, part)
+            if part not in self._quick:
+                # The first micro-batch may take minutes: nothing else is logged until it is done.
+                logger.info("%s: starting, %s", name, counted(count, "micro-batch", "micro-batches"))
+            progress = ProgressLines(name, "micro-batches", count)
             batches = progress.track(stream)
             batches = batches if self._characters is None else noted(batches, sequences)
-            loss = self._mean_loss(batches, count)
+            loss = float(self._mean_loss(batches, count))
+        (self._quick.discard if progress.is_slow else self._quick.add)(part)
         ratio = None if self._characters is None else self._characters.tokens_per_character(sequences)
         accuracies = {} if self._accuracies is None else self._accuracies.of_all_ranks()
-        self.results[part] = Evaluation(float(loss), ratio, accuracies)
+        self.results[part] = Evaluation(loss, ratio, accuracies)
         return self.results[part]
