@@ -35,6 +35,10 @@ def stopped(resolved):
     raise StopRequested("Ctrl-C received", exit_code=130)
 
 
+def fail_to_encode(resolved):
+    "l\u00e4uf".encode("ascii")
+
+
 def fail_for_want_of_a_kernel(resolved):
     raise KernelUnavailable("rope-fusion: true: no GPU")
 
@@ -171,6 +175,19 @@ def test_a_worker_is_registered_before_torch_and_deepspeed_are_imported():
     program = "import sys, neox_model.train.__main__; print({'torch', 'deepspeed'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_name_that_the_environment_cannot_encode_is_one_sentence(run, monkeypatch, encoding):
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: encoding)
+    code, report = run(fail_to_encode, resolved=encode_resolved(resolved_from({})))
+    sentence = (
+        "'\u00e4' in a file name or a text cannot be encoded as ascii, the encoding of this environment; "
+        "set PYTHONUTF8=1"
+    )
+    is_sentence = (code, report["message"], report["traceback"]) == (2, sentence, None)
+    assert is_sentence == (encoding == "ascii")
+    assert ("UnicodeEncodeError" in (report["traceback"] or "")) == (encoding == "utf-8")
 
 
 def test_the_import_of_torch_is_announced(run, monkeypatch, caplog):

@@ -20,6 +20,7 @@ __all__ = [
     "Command",
     "Group",
     "Option",
+    "about_encoding",
     "option",
     "quiet_option",
     "verbose_option",
@@ -84,6 +85,22 @@ def _log_more(context: click.Context, parameter: click.Parameter, is_verbose: bo
             logging.getLogger(package).setLevel(logging.INFO)
 
 
+def about_encoding(error: UnicodeEncodeError) -> str | None:
+    """Return the sentence about a character that the environment's encoding lacks; None: another cause."""
+    encoding = sys.getfilesystemencoding()
+    character = error.object[error.start]
+    # Python represents bytes that it cannot decode by these characters.
+    is_byte = "\udc80" <= character <= "\udcff"
+    if encoding == "utf-8" and not is_byte:
+        return None
+    what = f"the byte 0x{ord(character) - 0xDC00:02x}" if is_byte else repr(character)
+    remedy = "rename the file, or write the text in UTF-8" if encoding == "utf-8" else "set PYTHONUTF8=1"
+    return (
+        f"{what} in a file name or a text cannot be {'decoded' if is_byte else 'encoded'} as {encoding}, the "
+        f"encoding of this environment; {remedy}"
+    )
+
+
 quiet_option = click.option(
     "-q", "--quiet", is_flag=True, help="Show no progress; notes and errors are printed."
 )
@@ -139,13 +156,10 @@ class Command(click.Command):
         except BrokenPipeError:
             raise
         except UnicodeEncodeError as error:
-            if sys.getfilesystemencoding() == "utf-8":
+            sentence = about_encoding(error)
+            if sentence is None:
                 raise
-            character = error.object[error.start]
-            click.ClickException(
-                f"{character!r} in a file name or a text cannot be encoded as {error.encoding}, the encoding "
-                "of this environment; set PYTHONUTF8=1"
-            ).show()
+            click.ClickException(sentence).show()
             ctx.exit(_INVALID)
         except self.reported as error:
             click.ClickException(self.message(error)).show()

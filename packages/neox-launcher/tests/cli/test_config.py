@@ -39,6 +39,33 @@ def test_a_name_that_the_environment_cannot_encode_is_reported(minimal, tmp_path
     assert "Traceback" not in shown
 
 
+@pytest.mark.parametrize(
+    ("program", "words", "encoding", "answer"),
+    [
+        ("launch", ["generate", "minimal.yml", "--prompt"], "0", "the byte 0xe4 in a file name or a text"),
+        ("launch", ["find-blocks", "minimal.yml", "--query"], "0", "decoded as ascii, the encoding of this"),
+        (
+            "launch",
+            ["generate", "minimal.yml", "--prompt"],
+            "1",
+            "rename the file, or write the text in UTF-8",
+        ),
+        ("config", ["check", "minimal.yml", "--set"], "0", "0xe4, which cannot be decoded as ascii"),
+        ("config", ["check", "minimal.yml", "--set"], "1", "0xe4, which cannot be decoded as utf-8"),
+    ],
+)
+def test_a_text_that_the_environment_cannot_decode_is_refused(minimal, program, words, encoding, answer):
+    environment = {"LC_ALL": "C", "PYTHONUTF8": encoding, "PYTHONCOERCECLOCALE": "0"}
+    value = b"prompt=l\xe4uf"
+    command = [sys.executable, "-c", f"from neox_launcher.cli.{program} import main; main()", *words, value]
+    done = subprocess.run(
+        command, env=os.environ | environment, cwd=minimal.parent, capture_output=True, check=False
+    )
+    shown = " ".join(done.stderr.decode().split())
+    assert (done.returncode, answer in shown, "Traceback" in shown) == (2, True, False), shown
+    assert ("set PYTHONUTF8=1" in shown) == (encoding == "0")
+
+
 def test_notes_are_printed_and_do_not_fail(minimal):
     result = run("check", minimal, "--set", "rank=3")
     assert result.exit_code == 0

@@ -17,6 +17,7 @@ from typing import NoReturn
 import click
 
 from neox_config import NeoXConfig, Resolved, decode_resolved, load_config, resolve
+from neox_config.command_line import about_encoding
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.limits import allow_more_files
 from neox_config.log import configure_logging
@@ -108,6 +109,9 @@ def run_worker(
         level = logging.DEBUG if RUN_DIR_VARIABLE in os.environ else logging.WARNING
         logger.log(level, "%s: ending", stop)
         return stop.exit_code
+    except UnicodeEncodeError as error:
+        sentence = about_encoding(error)
+        return report_failure(me.rank, error if sentence is None else ConfigError(sentence))
     except Exception as error:
         return report_failure(me.rank, error)
     return 0

@@ -403,8 +403,7 @@ def test_intervals_contain_the_ratio_nearly_as_often_as_they_claim():
     assert 930 <= hits <= 970
 
 
-def test_results_files_are_not_replaced_and_have_the_name_of_gpt_neox(corpus, tmp_path, monkeypatch):
-
+def test_results_files_are_not_replaced_and_have_the_name_of_gpt_neox(corpus, tmp_path, monkeypatch, caplog):
     results = Results(
         iteration=7, perplexity=measure(corpus), per_character=False, tasks=None, tables="", seconds=1.5
     )
@@ -425,4 +424,7 @@ def test_results_files_are_not_replaced_and_have_the_name_of_gpt_neox(corpus, tm
     assert metrics["eval_data/loss"] == results.perplexity.loss.value
     assert set(metrics) == {"eval_data/loss", "eval_data/perplexity", "eval_data/bits_per_byte"}
     monkeypatch.chdir(tmp_path)
-    assert write_results("", results, {}).name.startswith("eval_results_")
+    caplog.set_level("INFO", "neox_model")
+    made = write_results("", results, {"data": "l\udce4uf"})
+    assert caplog.messages == [f"wrote the results to {tmp_path}/eval_results_26-01-02-03-04.json"]
+    assert json.loads(made.read_text())["data"] == "l\udce4uf"

@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 import shlex
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -376,8 +377,14 @@ class _Reader:
         if not place.spelling:
             place = Place(place.file, line, _line_of(text, line))
         # The parser has the character of a text as a number, whatever its annotation says.
-        what = f"contains the character U+{int(error.character):04X}, which YAML does not allow"
-        self.problems.append(Problem("", what, "delete it", place=place))
+        number, remedy = int(error.character), "delete it"
+        what = f"contains the character U+{number:04X}, which YAML does not allow"
+        if 0xDC80 <= number <= 0xDCFF:
+            # Python represents bytes that it cannot decode by these characters.
+            encoding = sys.getfilesystemencoding()
+            what = f"contains the byte 0x{number - 0xDC00:02x}, which cannot be decoded as {encoding}"
+            remedy = "write it in UTF-8" if encoding == "utf-8" else "set PYTHONUTF8=1"
+        self.problems.append(Problem("", what, remedy, place=place))
 
     def _walk(self, node: yaml.MappingNode, at: "_Names", leaves: list[Leaf], depth: int) -> None:
         """Add the values below a mapping to `leaves`."""

@@ -176,12 +176,15 @@ def generate(
     sample_output_file: str | None,
     **options: Any,
 ) -> None:
-    """Generate text with the latest checkpoint in `load`.
+    """Generate text with the latest checkpoint in `load`, or the one that it names.
+
+    Another checkpoint: --set load=CHECKPOINTS/global_step1000.
 
     In an interactive session, Ctrl-C during a reply ends the reply. Ctrl-C at the prompt, or a second one
     during the same reply, ends the session; sample-output-file, with .partial appended, keeps the replies.
     """
     request, dry_run = _merged(common, "generate", **options)
+    _refuse_undecoded(prompt)
     if prompt is not None and sample_input_file is not None:
         raise click.UsageError("--prompt and -i exclude each other; give one of them")
     given = {
@@ -205,6 +208,8 @@ def generate(
 @click.pass_obj
 def serve(common: tuple[Request, DryRun], /, **options: Any) -> None:
     """Serve the latest checkpoint in `load` over HTTP, to programs that use OpenAI's API.
+
+    Another checkpoint: --set load=CHECKPOINTS/global_step1000.
 
     Listens on serve.host and serve.port, by default http://127.0.0.1:8000, where a browser shows a page to
     try the model. On Ctrl-C or SIGTERM no new requests are accepted, and the running ones are completed
@@ -263,10 +268,12 @@ def evaluate(
     limit: int | None,
     **options: Any,
 ) -> None:
-    """Evaluate the latest checkpoint in `load`.
+    """Evaluate the latest checkpoint in `load`, or the one that it names.
 
     On tasks (--tasks) and texts (--data) if they are given here or in the configuration, otherwise on the
-    validation and test data.
+    validation and test data. Another checkpoint: --set load=CHECKPOINTS/global_step1000. Results on tasks and
+    texts are also written to the new file PREFIX_eval_results_yy-mm-dd-HH-MM.json (eval-results-prefix;
+    without it eval_results_... in the working directory).
     """
     request, dry_run = _merged(common, "evaluate", **options)
     names = [literal_text(name.strip()) for name in (tasks or "").split(",") if name.strip()]
@@ -332,6 +339,7 @@ def find_blocks(
     that they were taken from. The search is exact.
     """
     request, dry_run = _merged(common, "find-blocks", **options)
+    _refuse_undecoded(query)
     given = {
         "block_query": None if query is None else literal_text(query),
         "block_count": count,
@@ -429,6 +437,15 @@ def verify(
         evaluate=evaluate,
     )
     _launch(request, dry_run, wanted)
+
+
+def _refuse_undecoded(text: str | None) -> None:
+    """Refuse a text with bytes that the environment could not decode, which a file name may have.
+
+    Raises:
+        UnicodeEncodeError: the command reports it.
+    """
+    (text or "").encode()
 
 
 def _with_settings(request: Request, given: Mapping[str, Any]) -> Request:

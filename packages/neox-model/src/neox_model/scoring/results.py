@@ -96,7 +96,8 @@ def write_results(prefix: str, results: Results, about: Mapping[str, Any]) -> Pa
     """
     stamp = time.strftime("%y-%m-%d-%H-%M")
     name = f"{prefix}_eval_results_{stamp}" if prefix else f"eval_results_{stamp}"
-    content = finite_json.dumps({**results.as_object(), **about}, indent=2, ensure_ascii=False)
+    # Not ensure_ascii=False: a file name may have bytes that are not UTF-8.
+    content = finite_json.dumps({**results.as_object(), **about}, indent=2)
     try:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         path = write_new(_paths(name), f"{content}\n")
@@ -105,7 +106,7 @@ def write_results(prefix: str, results: Results, about: Mapping[str, Any]) -> Pa
             f"cannot write the results of the evaluation to {name}.json: {error.strerror}; set another "
             "eval-results-prefix"
         ) from error
-    logger.info("wrote %s", path)
+    logger.info("wrote the results to %s", path.absolute())
     return path
 
 

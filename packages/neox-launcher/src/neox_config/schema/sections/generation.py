@@ -103,8 +103,9 @@ class GenerationSection(Section, resume="free"):
         origin="NeoX",
         used_when="eval_tasks or eval_data is set",
         doc="Beginning of the name of the results file, with its folder: "
-        "PREFIX_eval_results_yy-mm-dd-HH-MM.json. Evaluations during training write a file only if it is "
-        "set; neox-launch evaluate always writes one.",
+        "PREFIX_eval_results_yy-mm-dd-HH-MM.json; empty: eval_results_... in the working directory. No file "
+        "is replaced, and the log names the new one with its path. Evaluations during training write a file "
+        "only if it is set; neox-launch evaluate always writes one.",
     )
     eval_tasks: tuple[str, ...] | None = param(
         None,
