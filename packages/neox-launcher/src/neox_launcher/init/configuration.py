@@ -5,6 +5,7 @@ import math
 import shlex
 from pathlib import Path
 
+from neox_config.counted import counted
 from neox_config.describe.estimate_tables import recomputation_settings
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, Training
@@ -23,7 +24,7 @@ _TEXT = """\
 #   neox-report {folder}
 #
 # {tokens:,} tokens for training; {parameters:,} parameters.
-# An iteration is {samples:,} samples of {seq_length:,} tokens.
+# An iteration is {samples} of {seq_length:,} tokens.
 # neox-config explain NAME describes a parameter, and neox-config estimate{of_cpu} FILE memory and operations.
 
 # --- Data: written by neox-data prepare
@@ -70,7 +71,7 @@ load: {save}                          # if empty, training starts from new weigh
 save-interval: {interval}
 keep-last-n-checkpoints: 2
 eval-interval: {interval}
-eval-iters: {evaluated}               # batches per evaluation, of {samples:,} samples each
+eval-iters: {evaluated}               # batches per evaluation, each as large as one of the training
 log-interval: {log_interval}
 log-dir: {log_dir}                    # metrics.jsonl, for neox-report
 
@@ -98,7 +99,7 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         folder=shlex.quote(str(folder)),
         tokens=prepared.training_tokens,
         parameters=training.parameters,
-        samples=layout.samples,
+        samples=counted(layout.samples, "sample"),
         seq_length=training.seq_length,
         data_path=_quoted(prepared.data_path),
         split=prepared.split,

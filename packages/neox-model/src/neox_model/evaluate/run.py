@@ -9,7 +9,7 @@ from neox_config.errors import ConfigError
 from neox_model.errors import StopRequested
 from neox_model.evaluate.perplexity import evaluate_parts
 from neox_model.generate.interruption import ending_on_signals
-from neox_model.generate.run import load_forward
+from neox_model.generate.run import load_forward, on_several
 from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer
 from neox_model.scoring.evaluation import TextEvaluation
@@ -75,10 +75,7 @@ def evaluate_texts_in(groups: Groups, resolved: Resolved, load: str) -> Results 
         evaluation = TextEvaluation(resolved, tokenizer, groups)
     with ending_on_signals():
         forward, iteration = load_forward(resolved, load, groups, tokenizer)
-        logger.info(
-            "evaluating on data-parallel %d x pipe-parallel %d x model-parallel %d",
-            *(groups.data.size, groups.pipe.size, groups.model.size),
-        )
+        logger.info("evaluating%s", on_several(groups))
         results = evaluation.run(lambda: forward, iteration=iteration)
         if results is not None:
             evaluation.write(results, checkpoint=load)

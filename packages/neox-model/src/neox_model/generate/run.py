@@ -44,6 +44,7 @@ __all__ = [
     "generate_from",
     "job_of",
     "load_forward",
+    "on_several",
 ]
 
 logger = logging.getLogger(__name__)
@@ -68,14 +69,20 @@ def generate_from(resolved: Resolved) -> None:
     tokenizer = load_tokenizer(config)
     forward, _ = load_forward(resolved, load, groups, tokenizer)
     mode = generation_mode(config)
-    layout = f" on data-parallel {groups.data.size} x pipe-parallel {groups.pipe.size} x model-parallel "
-    layout += f"{groups.model.size}"
-    logger.info("generating (%s)%s", mode, layout if groups.world.size > 1 else "")
+    logger.info("generating (%s)%s", mode, on_several(groups))
     for name in without_effect(config) if groups.world.rank == 0 else ():
         logger.warning("%s has no effect on generation in the mode %s", name, mode)
     with explained_shortage():
         MODES[mode](job_of(config, forward, tokenizer, groups, reads_every_token=mode == "interactive"))
     leave_processes()
+
+
+def on_several(groups: Groups) -> str:
+    """Return how the processes share the work, for the end of a sentence; empty if there is one."""
+    if groups.world.size == 1:
+        return ""
+    sizes = groups.data.size, groups.pipe.size, groups.model.size
+    return " on data-parallel {} x pipe-parallel {} x model-parallel {}".format(*sizes)
 
 
 @contextmanager
