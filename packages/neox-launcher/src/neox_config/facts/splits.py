@@ -1,7 +1,7 @@
 """How documents are split into training, validation and test."""
 
 import re
-from itertools import accumulate, pairwise, zip_longest
+from itertools import accumulate, pairwise
 
 __all__ = [
     "EVALUATED",
@@ -49,7 +49,8 @@ def parts_with_documents(split: str, num_documents: int) -> list[str]:
 
 def parts_without_share(split: str) -> list[str]:
     """Return the parts whose share is 0 or left out."""
-    return [part for part, share in zip_longest(PARTS, _shares(split), fillvalue=0.0) if not share]
+    shares = [*_shares(split), *[0.0] * shares_left_out(split)]
+    return [part for part, share in zip(PARTS, shares, strict=True) if not share]
 
 
 def shares_left_out(split: str) -> int:
