@@ -129,8 +129,8 @@ struct Packed {
 
 // Lets the compiler read from the address again, and only after `known` has been computed, where it would keep what it
 // has read in registers, or read early.
-template <typename T>
-__device__ inline const T* read_after(float known, const T* address) {
+template <typename Address>
+__device__ inline Address read_after(float known, Address address) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+l"(address) : "f"(known));
 #endif
@@ -253,12 +253,19 @@ struct Places {
   static constexpr bool kReadsAhead = kKeepsRow && 2 * kRowWords <= kRoom;
   static constexpr bool kKeepsWeight = kReadsAhead && sizeof(W) == 2;
   static constexpr int kSharedColumns = kColumns + (CENTERED ? kColumns - kHeldItems * VEC : 0);
+
+  // Threads for which there are sums in shared memory: those of a block or, if it has more than half of all threads
+  // anyway, all. Then addresses are constants, where they would take a register for each vector.
+  static __host__ __device__ constexpr int threads(int of_block) {
+    return kColumns > kShort ? kNormThreads : of_block;
+  }
 };
 
 template <bool CENTERED, typename T, typename W, int VEC, int ITEMS>
 int norm_shared_bytes(dim3 block) {
   using Kept = Places<CENTERED, T, W, VEC, ITEMS>;
-  return static_cast<int>(block.x * block.y * Kept::kSharedColumns * sizeof(float));
+  const int threads = Kept::threads(static_cast<int>(block.x * block.y));
+  return threads * Kept::kSharedColumns * static_cast<int>(sizeof(float));
 }
 
 // The sums of this thread's columns in shared memory: four neighbours at a time, threads next to each other.
@@ -324,15 +331,29 @@ class SharedSums {
   int distance_;
 };
 
-// (value - center) * scale + offset: 16-bit values do not notice that their distance from the mean is not exact.
+// The normalized values of a row. 16-bit values do not notice that their distance from the mean is not exact: theirs is
+// one multiplication and addition.
 template <typename T>
-__device__ inline float scaled_distance(float value, float center, float scale, float offset) {
-  if constexpr (sizeof(T) == 2) {
-    return value * scale + (offset - center * scale);
-  } else {
-    return (value - center) * scale + offset;
+class Normal {
+ public:
+  __device__ Normal(float center, float inverse)
+      : center_(sizeof(T) == 2 ? -center * inverse : center), inverse_(inverse) {}
+
+  __device__ float of(float value) const { return of(value, 1.0f, 0.0f); }
+
+  // Times `factor`, plus `added`.
+  __device__ float of(float value, float factor, float added) const {
+    if constexpr (sizeof(T) == 2) {
+      return value * (inverse_ * factor) + (center_ * factor + added);
+    } else {
+      return (value - center_) * (inverse_ * factor) + added;
+    }
   }
-}
+
+ private:
+  float center_;  // with 16-bit values: what is added to value * inverse
+  float inverse_;
+};
 
 // One or two sums over the threads of a row with one barrier: rows alternate between two places, so that no thread
 // writes to one before all have read it. Of two sums, each half of a warp adds one.
@@ -375,7 +396,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
   using Kept = Places<CENTERED, T, W, VEC, ITEMS>;
   constexpr int kItems = Kept::kKeepsRow ? ITEMS : 1;
   NEOX_DYNAMIC_SHARED(memory);
-  const int threads = static_cast<int>(blockDim.x * blockDim.y);
+  const int threads = Kept::threads(static_cast<int>(blockDim.x * blockDim.y));
   const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   const SharedSums<VEC> weight_sums(memory, thread, threads);
   const SharedSums<VEC> bias_sums(memory + threads * Kept::kColumns, thread, threads);
@@ -419,19 +440,19 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
     });
   };
 
-  const int64_t row_step = static_cast<int64_t>(gridDim.x) * blockDim.y;
-  const int64_t step = row_step * columns;
+  const int row_step = static_cast<int>(gridDim.x * blockDim.y);
   int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  int64_t start = row * columns;
   if constexpr (Kept::kReadsAhead) {
     if (row < rows) {
-      read_row(next_above, next_values, gradient + start, x + start);
+      read_row(next_above, next_values, gradient + row * columns, x + row * columns);
     }
   }
   const float of_row = 1.0f / static_cast<float>(columns);
-  for (int place = 0; row < rows; row += row_step, start += step, place ^= 1) {
+  for (int place = 0; row < rows; row += row_step, place ^= 1) {
+    const int64_t start = row * columns;
+    const int64_t step = static_cast<int64_t>(row_step) * columns;
     const float inverse = inverse_deviation[row];
-    const float center = CENTERED ? mean[row] : 0.0f;
+    const Normal<T> normalized(CENTERED ? mean[row] : 0.0f, inverse);
     if constexpr (Kept::kReadsAhead) {
 #pragma unroll
       for (int item = 0; item < kItems; ++item) {
@@ -442,13 +463,12 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
       read_row(above, values, gradient + start, x + start);
     }
     // The vectors of the row and of the weight: unpacked or read again in each of two passes.
-    const T* gradient_row = gradient + start;
-    const T* row_of_x = x + start;
+    int64_t place_of_row = start;
     const W* weights_from = read_after(inverse, weight);
     auto fetch = [&](Index column) {
       if constexpr (!Kept::kKeepsRow) {
-        above[0].read(gradient_row + column);
-        values[0].read(row_of_x + column);
+        above[0].read(gradient + place_of_row + column);
+        values[0].read(x + place_of_row + column);
       }
     };
     auto weights_of = [&](int item, Index column, float(&weights)[VEC]) {
@@ -468,8 +488,8 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
       const int term = Kept::kKeepsTerms ? item : 0;
       fetch(column);
       if (!Kept::kReadsAhead && row + row_step < rows) {
-        prefetch(gradient_row + step + column);
-        prefetch(row_of_x + step + column);
+        prefetch(gradient + start + step + column);
+        prefetch(x + start + step + column);
       }
       float weights[VEC];
       weights_of(item, column, weights);
@@ -478,7 +498,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
         for_bias[j] = above[slot].value(j);
-        normal[term][j] = scaled_distance<T>(values[slot].value(j), center, inverse, 0.0f);
+        normal[term][j] = normalized.of(values[slot].value(j));
         weighted[term][j] = for_bias[j] * weights[j];
         sums.x += weighted[term][j] * normal[term][j];
         sums.y += weighted[term][j];
@@ -504,12 +524,11 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
         }
       }
     });
-    gradient_row = read_after(sums.x, gradient_row);
-    row_of_x = read_after(sums.x, row_of_x);
+    place_of_row = read_after(sums.x, place_of_row);
     weights_from = read_after(sums.x, weights_from);
     if constexpr (Kept::kReadsAhead) {
       if (row + row_step < rows) {
-        read_row(next_above, next_values, gradient_row + step, row_of_x + step);
+        read_row(next_above, next_values, gradient + place_of_row + step, x + place_of_row + step);
       }
     }
     sums = reduce_sums<CENTERED>(sums, place);
@@ -547,7 +566,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
           value = inverse * weighted[item][j] + (normal[item][j] * along + across);
         } else {
           value = inverse * (above[slot].value(j) * weights[j]) +
-                  scaled_distance<T>(values[slot].value(j), center, inverse * along, across);
+                  normalized.of(values[slot].value(j), along, across);
         }
         if constexpr (ADDS) {
           value += others.value(j);
