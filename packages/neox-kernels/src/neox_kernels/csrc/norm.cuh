@@ -38,6 +38,15 @@ constexpr int kLong = 64;
 
 constexpr int kNormBlocks = 2;  // of a multiprocessor, at least: 128 registers for a thread
 
+// Threads of a row with this number of columns of a thread; 0: as many as it takes.
+template <int OF_THREAD>
+constexpr int kThreads = OF_THREAD > kShort ? kNormThreads : 0;
+
+template <int VEC, int ITEMS, typename Index, typename Body>
+__device__ inline void for_each_of_row(Index columns, Body body) {
+  for_each_vector<VEC, ITEMS, kThreads<VEC * ITEMS>>(columns, body);
+}
+
 // Calls body(Constant<VEC>{}, Constant<ITEMS>{}, block): each thread has ITEMS vectors of VEC elements; 0: a loop.
 template <typename T, typename Body>
 void with_norm_plan(int64_t columns, bool vectorized, Body body) {
@@ -56,11 +65,11 @@ void with_norm_plan(int64_t columns, bool vectorized, Body body) {
     return body(Constant<kVec>{}, Constant<kShort / kVec>{}, block(kShort));
   }
   if (columns <= kNormThreads * kMiddle) {
-    return body(Constant<kVec>{}, Constant<kMiddle / kVec>{}, block(kMiddle));
+    return body(Constant<kVec>{}, Constant<kMiddle / kVec>{}, dim3(kThreads<kMiddle>));
   }
   if constexpr (sizeof(T) == 2) {
     if (columns <= kNormThreads * kLong) {
-      return body(Constant<kVec>{}, Constant<kLong / kVec>{}, block(kLong));
+      return body(Constant<kVec>{}, Constant<kLong / kVec>{}, dim3(kThreads<kLong>));
     }
   }
   return body(Constant<kVec>{}, Constant<0>{}, dim3(kNormThreads));
@@ -184,11 +193,11 @@ __global__ void __launch_bounds__(kNormThreads, VEC * ITEMS == kShort ? 3 : kNor
       }
     };
     if constexpr (ITEMS > 0) {
-      for_each_vector<VEC, ITEMS>(columns, read);
+      for_each_of_row<VEC, ITEMS>(columns, read);
     }
     float center = 0.0f;
     if constexpr (CENTERED) {
-      for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+      for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
         fetch(item, column);
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
@@ -198,7 +207,7 @@ __global__ void __launch_bounds__(kNormThreads, VEC * ITEMS == kShort ? 3 : kNor
       center = reduce_row<Sum>(center) / static_cast<float>(columns);
     }
     float squares = 0.0f;
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       fetch(item, column);
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
@@ -213,7 +222,7 @@ __global__ void __launch_bounds__(kNormThreads, VEC * ITEMS == kShort ? 3 : kNor
         mean[index] = center;
       }
     }
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       fetch(item, column);
       float weights[VEC];
       float biases[VEC] = {};
@@ -253,19 +262,12 @@ struct Places {
   static constexpr bool kReadsAhead = kKeepsRow && 2 * kRowWords <= kRoom;
   static constexpr bool kKeepsWeight = kReadsAhead && sizeof(W) == 2;
   static constexpr int kSharedColumns = kColumns + (CENTERED ? kColumns - kHeldItems * VEC : 0);
-
-  // Threads for which there are sums in shared memory: those of a block or, if it has more than half of all threads
-  // anyway, all. Then addresses are constants, where they would take a register for each vector.
-  static __host__ __device__ constexpr int threads(int of_block) {
-    return kColumns > kShort ? kNormThreads : of_block;
-  }
 };
 
 template <bool CENTERED, typename T, typename W, int VEC, int ITEMS>
 int norm_shared_bytes(dim3 block) {
   using Kept = Places<CENTERED, T, W, VEC, ITEMS>;
-  const int threads = Kept::threads(static_cast<int>(block.x * block.y));
-  return threads * Kept::kSharedColumns * static_cast<int>(sizeof(float));
+  return static_cast<int>(block.x * block.y * Kept::kSharedColumns * sizeof(float));
 }
 
 // The sums of this thread's columns in shared memory: four neighbours at a time, threads next to each other.
@@ -396,7 +398,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
   using Kept = Places<CENTERED, T, W, VEC, ITEMS>;
   constexpr int kItems = Kept::kKeepsRow ? ITEMS : 1;
   NEOX_DYNAMIC_SHARED(memory);
-  const int threads = Kept::threads(static_cast<int>(blockDim.x * blockDim.y));
+  const int threads = kThreads<VEC * ITEMS> > 0 ? kThreads<VEC * ITEMS> : static_cast<int>(blockDim.x * blockDim.y);
   const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   const SharedSums<VEC> weight_sums(memory, thread, threads);
   const SharedSums<VEC> bias_sums(memory + threads * Kept::kColumns, thread, threads);
@@ -404,7 +406,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
   float* const weight_partials = partials + static_cast<int64_t>(blockIdx.x) * columns;
   float* const bias_partials = weight_partials + static_cast<int64_t>(gridDim.x) * columns;
 
-  for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+  for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
     if constexpr (ITEMS == 0) {
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
@@ -430,11 +432,11 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
   float normal[Kept::kKeepsTerms ? ITEMS : 1][VEC];
   Packed<W, VEC> kept_weight[Kept::kKeepsWeight ? ITEMS : 1];
   if constexpr (Kept::kKeepsWeight) {
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) { kept_weight[item].read(weight + column); });
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) { kept_weight[item].read(weight + column); });
   }
   auto read_row = [&](Packed<T, VEC>(&to_above)[kItems], Packed<T, VEC>(&to_values)[kItems], const T* gradient_row,
                       const T* row_of_x) {
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       to_above[item].read(gradient_row + column);
       to_values[item].read(row_of_x + column);
     });
@@ -483,13 +485,13 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
     };
 
     float2 sums = {0.0f, 0.0f};  // of weighted gradients times normalized values, and of weighted gradients
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       const int slot = Kept::kKeepsRow ? item : 0;
       const int term = Kept::kKeepsTerms ? item : 0;
       fetch(column);
       if (!Kept::kReadsAhead && row + row_step < rows) {
-        prefetch(gradient + start + step + column);
-        prefetch(x + start + step + column);
+        prefetch(gradient + place_of_row + step + column);
+        prefetch(x + place_of_row + step + column);
       }
       float weights[VEC];
       weights_of(item, column, weights);
@@ -537,7 +539,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
     // Read early, it would take the registers that a row takes which is not kept.
     const T* const of_sum_row = Kept::kKeepsRow ? of_sum + start : read_after(along, of_sum + start);
 
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       [[maybe_unused]] Packed<T, VEC> others;
       if constexpr (ADDS) {
         others.read(of_sum_row + column);
@@ -580,7 +582,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
   if constexpr (ITEMS > 0) {
     __syncthreads();
     // Rows of a block, each of one warp, are added by the threads of the first.
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       float of_weight[VEC];
       float of_bias[VEC] = {};
       if (threadIdx.y > 0) {
