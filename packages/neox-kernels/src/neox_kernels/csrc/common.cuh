@@ -273,13 +273,15 @@ __device__ inline float reduce_row(float value) {
 // Rows in registers -------------------------------------------------------------------------------------------
 
 // Calls body(item, column) for the columns below `limit` that this thread owns: ITEMS vectors of VEC neighbours,
-// blockDim.x vectors apart; with ITEMS == 0, as many as required. `limit` may have 32 bits if ITEMS > 0.
-template <int VEC, int ITEMS, typename Index, typename Body>
+// blockDim.x vectors apart; with ITEMS == 0, as many as required. `limit` may have 32 bits if ITEMS > 0. THREADS is
+// blockDim.x, if that is a constant: then a thread's addresses differ by constants; 0: it is not.
+template <int VEC, int ITEMS, int THREADS = 0, typename Index, typename Body>
 __device__ inline void for_each_vector(Index limit, Body body) {
   if constexpr (ITEMS > 0) {
+    const Index threads = THREADS > 0 ? THREADS : static_cast<Index>(blockDim.x);
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
-      const Index column = (static_cast<Index>(item) * blockDim.x + threadIdx.x) * VEC;
+      const Index column = (item * threads + static_cast<Index>(threadIdx.x)) * VEC;
       if (column < limit) {
         body(item, column);
       }

@@ -38,6 +38,15 @@ constexpr int kLong = 64;
 
 constexpr int kNormBlocks = 2;  // of a multiprocessor, at least: 128 registers for a thread
 
+// Threads of a row with this number of columns of a thread; 0: as many as it takes.
+template <int OF_THREAD>
+constexpr int kThreads = OF_THREAD > kShort ? kNormThreads : 0;
+
+template <int VEC, int ITEMS, typename Index, typename Body>
+__device__ inline void for_each_of_row(Index columns, Body body) {
+  for_each_vector<VEC, ITEMS, kThreads<VEC * ITEMS>>(columns, body);
+}
+
 // Calls body(Constant<VEC>{}, Constant<ITEMS>{}, block): each thread has ITEMS vectors of VEC elements; 0: a loop.
 template <typename T, typename Body>
 void with_norm_plan(int64_t columns, bool vectorized, Body body) {
@@ -56,11 +65,11 @@ void with_norm_plan(int64_t columns, bool vectorized, Body body) {
     return body(Constant<kVec>{}, Constant<kShort / kVec>{}, block(kShort));
   }
   if (columns <= kNormThreads * kMiddle) {
-    return body(Constant<kVec>{}, Constant<kMiddle / kVec>{}, block(kMiddle));
+    return body(Constant<kVec>{}, Constant<kMiddle / kVec>{}, dim3(kThreads<kMiddle>));
   }
   if constexpr (sizeof(T) == 2) {
     if (columns <= kNormThreads * kLong) {
-      return body(Constant<kVec>{}, Constant<kLong / kVec>{}, block(kLong));
+      return body(Constant<kVec>{}, Constant<kLong / kVec>{}, dim3(kThreads<kLong>));
     }
   }
   return body(Constant<kVec>{}, Constant<0>{}, dim3(kNormThreads));
@@ -129,8 +138,8 @@ struct Packed {
 
 // Lets the compiler read from the address again, and only after `known` has been computed, where it would keep what it
 // has read in registers, or read early.
-template <typename T>
-__device__ inline const T* read_after(float known, const T* address) {
+template <typename Address>
+__device__ inline Address read_after(float known, Address address) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+l"(address) : "f"(known));
 #endif
@@ -184,11 +193,11 @@ __global__ void __launch_bounds__(kNormThreads, VEC * ITEMS == kShort ? 3 : kNor
       }
     };
     if constexpr (ITEMS > 0) {
-      for_each_vector<VEC, ITEMS>(columns, read);
+      for_each_of_row<VEC, ITEMS>(columns, read);
     }
     float center = 0.0f;
     if constexpr (CENTERED) {
-      for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+      for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
         fetch(item, column);
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
@@ -198,7 +207,7 @@ __global__ void __launch_bounds__(kNormThreads, VEC * ITEMS == kShort ? 3 : kNor
       center = reduce_row<Sum>(center) / static_cast<float>(columns);
     }
     float squares = 0.0f;
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       fetch(item, column);
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
@@ -213,7 +222,7 @@ __global__ void __launch_bounds__(kNormThreads, VEC * ITEMS == kShort ? 3 : kNor
         mean[index] = center;
       }
     }
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       fetch(item, column);
       float weights[VEC];
       float biases[VEC] = {};
@@ -324,15 +333,29 @@ class SharedSums {
   int distance_;
 };
 
-// (value - center) * scale + offset: 16-bit values do not notice that their distance from the mean is not exact.
+// The normalized values of a row. 16-bit values do not notice that their distance from the mean is not exact: theirs is
+// one multiplication and addition.
 template <typename T>
-__device__ inline float scaled_distance(float value, float center, float scale, float offset) {
-  if constexpr (sizeof(T) == 2) {
-    return value * scale + (offset - center * scale);
-  } else {
-    return (value - center) * scale + offset;
+class Normal {
+ public:
+  __device__ Normal(float center, float inverse)
+      : center_(sizeof(T) == 2 ? -center * inverse : center), inverse_(inverse) {}
+
+  __device__ float of(float value) const { return of(value, 1.0f, 0.0f); }
+
+  // Times `factor`, plus `added`.
+  __device__ float of(float value, float factor, float added) const {
+    if constexpr (sizeof(T) == 2) {
+      return value * (inverse_ * factor) + (center_ * factor + added);
+    } else {
+      return (value - center_) * (inverse_ * factor) + added;
+    }
   }
-}
+
+ private:
+  float center_;  // with 16-bit values: what is added to value * inverse
+  float inverse_;
+};
 
 // One or two sums over the threads of a row with one barrier: rows alternate between two places, so that no thread
 // writes to one before all have read it. Of two sums, each half of a warp adds one.
@@ -375,7 +398,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
   using Kept = Places<CENTERED, T, W, VEC, ITEMS>;
   constexpr int kItems = Kept::kKeepsRow ? ITEMS : 1;
   NEOX_DYNAMIC_SHARED(memory);
-  const int threads = static_cast<int>(blockDim.x * blockDim.y);
+  const int threads = kThreads<VEC * ITEMS> > 0 ? kThreads<VEC * ITEMS> : static_cast<int>(blockDim.x * blockDim.y);
   const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   const SharedSums<VEC> weight_sums(memory, thread, threads);
   const SharedSums<VEC> bias_sums(memory + threads * Kept::kColumns, thread, threads);
@@ -383,7 +406,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
   float* const weight_partials = partials + static_cast<int64_t>(blockIdx.x) * columns;
   float* const bias_partials = weight_partials + static_cast<int64_t>(gridDim.x) * columns;
 
-  for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+  for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
     if constexpr (ITEMS == 0) {
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
@@ -409,29 +432,29 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
   float normal[Kept::kKeepsTerms ? ITEMS : 1][VEC];
   Packed<W, VEC> kept_weight[Kept::kKeepsWeight ? ITEMS : 1];
   if constexpr (Kept::kKeepsWeight) {
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) { kept_weight[item].read(weight + column); });
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) { kept_weight[item].read(weight + column); });
   }
   auto read_row = [&](Packed<T, VEC>(&to_above)[kItems], Packed<T, VEC>(&to_values)[kItems], const T* gradient_row,
                       const T* row_of_x) {
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       to_above[item].read(gradient_row + column);
       to_values[item].read(row_of_x + column);
     });
   };
 
-  const int64_t row_step = static_cast<int64_t>(gridDim.x) * blockDim.y;
-  const int64_t step = row_step * columns;
+  const int row_step = static_cast<int>(gridDim.x * blockDim.y);
   int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  int64_t start = row * columns;
   if constexpr (Kept::kReadsAhead) {
     if (row < rows) {
-      read_row(next_above, next_values, gradient + start, x + start);
+      read_row(next_above, next_values, gradient + row * columns, x + row * columns);
     }
   }
   const float of_row = 1.0f / static_cast<float>(columns);
-  for (int place = 0; row < rows; row += row_step, start += step, place ^= 1) {
+  for (int place = 0; row < rows; row += row_step, place ^= 1) {
+    const int64_t start = row * columns;
+    const int64_t step = static_cast<int64_t>(row_step) * columns;
     const float inverse = inverse_deviation[row];
-    const float center = CENTERED ? mean[row] : 0.0f;
+    const Normal<T> normalized(CENTERED ? mean[row] : 0.0f, inverse);
     if constexpr (Kept::kReadsAhead) {
 #pragma unroll
       for (int item = 0; item < kItems; ++item) {
@@ -442,13 +465,12 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
       read_row(above, values, gradient + start, x + start);
     }
     // The vectors of the row and of the weight: unpacked or read again in each of two passes.
-    const T* gradient_row = gradient + start;
-    const T* row_of_x = x + start;
+    int64_t place_of_row = start;
     const W* weights_from = read_after(inverse, weight);
     auto fetch = [&](Index column) {
       if constexpr (!Kept::kKeepsRow) {
-        above[0].read(gradient_row + column);
-        values[0].read(row_of_x + column);
+        above[0].read(gradient + place_of_row + column);
+        values[0].read(x + place_of_row + column);
       }
     };
     auto weights_of = [&](int item, Index column, float(&weights)[VEC]) {
@@ -463,13 +485,13 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
     };
 
     float2 sums = {0.0f, 0.0f};  // of weighted gradients times normalized values, and of weighted gradients
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       const int slot = Kept::kKeepsRow ? item : 0;
       const int term = Kept::kKeepsTerms ? item : 0;
       fetch(column);
       if (!Kept::kReadsAhead && row + row_step < rows) {
-        prefetch(gradient_row + step + column);
-        prefetch(row_of_x + step + column);
+        prefetch(gradient + place_of_row + step + column);
+        prefetch(x + place_of_row + step + column);
       }
       float weights[VEC];
       weights_of(item, column, weights);
@@ -478,7 +500,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
         for_bias[j] = above[slot].value(j);
-        normal[term][j] = scaled_distance<T>(values[slot].value(j), center, inverse, 0.0f);
+        normal[term][j] = normalized.of(values[slot].value(j));
         weighted[term][j] = for_bias[j] * weights[j];
         sums.x += weighted[term][j] * normal[term][j];
         sums.y += weighted[term][j];
@@ -504,12 +526,11 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
         }
       }
     });
-    gradient_row = read_after(sums.x, gradient_row);
-    row_of_x = read_after(sums.x, row_of_x);
+    place_of_row = read_after(sums.x, place_of_row);
     weights_from = read_after(sums.x, weights_from);
     if constexpr (Kept::kReadsAhead) {
       if (row + row_step < rows) {
-        read_row(next_above, next_values, gradient_row + step, row_of_x + step);
+        read_row(next_above, next_values, gradient + place_of_row + step, x + place_of_row + step);
       }
     }
     sums = reduce_sums<CENTERED>(sums, place);
@@ -518,7 +539,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
     // Read early, it would take the registers that a row takes which is not kept.
     const T* const of_sum_row = Kept::kKeepsRow ? of_sum + start : read_after(along, of_sum + start);
 
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       [[maybe_unused]] Packed<T, VEC> others;
       if constexpr (ADDS) {
         others.read(of_sum_row + column);
@@ -547,7 +568,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
           value = inverse * weighted[item][j] + (normal[item][j] * along + across);
         } else {
           value = inverse * (above[slot].value(j) * weights[j]) +
-                  scaled_distance<T>(values[slot].value(j), center, inverse * along, across);
+                  normalized.of(values[slot].value(j), along, across);
         }
         if constexpr (ADDS) {
           value += others.value(j);
@@ -561,7 +582,7 @@ __global__ void __launch_bounds__(kNormThreads, kNormBlocks)
   if constexpr (ITEMS > 0) {
     __syncthreads();
     // Rows of a block, each of one warp, are added by the threads of the first.
-    for_each_vector<VEC, ITEMS>(columns, [&](int item, Index column) {
+    for_each_of_row<VEC, ITEMS>(columns, [&](int item, Index column) {
       float of_weight[VEC];
       float of_bias[VEC] = {};
       if (threadIdx.y > 0) {
