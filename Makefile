@@ -83,7 +83,7 @@ fuzz-manifests: install  ## Load 3,000 mutated manifests of checkpoints: they lo
 test-cluster: install  ## Simulate several hosts with real cluster tools and injected faults; requires root
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster tests/cluster
 
-OF_LAYOUTS := $(addprefix tests/integration/test_,$(addsuffix .py,compression layouts learning_rate nonfinite))
+OF_LAYOUTS := $(addprefix tests/integration/test_,$(addsuffix .py,compression engines layouts learning_rate nonfinite))
 
 test-layouts: install  ## Compare training of every architecture and compression on every layout with one rank (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep $(OF_LAYOUTS)
