@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from neox_model.torch_compat import initialize_sharding, reduce_scatter_single
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 __all__ = [
     "MeanReduceScatter",
@@ -283,13 +284,13 @@ def class_name(module: nn.Module) -> str:
     return next(own).__name__
 
 
-def is_part(module: nn.Module) -> "TypeGuard[FSDPModule]":
+def is_part(module: nn.Module) -> "TypeIs[FSDPModule]":
     """Return True if `fully_shard` gathers the parameters of the module."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
-def is_sharded(parameter: Tensor) -> "TypeGuard[DTensor]":
+def is_sharded(parameter: Tensor) -> "TypeIs[DTensor]":
     """Return True if `fully_shard` partitions the parameter."""
     tensor = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(parameter, tensor.DTensor)
