@@ -284,7 +284,7 @@ def class_name(module: nn.Module) -> str:
     return next(own).__name__
 
 
-def is_part(module: nn.Module) -> "TypeIs[FSDPModule]":
+def is_part(module: object) -> "TypeIs[FSDPModule]":
     """Return True if `fully_shard` gathers the parameters of the module."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
