@@ -89,7 +89,7 @@ def test_the_chosen_part_has_every_layout_and_every_architecture():
 
 @pytest.mark.slow
 def test_layouts_and_architectures_chosen_in_turn_train_the_model_of_one_rank(tmp_path):
-    check(chosen(), tmp_path, iterations=5, timeout_seconds=1200)
+    check(chosen(), tmp_path, iterations=8, timeout_seconds=1200)
 
 
 # A launch for each: engines of DeepSpeed are never freed, and gloo's threads in their groups do not rest.
