@@ -64,7 +64,7 @@ coverage: install  ## Line and branch coverage of the packages' fast tests
 
 test-chaos: install  ## Long sweeps: kill training at random moments and resume; read damaged files
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --hypothesis-profile=random -m "sweep and not cluster" packages/neox-launcher packages/neox-data packages/neox-model tests \
-		--ignore tests/integration/test_layouts.py --ignore tests/integration/test_pairs.py \
+		$(addprefix --ignore ,$(OF_LAYOUTS)) --ignore tests/integration/test_pairs.py \
 		--ignore tests/integration/test_precision.py --ignore tests/integration/test_optimizers.py \
 		--ignore packages/neox-launcher/tests/controller/test_listener.py \
 		--ignore packages/neox-launcher/tests/cli/test_fuzz_check.py \
@@ -83,8 +83,10 @@ fuzz-manifests: install  ## Load 3,000 mutated manifests of checkpoints: they lo
 test-cluster: install  ## Simulate several hosts with real cluster tools and injected faults; requires root
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster tests/cluster
 
-test-layouts: install  ## Compare training of every architecture on every layout with one rank (minutes)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_layouts.py
+OF_LAYOUTS := $(addprefix tests/integration/test_,$(addsuffix .py,compression engines layouts learning_rate nonfinite))
+
+test-layouts: install  ## Compare training of every architecture and compression on every layout with one rank (minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep $(OF_LAYOUTS)
 
 fuzz-config: install  ## 10,000 mutations of configs/ and wrong values of every name through neox-config (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m sweep packages/neox-launcher/tests/cli/test_fuzz_check.py

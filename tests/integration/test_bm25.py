@@ -1,4 +1,4 @@
-"""A retrieval model of a few updates, and BM25, on held-out files of Python's standard library."""
+"""A retrieval model of a few updates, and BM25, on held-out files of a part of Python's standard library."""
 
 import re
 import subprocess
@@ -12,8 +12,12 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "retrieval_model.py"
 
 @pytest.mark.slow
 def test_sentences_find_their_block_far_more_often_than_by_chance(tmp_path):
+    corpus = tmp_path / "stdlib.jsonl"
+    subprocess.run([sys.executable, "-m", "neox_data", "stdlib-corpus", corpus], check=True, timeout=300)
+    # Every fourth file: BM25 compares each sentence with each block.
+    corpus.write_text("".join(corpus.read_text(encoding="utf-8").splitlines(keepends=True)[3::4]), "utf-8")
     result = subprocess.run(
-        [sys.executable, SCRIPT, "--iterations", "20", "--work", tmp_path],
+        [sys.executable, SCRIPT, "--iterations", "10", "--work", tmp_path],
         capture_output=True,
         text=True,
         timeout=1800,
@@ -28,8 +32,8 @@ def test_sentences_find_their_block_far_more_often_than_by_chance(tmp_path):
     queries, blocks = (
         int(text.replace(",", "")) for text in re.findall(r"([\d,]+) (?:sen|blo)", result.stdout)
     )
-    assert 1000 < queries <= blocks
+    assert 800 < queries <= blocks
     assert shares["chance"] == pytest.approx([100 * k / blocks for k in (1, 5, 20)], rel=0.01)
-    # Seen: 11 % after 20 updates, and BM25 34 %; the files differ between versions of Python.
+    # Seen: 12 % after 10 updates, chance 0.43 %, and BM25 37 %; the files differ between versions of Python.
     assert shares["retrieval model"][1] > 15 * shares["chance"][1]
     assert 20 < shares["BM25"][1] < 50

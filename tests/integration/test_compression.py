@@ -1,5 +1,6 @@
 """Compression in training: one model on every layout, in every precision, and after a resume."""
 
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -75,29 +76,42 @@ def trained(
     return losses, engine, groups, compression.report()
 
 
-def train_alone(folder: str, cases: list[list[Any]]) -> None:
-    """Train each compression on one rank, for layouts of one and of the other size."""
+def model_of(name: str, layout: str) -> dict[str, Any]:
+    """Return what one rank trains for a layout: its sizes, without its parallelism."""
+    return (
+        settings_of(name, None) | sizes_of(layout) | {"num_layers": settings_of(name, layout)["num_layers"]}
+    )
+
+
+def file_of(folder: str, name: str, layout: str) -> Path:
+    """Return the file of one rank's training, the same for layouts of the same sizes."""
+    model = model_of(name, layout)
+    return Path(folder, f"{name}, {model['num_layers']} x {model['hidden_size']}.pt")
+
+
+def train_alone(folder: str, cases: list[list[str]]) -> None:
+    """Train each compression on one rank, for layouts of one and of the other size, unless it is there."""
     from neox_model.parallel.logical import named_logical_parameters
     from support.layouts import whole_weight
 
-    for number, (name, layout) in enumerate(cases):
-        like = settings_of(name, layout)
-        same = {key: like[key] for key in ("num_layers", "hidden_size", "num_attention_heads", "seq_length")}
-        losses, engine, _, figures = trained(settings_of(name, None) | sizes_of(layout) | same, ranks=1)
-        weights = {name: whole_weight(value) for name, value in named_logical_parameters(engine.model)}
-        torch.save({"losses": losses, "weights": weights, "figures": figures}, Path(folder, f"{number}.pt"))
+    for name, layout in cases:
+        path = file_of(folder, name, layout)
+        if not path.exists():
+            losses, engine, _, figures = trained(model_of(name, layout), ranks=1)
+            weights = {name: whole_weight(value) for name, value in named_logical_parameters(engine.model)}
+            torch.save({"losses": losses, "weights": weights, "figures": figures}, path)
 
 
-def differences(folder: str, cases: list[list[Any]], breaks: str = "") -> dict[str, float]:
+def differences(folder: str, cases: list[list[str]], breaks: str = "") -> dict[str, float]:
     """Return the largest difference of a loss and of a weight from one rank's, by compression."""
     from neox_model.parallel.logical import named_logical_parameters
     from support.layouts import whole_weight
 
     found = {}
-    for number, (name, layout) in enumerate(cases):
+    for name, layout in cases:
         ranks = LAYOUTS[layout].ranks
         losses, engine, _, figures = trained(settings_of(name, layout), ranks=ranks, breaks=breaks)
-        expected = torch.load(Path(folder, f"{number}.pt"), weights_only=True)
+        expected = torch.load(file_of(folder, name, layout), weights_only=True)
         of_losses = max(abs(one - other) for one, other in zip(losses, expected["losses"], strict=True))
         of_weights = 0.0
         for path, parameter in named_logical_parameters(engine.model):
@@ -118,23 +132,48 @@ def limits_of(name: str) -> dict[str, float]:
     return dict(zip(("loss", "weight"), TOLERANCES[kind], strict=True))
 
 
-@pytest.mark.parametrize("layout", [*ON, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def test_the_compressed_model_is_the_same_on_every_layout(tmp_path, layout: str) -> None:
-    cases = [[name, layout] for name in COMPRESSIONS]
-    run_ranks(train_alone, size=1, folder=str(tmp_path), cases=cases)
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the folder of the trainings on one rank, which all layouts are compared with."""
+    return str(tmp_path_factory.mktemp("alone"))
+
+
+def check_layout(folder: str, layout: str, compressions: Sequence[str]) -> None:
+    """The compressions give one rank's losses, weights and figures on a layout."""
+    cases = [[name, layout] for name in compressions]
+    run_ranks(train_alone, size=1, folder=folder, cases=cases)
     size = LAYOUTS[layout].ranks
-    for found in run_ranks(differences, size=size, folder=str(tmp_path), cases=cases, timeout_seconds=600):
+    for found in run_ranks(differences, size=size, folder=folder, cases=cases, timeout_seconds=600):
         limits = {
-            f"{name}: {what}": limit for name in COMPRESSIONS for what, limit in limits_of(name).items()
+            f"{name}: {what}": limit for name in compressions for what, limit in limits_of(name).items()
         }
         assert found.keys() == limits.keys()
         assert {name: value for name, value in found.items() if not value <= limits[name]} == {}
 
 
-def test_masks_of_parts_of_a_matrix_are_found(tmp_path) -> None:
+@pytest.mark.parametrize("layout", ON)
+def test_the_compressed_model_is_the_same_on_every_layout(alone: str, layout: str) -> None:
+    check_layout(alone, layout, list(COMPRESSIONS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "layout"), enumerate(SLOW))
+def test_every_second_compression_is_the_same_on_a_layout_of_two_kinds(
+    alone: str, place: int, layout: str
+) -> None:
+    check_layout(alone, layout, list(COMPRESSIONS)[place % 2 :: 2])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", SLOW)
+def test_every_compression_is_the_same_on_a_layout_of_two_kinds(alone: str, layout: str) -> None:
+    check_layout(alone, layout, list(COMPRESSIONS))
+
+
+def test_masks_of_parts_of_a_matrix_are_found(alone: str) -> None:
     cases = [["smallest weights and rows", "tensor 2"]]
-    run_ranks(train_alone, size=1, folder=str(tmp_path), cases=cases)
-    found = run_ranks(differences, size=2, folder=str(tmp_path), cases=cases, breaks="masks")
+    run_ranks(train_alone, size=1, folder=alone, cases=cases)
+    found = run_ranks(differences, size=2, folder=alone, cases=cases, breaks="masks")
     assert max(found[0].values()) > 1e-3
 
 

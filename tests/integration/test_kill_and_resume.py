@@ -40,7 +40,7 @@ class Job:
     def __init__(
         self, folder: Path, *, iterations: int, processes: int, saves_in_background: bool = False
     ) -> None:
-        self.folder, self.iterations = folder, iterations
+        self.folder, self.iterations, self.ranks = folder, iterations, processes
         self.checkpoints = folder / "checkpoints"
         folder.mkdir()
         _write_corpus(folder / "corpus")
@@ -199,18 +199,17 @@ def check_newest_is_complete(job: Job) -> int:
     return manifest.iteration
 
 
-def kill_and_resume(
-    folder: Path,
-    *,
-    moments: Sequence[str],
-    iterations: int,
-    processes: int,
-    seed: int,
-    saves_in_background: bool = False,
-) -> None:
-    chance = random.Random(seed)
+def trained_without_kills(folder: Path, *, iterations: int, processes: int) -> Job:
     undisturbed = Job(folder / "undisturbed", iterations=iterations, processes=processes)
     undisturbed.finish()
+    return undisturbed
+
+
+def kill_and_resume(
+    folder: Path, undisturbed: Job, *, moments: Sequence[str], seed: int, saves_in_background: bool = False
+) -> None:
+    chance = random.Random(seed)
+    iterations, processes = undisturbed.iterations, undisturbed.ranks
     job = Job(
         folder / "killed",
         iterations=iterations,
@@ -229,41 +228,39 @@ def kill_and_resume(
     assert job.losses == undisturbed.losses
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return trained_without_kills(tmp_path_factory.mktemp("alone"), iterations=50, processes=1)
+
+
 @pytest.mark.slow
-def test_three_kills_leave_no_trace_in_the_losses(tmp_path):
-    moments = ["saving", "training", "saving"]
-    kill_and_resume(tmp_path, moments=moments, iterations=40, processes=1, seed=1)
+def test_two_kills_leave_no_trace_in_the_losses(tmp_path, undisturbed):
+    kill_and_resume(tmp_path, undisturbed, moments=["saving", "training"], seed=1)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", [1])
 def test_twenty_kills_leave_no_trace_in_the_losses(tmp_path, seed):
     moments = ["saving", "training", "saving", "starting"] * 5
-    kill_and_resume(tmp_path, moments=moments, iterations=150, processes=2, seed=seed)
+    undisturbed = trained_without_kills(tmp_path, iterations=150, processes=2)
+    kill_and_resume(tmp_path, undisturbed, moments=moments, seed=seed)
 
 
 @pytest.mark.slow
-def test_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_path):
-    kill_and_resume(
-        tmp_path,
-        moments=["writer", "saving"],
-        iterations=60,
-        processes=1,
-        seed=2,
-        saves_in_background=True,
-    )
+def test_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_path, undisturbed):
+    kill_and_resume(tmp_path, undisturbed, moments=["writer", "saving"], seed=2, saves_in_background=True)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_a_hundred_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_path, seed):
     """Twenty for each seed."""
+    undisturbed = trained_without_kills(tmp_path, iterations=250, processes=2)
     kill_and_resume(
         tmp_path,
+        undisturbed,
         moments=["writer", "worker", "saving", "launcher", "all", "training", "writer", "starting"] * 2
         + ["saving", "worker", "launcher", "all"],
-        iterations=250,
-        processes=2,
         seed=seed,
         saves_in_background=True,
     )

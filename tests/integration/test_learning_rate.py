@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,14 @@ STYLES = {
     for style in DECAY_STYLES
     for warmup in WARMUPS
 }
+# The other schedules train in `make test-layouts`; all are compared with the optimizer, without a training.
+TRAINED = (
+    "WarmupDecayLR",
+    "OneCycle",
+    "OneCycle, momentum unchanged",
+    "wsd",
+    "LRRangeTest, staircase",
+)
 LAYOUTS = {
     "pipeline": {"pipe_parallel_size": 2},
     "ZeRO 1": {"zero_optimization": {"stage": 1}},
@@ -122,18 +131,23 @@ def logged(folder: Path, metric: str) -> list[float]:
     return [line[metric] for line in lines if metric in line]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("schedules")
+def train_all_in(folder: Path, schedules: Iterable[str], layouts: Mapping[str, dict[str, Any]]) -> Path:
+    """Train with these schedules, and with one of them on these layouts."""
     write_corpus(folder)
-    run_ranks(train_all, size=1, folder=str(folder), runs=SCHEDULES, timeout_seconds=300)
-    layouts = {name: SCHEDULES["OneCycle"] | layout for name, layout in LAYOUTS.items()}
-    run_ranks(train_all, size=2, folder=str(folder), runs=layouts, timeout_seconds=300)
+    alone = {name: SCHEDULES[name] for name in schedules}
+    run_ranks(train_all, size=1, folder=str(folder), runs=alone, timeout_seconds=300)
+    parallel = {name: SCHEDULES["OneCycle"] | layout for name, layout in layouts.items()}
+    run_ranks(train_all, size=2, folder=str(folder), runs=parallel, timeout_seconds=300)
     return folder
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_all_in(tmp_path_factory.mktemp("schedules"), TRAINED, LAYOUTS)
+
+
 @pytest.mark.parametrize("part", ["whole", "resumed"])
-@pytest.mark.parametrize("name", [*SCHEDULES, *LAYOUTS])
+@pytest.mark.parametrize("name", [*TRAINED, *LAYOUTS])
 def test_a_training_logs_exactly_the_values_of_the_curve(trained, name, part):
     curve = curve_of(SCHEDULES.get(name, SCHEDULES["OneCycle"]))
     rates = [curve.rate(update) for update in range(ITERATIONS)]
@@ -142,7 +156,7 @@ def test_a_training_logs_exactly_the_values_of_the_curve(trained, name, part):
     assert logged(trained / name / part, "optimizer/momentum") == momenta
 
 
-@pytest.mark.parametrize("name", [*SCHEDULES, *LAYOUTS])
+@pytest.mark.parametrize("name", [*TRAINED, *LAYOUTS])
 def test_a_resumed_training_is_the_uninterrupted_one(trained, name):
     for metric in ("loss/train", "optimizer/grad_norm"):
         whole, resumed = (logged(trained / name / part, metric) for part in ("whole", "resumed"))
@@ -157,3 +171,13 @@ def test_the_momentum_changes_the_training(trained):
     )
     assert cycled[:2] == constant[:2]
     assert cycled[2] != constant[2]
+
+
+@pytest.mark.sweep
+def test_every_other_schedule_is_logged_exactly_and_resumes(tmp_path):
+    others = SCHEDULES.keys() - TRAINED
+    folder = train_all_in(tmp_path, others, {})
+    for name in others:
+        for part in ("whole", "resumed"):
+            test_a_training_logs_exactly_the_values_of_the_curve(folder, name, part)
+        test_a_resumed_training_is_the_uninterrupted_one(folder, name)

@@ -27,8 +27,9 @@ def test_the_peak_of_tensors_is_the_estimated_one_within_5_percent():
     assert ratios == pytest.approx(dict.fromkeys(ratios, 1.0), abs=0.05)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("fp32", marks=pytest.mark.sweep), pytest.param("bf16", marks=pytest.mark.slow)]
+)
 def test_a_teacher_is_part_of_the_peak(precision):
     ratios = ratios_of("--teacher-layers=6", "--stages", "0", "3", f"--precisions={precision}")
     assert list(ratios) == ["ZeRO 0", "ZeRO 3"]

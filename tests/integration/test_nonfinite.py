@@ -1,10 +1,12 @@
 """A loss that is not finite: nothing is learnt from it, nothing after it is saved, and the training ends.
 
-Whole trainings on gloo, in every precision and on a layout of each kind.
+Whole trainings on gloo, on a layout of each kind. `make test` trains each layout in bf16 and every third
+one in another precision, and the losses that stay NaN in one precision each; `make test-layouts` trains all.
 """
 
 import json
 import math
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,13 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
+ITERATIONS = 8
 SETTINGS: dict[str, Any] = {
     "num_layers": 2,
     "seq_length": 16,
     "max_position_embeddings": 16,
     "tokenizer_type": "CharLevelTokenizer",
-    "train_iters": 12,
+    "train_iters": ITERATIONS,
     "optimizer": {"type": "Adam", "params": {"lr": 0.003}},
     "gradient_clipping": 1.0,
     "init_method_std": 0.05,
@@ -49,9 +52,22 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 # Micro-batches whose loss becomes NaN on one rank: a single update, and every one from update 6 on.
 ONE_UPDATE, FOR_GOOD = [8], list(range(10, 40))
 
+Case = tuple[str, str]
 
-def train_with_nan_losses(folder: str, data_path: str, micro_batches: list[int]) -> dict[str, str]:
-    """Train every precision on every layout; runs in both ranks. Gives how each training ended."""
+
+def all_cases() -> list[Case]:
+    return list(product(LAYOUTS, PRECISIONS))
+
+
+def in_turn(*precisions: str) -> list[Case]:
+    """Give each layout one of the precisions."""
+    return list(zip(LAYOUTS, cycle(precisions), strict=False))
+
+
+def train_with_nan_losses(
+    folder: str, data_path: str, micro_batches: list[int], cases: list[Case]
+) -> dict[str, str]:
+    """Train each layout in its precision; runs in both ranks. Gives how each training ended."""
     from neox_config.errors import NeoXError
     from neox_model.layers.lm_head import LMLoss
     from neox_model.parallel.topology import create_groups
@@ -60,7 +76,7 @@ def train_with_nan_losses(folder: str, data_path: str, micro_batches: list[int])
 
     here, ended = Path(folder), {}
     of_hidden = LMLoss.of_hidden
-    for number, (layout, precision) in enumerate((a, b) for a in LAYOUTS for b in PRECISIONS):
+    for number, (layout, precision) in enumerate(cases):
         calls = []
 
         def poisoned(self, hidden_SBD, weight_VD, targets, calls=calls):
@@ -86,14 +102,15 @@ def train_with_nan_losses(folder: str, data_path: str, micro_batches: list[int])
     return ended
 
 
-def train(folder: Path, micro_batches: list[int]) -> dict[str, str]:
-    arguments = {"folder": str(folder), "data_path": write_corpus(folder), "micro_batches": micro_batches}
+def train(folder: Path, micro_batches: list[int], cases: list[Case]) -> dict[str, str]:
+    arguments = {"folder": str(folder), "data_path": write_corpus(folder)}
+    arguments |= {"micro_batches": micro_batches, "cases": cases}
     first, second = run_ranks(train_with_nan_losses, size=2, timeout_seconds=1800, **arguments)
     # Tensor-parallel ranks name their own losses, which are the same but for this test.
     assert {name: bool(message) for name, message in first.items()} == {
         name: bool(message) for name, message in second.items()
     }
-    assert len(first) == len(LAYOUTS) * len(PRECISIONS)
+    assert len(first) == len(cases)
     return first
 
 
@@ -103,29 +120,47 @@ def manifest_of(run_folder: Path) -> dict[str, Any]:
     return json.loads((run_folder / latest / "manifest.json").read_text())["contents"]
 
 
-@pytest.mark.slow
-def test_one_update_that_is_not_finite_is_left_out_everywhere(tmp_path):
-    for name, message in train(tmp_path, ONE_UPDATE).items():
+def check_one_update(folder: Path, cases: list[Case]) -> None:
+    """An update that is not finite is left out, and the training goes on."""
+    for name, message in train(folder, ONE_UPDATE, cases).items():
         assert message == "", name
-        manifest = manifest_of(tmp_path / name)
+        manifest = manifest_of(folder / name)
         # 16-bit scaling of float16 is static here, so it is the guard's business alone.
         assert manifest["training"]["skipped_iterations"] == 1, name
-        assert manifest["schedule"]["applied_updates"] == 11, name
-        assert {step["step"]["value"] for step in manifest["optimizer_scalars"].values()} == {11.0}, name
-        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert manifest["schedule"]["applied_updates"] == ITERATIONS - 1, name
+        assert {step["step"]["value"] for step in manifest["optimizer_scalars"].values()} == {
+            ITERATIONS - 1.0
+        }, name
+        records = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
         losses = [record["loss/train"] for record in records if "loss/train" in record]
         # Rank 0 of two tensor-parallel ranks records its own loss; only this test makes the two differ.
         if "tensor" not in name:
             assert [loss is not None and math.isfinite(loss) for loss in losses] == [
-                place != 4 for place in range(12)
+                place != 4 for place in range(ITERATIONS)
             ], name
+
+
+def check_end(folder: Path, cases: list[Case]) -> None:
+    """A training whose losses stay NaN ends, and keeps its last good checkpoint."""
+    for name, message in train(folder, FOR_GOOD, cases).items():
+        assert "the last 3 updates in a row were skipped" in message, name
+        assert "iteration 6: loss" in message, name
+        manifest = manifest_of(folder / name)
+        assert manifest["iteration"] == 4, name
+        assert manifest["training"]["skipped_iterations"] == 0, name
+
+
+@pytest.mark.slow
+def test_one_update_that_is_not_finite_is_left_out_everywhere(tmp_path):
+    check_one_update(tmp_path, in_turn("bf16") + in_turn("fp32", "fp16")[::3])
 
 
 @pytest.mark.slow
 def test_a_training_whose_losses_stay_nan_ends_and_keeps_its_last_good_checkpoint(tmp_path):
-    for name, message in train(tmp_path, FOR_GOOD).items():
-        assert "the last 3 updates in a row were skipped" in message, name
-        assert "iteration 6: loss" in message, name
-        manifest = manifest_of(tmp_path / name)
-        assert manifest["iteration"] == 4, name
-        assert manifest["training"]["skipped_iterations"] == 0, name
+    check_end(tmp_path, in_turn("bf16", "fp16", "fp32"))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("check", [check_one_update, check_end])
+def test_losses_that_are_not_finite_in_every_precision_on_every_layout(tmp_path, check):
+    check(tmp_path, all_cases())

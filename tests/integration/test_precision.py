@@ -1,7 +1,8 @@
 """One update in fp32, bf16 and fp16 on every layout is that of plain autograd, and its like in float32.
 
-Real processes over gloo. `make test` runs a part in which every kind of layout meets every precision, and
-plants faults that must be found; `make test-precision` runs every architecture on every layout.
+Real processes over gloo. `make test` runs a part in which every kind of layout meets bf16, and a third of
+them each other precision, and plants faults that must be found; `make test-precision` runs every architecture
+on every layout.
 """
 
 import dataclasses
@@ -69,8 +70,13 @@ def findings_of(cells: Sequence[Cell], judgements: list[Judgement]) -> str:
     )
 
 
-def test_the_sample_has_every_kind_of_layout_in_every_precision_and_every_architecture():
-    assert {(kind_of(cell.layout), cell.precision) for cell in sample()} == set(product(KINDS, PRECISIONS))
+def test_the_sample_has_every_kind_of_layout_and_every_architecture():
+    kinds_of = {
+        precision: {kind_of(cell.layout) for cell in sample() if cell.precision == precision}
+        for precision in PRECISIONS
+    }
+    assert kinds_of["bf16"] == set(KINDS)
+    assert len(kinds_of["fp32"]) == len(kinds_of["fp16"]) == len(KINDS) // 3
     assert {cell.architecture for cell in sample()} == set(ARCHITECTURES)
 
 

@@ -68,12 +68,21 @@ def all_cells() -> tuple[Cell, ...]:
 
 @cache
 def sample() -> tuple[Cell, ...]:
-    """Every kind of layout in every precision; architectures and layouts of a kind in turn."""
+    """Every kind of layout in bf16, every third one also in fp32 and the next also in fp16.
+
+    Architectures and layouts of a kind come in turn.
+    """
     names, chosen = list(ARCHITECTURES), []
-    for number, (kind, precision) in enumerate(product(KINDS, PRECISIONS)):
-        layout = KINDS[kind][number % len(KINDS[kind])]
-        chosen.append(Cell(names[number % len(names)], layout, precision))
+    for place, layouts_of_kind in enumerate(KINDS.values()):
+        for precision in ("bf16", *_ALSO[place % len(_ALSO)]):
+            number = len(chosen)
+            layout = layouts_of_kind[number % len(layouts_of_kind)]
+            chosen.append(Cell(names[number % len(names)], layout, precision))
     return _with_pairs(chosen)
+
+
+# Further precisions of the sample, for kinds of layouts in turn.
+_ALSO: tuple[tuple[str, ...], ...] = (("fp32",), ("fp16",), ())
 
 
 def _with_pairs(cells: Iterable[Cell]) -> tuple[Cell, ...]:

@@ -104,8 +104,14 @@ def compare(precision: str) -> dict[str, dict[str, float]]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", PRECISIONS)
+# `tests/integration/test_layouts.py` compares these stages in float32 with one process.
+@pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param(each, marks=pytest.mark.slow if each == "bf16" else pytest.mark.sweep)
+        for each in PRECISIONS
+    ],
+)
 def test_every_stage_trains_what_stage_0_trains(precision):
     results = run_ranks(compare, size=4, precision=precision, timeout_seconds=600)
     for found in results:

@@ -147,8 +147,15 @@ def build_section(kind: type[Section], values: Mapping[str, Any]) -> Section:
     Raises:
         ValidationError: A value is invalid or missing.
     """
-    has_required = any(declared.is_required() for declared in kind.model_fields.values())
-    return kind.model_validate(dict(values)) if values or has_required else kind.model_construct()
+    if values or any(declared.is_required() for declared in kind.model_fields.values()):
+        return kind.model_validate(dict(values))
+    return _of_defaults(kind)
+
+
+@cache
+def _of_defaults(kind: type[Section]) -> Section:
+    """Return the section of defaults, which is frozen: one for all configurations."""
+    return kind.model_construct()
 
 
 @cache

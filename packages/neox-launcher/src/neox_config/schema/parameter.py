@@ -116,7 +116,8 @@ def block(kind: type["Section"] | None = None, *, doc: str, origin: str, resume:
     if kind is None:
         return Field(description=doc, json_schema_extra=extra)
     # Constructed without validation, so that blocks that are not given do not build a pydantic schema.
-    return Field(default_factory=kind.model_construct, description=doc, json_schema_extra=extra)
+    # Once: blocks are frozen.
+    return Field(default_factory=cache(kind.model_construct), description=doc, json_schema_extra=extra)
 
 
 def named_blocks(key: str, *, doc: str, origin: str, needed: bool = False) -> Any:
