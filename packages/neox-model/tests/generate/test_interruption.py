@@ -15,17 +15,27 @@ SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 def converting() -> Iterator[None]:
     try:
         yield
-    except StopRequested as stop:
+    except BaseException as stop:
         raise ValueError("cannot be read") from stop
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_that_other_code_passes_over_is_raised_at_the_end(number, code):
     before = signal.getsignal(number)
-    with pytest.raises(StopRequested) as raised, ending_on_signals(), suppress(Exception):
+    with pytest.raises(StopRequested) as raised, ending_on_signals(), suppress(BaseException):
         signal.raise_signal(number)
     assert raised.value.exit_code == code
     assert signal.getsignal(number) == before
+
+
+def test_code_that_tries_again_after_each_error_is_ended():
+    tries = []
+    with pytest.raises(StopRequested), ending_on_signals():
+        for number in range(3):
+            tries.append(number)
+            with suppress(Exception):
+                signal.raise_signal(signal.SIGTERM)
+    assert tries == [0]
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
@@ -45,7 +55,7 @@ def twice(seconds_between, monkeypatch) -> Iterator[None]:
     """Receive a signal, and after some seconds again, while code of others passes over the first."""
     now = [100.0]
     monkeypatch.setattr(interruption.time, "monotonic", lambda: now[0])
-    with suppress(StopRequested):
+    with suppress(BaseException):
         signal.raise_signal(signal.SIGTERM)
     now[0] += seconds_between
     signal.raise_signal(signal.SIGTERM)

@@ -17,6 +17,10 @@ from neox_model.parallel.groups import Groups
 
 __all__ = ["Interrupts", "agreed_in_copy", "ending_on_signals"]
 
+class _Signalled(BaseException):
+    """Raised where the signal arrived; `StopRequested` replaces it at the end of the block."""
+
+
 # A scheduler that ends a job signals every process, and so does the launcher: the same request twice.
 _SAME_REQUEST_SECONDS = 1.0
 
@@ -25,8 +29,9 @@ _SAME_REQUEST_SECONDS = 1.0
 def ending_on_signals() -> Iterator[None]:
     """Raise `StopRequested` in the block on the first SIGTERM or SIGINT; a second one ends the process.
 
-    One within a second of the first is the same request. If code of others passes over the error, or
-    converts it, it is raised at the end of the block.
+    One within a second of the first is the same request. Code of others that passes over every `Exception`,
+    as one that downloads and tries again, does not delay it; if it passes over this one too, or converts it,
+    `StopRequested` is raised at the end of the block.
     """
     with _handling((signal.SIGTERM, signal.SIGINT)):
         yield
@@ -107,7 +112,7 @@ def _handling(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
         received_at = now
         asked = requested_signal(number)
         received.append(StopRequested(f"{name_of(asked)} received", exit_code=SIGNALLED + asked))
-        raise received[0]
+        raise _Signalled
 
     def restore() -> None:
         for each, handler in before.items():
@@ -122,4 +127,4 @@ def _handling(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
     finally:
         restore()
         if received:
-            raise received[0]
+            raise received[0] from None
