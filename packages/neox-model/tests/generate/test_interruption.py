@@ -30,11 +30,15 @@ def test_a_signal_that_other_code_passes_over_is_raised_at_the_end(number, code)
 
 def test_code_that_tries_again_after_each_error_is_ended():
     tries = []
-    with pytest.raises(StopRequested), ending_on_signals():
+
+    def download() -> None:
         for number in range(3):
             tries.append(number)
             with suppress(Exception):
                 signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(StopRequested), ending_on_signals():
+        download()
     assert tries == [0]
 
 

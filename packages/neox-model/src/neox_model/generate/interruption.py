@@ -17,6 +17,7 @@ from neox_model.parallel.groups import Groups
 
 __all__ = ["Interrupts", "agreed_in_copy", "ending_on_signals"]
 
+
 class _Signalled(BaseException):
     """Raised where the signal arrived; `StopRequested` replaces it at the end of the block."""
 
