@@ -193,14 +193,13 @@ WITHOUT_COMPILER = """import sys
 
 class Refused:
     def find_spec(self, name, path=None, target=None):
-        refused = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
-        assert name not in refused, "the start of a training is a second longer"
+        assert name != "torch._dynamo", "the start of a training is a second longer"
 
 sys.meta_path.insert(0, Refused())
 """
 
 
-def test_a_training_that_neither_compiles_nor_partitions_does_not_import_what_does(tmp_path):
+def test_a_training_that_compiles_nothing_does_not_import_the_compiler(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_COMPILER)
     config = tmp_path / "config.yml"
     config.write_text(json.dumps(TINY | RESUMED | {"data_path": write_corpus(tmp_path), "train_iters": 2}))

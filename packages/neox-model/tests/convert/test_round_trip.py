@@ -1,6 +1,7 @@
 """A model of transformers becomes a checkpoint of ours and the same model again."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_padding_of_the_vocabulary_is_left_out_on_request(tmp_path):
 
 
 @pytest.mark.slow
-def test_parts_a_chat_template_and_settings_of_generation_are_kept(tmp_path):
+def test_parts_a_chat_template_and_settings_of_generation_are_kept(tmp_path, caplog):
     """A folder with an older config.json."""
     folder = write_model(tmp_path / "theirs", "llama", SMALL, dtype=torch.bfloat16)
     tensors = load_file(folder / "model.safetensors")
@@ -80,7 +81,10 @@ def test_parts_a_chat_template_and_settings_of_generation_are_kept(tmp_path):
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     generation = {"eos_token_id": [0, 5], "temperature": 0.7, "do_sample": True}
     (folder / "generation_config.json").write_text(json.dumps(generation))
+    caplog.set_level(logging.INFO, "neox_model")
     from_hf(folder, tmp_path / "ours")
+    assert load_config([tmp_path / "ours" / "model.yml"]).generation.stop_tokens == (5,)
+    assert "; generated texts also end at '%' (5) (stop-tokens)" in caplog.text
     to_hf(tmp_path / "ours" / "global_step0", tmp_path / "back")
     assert_same_weights(folder, tmp_path / "back")
     template, back = "chat_template.jinja", tmp_path / "back"

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def scripted(script: str) -> Forward:
 
 
 def engine(
-    script: str = "abcdefghij", *, slots: int = 2, capacity: int = 12, recompute: bool = True, **options: int
+    script: str = "abcdefghij", *, slots: int = 2, capacity: int = 12, recompute: bool = True, **options: Any
 ):
     forward = scripted(script)
     return Engine(Batch(forward, slots=slots, capacity=capacity, recompute=recompute), TOKENIZER, **options)
@@ -69,6 +70,26 @@ def engine(
 
 def ask(prompt: str, maximum_tokens: int = 20, *stop: str) -> Request:
     return Request(prompt=TOKENIZER.encode(prompt), maximum_tokens=maximum_tokens, stop_strings=stop)
+
+
+@pytest.mark.parametrize("steps_per_read", [1, 8])
+def test_a_stop_token_ends_a_reply_as_end_of_document_does(steps_per_read):
+    (stop,) = TOKENIZER.encode("f")
+    stopped = engine(stop_tokens=[stop], steps_per_read=steps_per_read)
+    first, second = stopped.replies([ask("b"), ask("g")])
+    assert (first.text, first.tokens, first.finish_reason) == (
+        "cde",
+        TOKENIZER.encode("cde"),
+        "end-of-document",
+    )
+    assert (second.text, second.finish_reason) == ("hij", "end-of-document")
+
+
+def test_a_stop_token_that_the_tokenizer_lacks_is_refused():
+    with pytest.raises(
+        NeoXError, match=f"stop-tokens contains {END + 1000}, but the tokenizer's ids are 0 to"
+    ):
+        engine(stop_tokens=[END + 1000])
 
 
 @pytest.mark.parametrize("steps_per_read", [1, 3, 8])
@@ -202,6 +223,7 @@ def test_each_parameter_reaches_the_job():
         "top_p": 0.8,
         "repetition_penalty": 1.2,
         "stop_strings": ("x",),
+        "stop_tokens": (),
         "sampling_seed": 0,
         "generation_batch_size": 3,
         "interactive_history": False,
@@ -235,6 +257,9 @@ def test_each_parameter_reaches_the_job():
         shapes.clear()
         list(job(recompute=recompute).engine(1, 9).replies([ask("a", 2)]))
         assert shapes == [(1, 1), (1, 2 if recompute else 1)]
+    (stop,) = TOKENIZER.encode("b")
+    (stopped,) = job(stop_tokens=(stop,)).engine(1, 9).replies([ask("a")])
+    assert (stopped.text, stopped.finish_reason) == ("", "end-of-document")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,12 @@ EXAMPLES = {
         "contains an empty string, which ends every text\nremove it",
         '--set stop-strings=["."," "]',
     ),
+    "stop_tokens_are_ids": (
+        "--set stop-tokens=[2,-1]",
+        "stop_tokens",
+        "contains -1, but ids of tokens begin at 0\nremove it",
+        "--set stop-tokens=[2,1]",
+    ),
     "heads_divide_the_width": (
         "--set num-attention-heads=5",
         "num_attention_heads",

@@ -46,7 +46,8 @@ __all__ = ["Model", "Precision", "load_model"]
 _SECTIONS = ("model", "attention", "tokenizer")
 # Other parameters of generation are about prompts and files of the command, and evaluations.
 _SETTINGS = (
-    *("maximum_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop_strings"),
+    *("maximum_tokens", "temperature", "top_k", "top_p", "repetition_penalty"),
+    *("stop_strings", "stop_tokens"),
     *("sampling_seed", "generation_batch_size", "recompute"),
 )
 
@@ -105,8 +106,8 @@ class Model:
         Args:
             prompts: a prompt or several; an empty one starts a new document.
             settings: parameters of the configuration: `maximum_tokens`, `temperature`, `top_k`, `top_p`,
-                `repetition_penalty`, `stop_strings`, `sampling_seed`, `generation_batch_size`, `recompute`;
-                others have the values of `config`.
+                `repetition_penalty`, `stop_strings`, `stop_tokens`, `sampling_seed`,
+                `generation_batch_size`, `recompute`; others have the values of `config`.
 
         Raises:
             ConfigError: a setting is unknown or has an invalid value.

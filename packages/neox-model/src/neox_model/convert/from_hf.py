@@ -1,7 +1,7 @@
 """Write a model of transformers as a checkpoint of ours, with a configuration."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 from neox_config import Resolved, Text, load_config, resolve
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_data.tokenizers import Tokenizer
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.architecture import Architecture, settings_of
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint, tensor_shapes
@@ -29,6 +30,7 @@ from neox_model.convert.tokenizer_files import (
     find_tokenizer,
     padding_multiple,
     rows_to_keep,
+    stop_tokens,
     write_json,
 )
 from neox_model.convert.weights import PRECISIONS, WeightFiles
@@ -66,6 +68,7 @@ def from_hf(
             f"{folder} contains no {TOKENIZER}, which --tokenizer-as-stored uses; leave it out"
         )
     settings = found.settings(output.absolute())
+    _log_ends(found.tokenizer.tokenizer, settings.get("stop-tokens", []))
     with folder_written_aside(output) as aside:
         found.tokenizer.copy(folder, aside)
         write_settings(aside / CONFIGURATION, settings, source=folder, output=output.absolute())
@@ -83,6 +86,19 @@ def from_hf(
         write_json(aside / "verification.json", result)
     logger.info("%s trains the model", output / CONFIGURATION)
     return result
+
+
+def _log_ends(tokenizer: Tokenizer, stops: Sequence[int]) -> None:
+    ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in stops)
+    end = tokenizer.end_of_document
+    logger.info(
+        "end-of-document is %r (%d)%s",
+        *(
+            tokenizer.decode([end]),
+            end,
+            f"; generated texts also end at {ends} (stop-tokens)" if ends else "",
+        ),
+    )
 
 
 def _resolved(configuration: Path, folder: Path) -> Resolved:
@@ -122,13 +138,16 @@ class HuggingFaceModel:
         values = {name: number(self.config.get(name) or 0.0, name) for name in self.family.dropouts.values()}
         dropouts = {"hidden-dropout": 0.0, "attention-dropout": 0.0}
         dropouts |= {ours: values[theirs] for ours, theirs in self.family.dropouts.items()}
-        entries = self.tokenizer.tokenizer.vocab_size
+        tokenizer = self.tokenizer.tokenizer
+        entries = tokenizer.vocab_size
+        stops = stop_tokens(self.folder, self.config, tokenizer)
         return {
             **settings_of(self.architecture),
             **dropouts,
             "precision": self.reader.precision,
             "make-vocab-size-divisible-by": padding_multiple(entries, self.rows),
             **self.tokenizer.settings(folder),
+            **({"stop-tokens": stops} if stops else {}),
         }
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "padding_multiple",
     "read_json",
     "rows_to_keep",
+    "stop_tokens",
     "tokenizer_names",
     "write_json",
     "write_tokenizer",
@@ -202,13 +203,29 @@ def generation_settings(tokenizer: Tokenizer, vocab_file: Path | None) -> dict[s
     found: dict[str, Any] = {}
     if vocab_file is not None and (vocab_file.parent / _GENERATION).is_file():
         found = read_json(vocab_file.parent / _GENERATION)
-    given = found.get("eos_token_id")
-    ends = [] if given is None else given if isinstance(given, list) else [given]
-    ends = list(dict.fromkeys([*ends, tokenizer.end_of_document]))
+    ends = list(dict.fromkeys([*_ends(found), tokenizer.end_of_document]))
     found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     if tokenizer.padding is not None:
         found.setdefault("pad_token_id", tokenizer.padding)
     return found
+
+
+def stop_tokens(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens besides end-of-document at which transformers ends a text.
+
+    Args:
+        folder: of the model of transformers.
+        config: the contents of `config.json`, which counts without `generation_config.json`.
+        tokenizer: the model's; rows of the embedding without an entry in it are never generated.
+    """
+    path = folder / _GENERATION
+    ends = _ends(read_json(path) if path.is_file() else config)
+    return [end for end in ends if end != tokenizer.end_of_document and end < tokenizer.vocab_size]
+
+
+def _ends(settings: Mapping[str, Any]) -> list[int]:
+    given = settings.get("eos_token_id")
+    return [end for end in (given if isinstance(given, list) else [given]) if type(end) is int]
 
 
 def read_json(path: Path) -> dict[str, Any]:

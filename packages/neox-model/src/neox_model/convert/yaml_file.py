@@ -19,6 +19,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
         *("hidden-dropout", "attention-dropout", "save-interval"),
     ),
     "Adapters": ("lora-base", "lora-rank", "lora-alpha", "lora-dropout", "lora-target-modules"),
+    "Generation: tokens at which transformers ends a text, too": ("stop-tokens",),
     "Weights": ("load", "finetune"),
 }
 _MODEL = "Model; other values are another model"

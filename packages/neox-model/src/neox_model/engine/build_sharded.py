@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from neox_config import Resolved
@@ -17,7 +18,7 @@ from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.sharded_stage import ShardedStage
-from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel, is_part
+from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
 
 __all__ = ["build_sharded_model", "build_sharded_stage"]
 
@@ -40,7 +41,7 @@ def build_sharded_model(
         groups: this rank's process groups.
     """
     paths = {id(parameter): path for path, parameter in model.named_parameters()}
-    if not is_part(model):
+    if not isinstance(model, FSDPModule):
         model.to(computing_device())
         partition_model(resolved, model, groups)
     sharded = ShardedModel(model, **_settings(resolved, groups))

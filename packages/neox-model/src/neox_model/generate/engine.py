@@ -13,10 +13,11 @@ reply depends on its request alone, not on the others in the batch.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from neox_config.errors import ConfigError
 from neox_data.tokenizers import Tokenizer
 from neox_model.generate.batch import Admission, Batch, NewTokens, Scores
 from neox_model.generate.sampling import GREEDY, Sampling
@@ -58,7 +59,7 @@ class Reply:
     """The continuation of a prompt.
 
     Args:
-        tokens: the generated ids, without end-of-document; with those of a stop string.
+        tokens: the generated ids, without end-of-document or the stop token; with those of a stop string.
         log_probabilities: of these tokens, under the model (temperature 1, no filter, no penalty).
         text: their text, without the stop string.
         finish_reason: why it ends.
@@ -130,13 +131,31 @@ class Engine:
     Args:
         batch: decodes the sequences in its slots.
         tokenizer: converts ids to text.
+        stop_tokens: ids of tokens that end a text, as end-of-document does.
         steps_per_read: tokens that each sequence gets before they are read from the device and checked for
             the end of the text; those behind an end are dropped. 1 delivers every token at once.
+
+    Raises:
+        ConfigError: the tokenizer has no such token.
     """
 
-    def __init__(self, batch: Batch, tokenizer: Tokenizer, *, steps_per_read: int = 1) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        tokenizer: Tokenizer,
+        *,
+        stop_tokens: Collection[int] = (),
+        steps_per_read: int = 1,
+    ) -> None:
+        for token in stop_tokens:
+            if token >= tokenizer.vocab_size:
+                raise ConfigError(
+                    f"stop-tokens contains {token}, but the tokenizer's ids are 0 to "
+                    f"{tokenizer.vocab_size - 1}; remove it"
+                )
         self._batch = batch
         self._tokenizer = tokenizer
+        self._ends = {tokenizer.end_of_document, *stop_tokens}
         self._steps_per_read = steps_per_read
         self._waiting: deque[tuple[int, Request]] = deque()
         # By slot of the batch.
@@ -252,7 +271,7 @@ class Engine:
                 break
             count += 1
             running.is_finite &= math.isfinite(value)
-            if token == self._tokenizer.end_of_document:
+            if token in self._ends:
                 reason = "end-of-document"
                 continue
             running.tokens.append(token)

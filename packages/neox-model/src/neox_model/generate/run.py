@@ -184,7 +184,12 @@ def job_of(
 
     def engine(slots: int, capacity: int) -> Engine:
         batch = Batch(forward, slots=slots, capacity=capacity, recompute=settings.recompute)
-        return Engine(batch, tokenizer, steps_per_read=1 if is_read else _STEPS_PER_READ)
+        return Engine(
+            batch,
+            tokenizer,
+            stop_tokens=settings.stop_tokens,
+            steps_per_read=1 if is_read else _STEPS_PER_READ,
+        )
 
     seed = config.training.seed if settings.sampling_seed is None else settings.sampling_seed
     return Job(

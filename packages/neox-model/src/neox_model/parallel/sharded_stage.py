@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from neox_model.parallel.groups import Group
-from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel, is_part
+from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
 from neox_model.torch_compat import end_backward
 
 __all__ = ["ShardedStage"]
@@ -84,7 +85,7 @@ def _gather_in_reverse(chunk: nn.Module) -> None:
     By default it is the layer whose forward pass ran before, which in a pipeline may be one of another
     micro-batch.
     """
-    parts = [module for module in chunk.modules() if is_part(module)]
+    parts = [module for module in chunk.modules() if isinstance(module, FSDPModule)]
     for before, part in pairwise([*parts[:1], *parts]):
         # The first one has none before it; without any, torch would choose one.
         part.set_modules_to_backward_prefetch([before])

@@ -2,30 +2,25 @@
 
 Between updates each rank holds a run of rows of every parameter, in float32. A layer's whole parameters, in
 the dtype of the computation, exist while it runs; at stages 1 and 2 from its forward to its backward pass.
-
-torch's modules for this take a second to import, so only `partition` does. Before, nothing is partitioned.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from neox_model.parallel.groups import Group
 from neox_model.parallel.held import Held, first_row
 from neox_model.parallel.logical import copy_description
 from neox_model.torch_compat import initialize_sharding, reduce_scatter_single
-
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
-    from typing_extensions import TypeIs
 
 __all__ = [
     "MeanReduceScatter",
@@ -33,7 +28,6 @@ __all__ = [
     "ShardedModel",
     "class_name",
     "gathered",
-    "is_part",
     "is_sharded",
     "own_rows_of",
     "partition",
@@ -120,9 +114,6 @@ def partition(
             keep a part for this many ranks; False: keep them.
         partitions_frozen: partition the weights that are not trained, too.
     """
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     assert group.process_group is not None, "sharding requires torch.distributed"
     before = dict(model.named_parameters())
     for parameter in before.values():
@@ -168,11 +159,11 @@ def _allocate(model: nn.Module, device: torch.device) -> None:
 
 
 def _uninitialized(parameter: nn.Parameter, device: torch.device) -> Tensor:
-    if not is_sharded(parameter):
+    if not isinstance(parameter, DTensor):
         return torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     with torch.no_grad():
         local = torch.empty_like(parameter.to_local(), device=device)
-    return type(parameter).from_local(
+    return DTensor.from_local(
         local,
         parameter.device_mesh,
         parameter.placements,
@@ -205,7 +196,7 @@ class ShardedModel:
         self.model = model
         self._keeps_weights = keeps_weights
         self._reduces_every_time = reduces_every_time
-        self._parts = [module for module in model.modules() if is_part(module)]
+        self._parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for part in self._parts:
             part.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]
             # The reduction divides.
@@ -263,11 +254,11 @@ def gathered(model: nn.Module) -> Iterator[None]:
     Afterwards parameters are partitioned again, also if a pass in the block failed. Layers must not free
     their parameters between forward and backward pass.
     """
-    if not is_part(model):
+    if not isinstance(model, FSDPModule):
         yield
         return
     for part in model.modules():
-        if is_part(part):
+        if isinstance(part, FSDPModule):
             part.unshard()
     model.set_reshard_after_backward(False)
     try:
@@ -284,29 +275,22 @@ def class_name(module: nn.Module) -> str:
     return next(own).__name__
 
 
-def is_part(module: object) -> "TypeIs[FSDPModule]":
-    """Return True if `fully_shard` gathers the parameters of the module."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
-
-
-def is_sharded(parameter: Tensor) -> "TypeIs[DTensor]":
+def is_sharded(parameter: Tensor) -> bool:
     """Return True if `fully_shard` partitions the parameter."""
-    tensor = sys.modules.get("torch.distributed.tensor")
-    return tensor is not None and isinstance(parameter, tensor.DTensor)
+    return isinstance(parameter, DTensor)
 
 
 @torch.no_grad()
 def whole_tensor(parameter: Tensor) -> Tensor:
     """Return a copy of a sharded parameter, of its whole shape. Collective over the data group."""
-    assert is_sharded(parameter), "not sharded"
+    assert isinstance(parameter, DTensor), "not sharded"
     return parameter.full_tensor()
 
 
 @contextmanager
 def own_rows_of(parameter: Tensor) -> Iterator[Tensor]:
     """Yield a new tensor of a sharded parameter's whole shape; this rank keeps its rows of the values."""
-    assert is_sharded(parameter), "not sharded"
+    assert isinstance(parameter, DTensor), "not sharded"
     whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
     yield whole
     with torch.no_grad():

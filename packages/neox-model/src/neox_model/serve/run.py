@@ -103,7 +103,7 @@ def _engine(resolved: Resolved, load: str, groups: Groups, tokenizer: Tokenizer)
             capacity=config.model.seq_length,
             recompute=config.generation.recompute,
         )
-    return Engine(batch, tokenizer)
+    return Engine(batch, tokenizer, stop_tokens=config.generation.stop_tokens)
 
 
 def _model(config: NeoXConfig, load: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> ServedModel:

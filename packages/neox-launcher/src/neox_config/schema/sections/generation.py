@@ -54,6 +54,12 @@ class GenerationSection(Section, resume="free"):
     stop_strings: tuple[str, ...] = param(
         (), origin="ours", doc="A generated text ends before the first of these strings."
     )
+    stop_tokens: tuple[int, ...] = param(
+        (),
+        origin="ours",
+        doc="Ids of tokens that end a generated text, as end-of-document does. `neox-convert from-hf` sets "
+        "those of generation_config.json.",
+    )
     sampling_seed: int | None = param(
         None,
         origin="ours",
