@@ -368,3 +368,10 @@ def test_every_command_knows_h_as_help(command: tuple[str, ...]) -> None:
     assert short.exit_code == 0
     assert short.stdout == long.stdout
     assert "-h, --help" in short.stdout
+
+
+@pytest.mark.parametrize("command", ["train-tokenizer", "count"])
+def test_files_without_their_option_are_answered_with_it(command):
+    result = run(command, "corpus.jsonl")
+    assert result.exit_code == 2
+    assert "give the files with --input: --input corpus.jsonl" in result.stderr

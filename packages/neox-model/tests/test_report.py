@@ -21,7 +21,7 @@ from neox_model.report.markup import duration, number, size
 from neox_model.report.page import render_page
 from neox_model.report.reading import Column, read_run, read_runs
 from neox_model.report.series import MOST_POINTS, curve_of
-from neox_model.report.story import status
+from neox_model.report.story import ending, status
 
 BEGIN = 1_763_874_000.0
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
@@ -463,6 +463,7 @@ def test_a_truncated_last_line_and_an_older_record_are_read_and_the_lack_is_name
     assert run.last_iteration == 2
     assert "configuration, packages, code and estimate: an older version wrote the record" in text
     assert status(run, now=BEGIN) == ("no end recorded", "warn")
+    assert ending(run.attempts[-1]) == "no reason is recorded, as after the loss of rank 0's host, or kill -9"
 
 
 def test_several_runs_are_compared_by_what_differs(tmp_path):
@@ -561,6 +562,15 @@ def test_a_folder_without_record_is_refused_by_name(tmp_path):
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 1
     assert f"{tmp_path / 'metrics.jsonl'}: no such file; pass the folder that log-dir names" in result.output
+
+
+def test_a_folder_whose_subfolder_has_the_record_is_refused_with_its_name(tmp_path):
+    (tmp_path / "logs").mkdir()
+    write_record(tmp_path / "logs", [])
+    (tmp_path / "other").mkdir()
+    result = CliRunner().invoke(main, [str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"no such file; pass the folder that has it: {tmp_path / 'logs'}\n" in result.output
 
 
 def test_it_starts_without_torch():

@@ -1,6 +1,7 @@
 """Shared parts of the package's commands: error messages, and options."""
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -62,8 +63,18 @@ class DataCommand(Command):
         self._several = frozenset(several)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line."""
-        return super().parse_args(ctx, list(one_option_per_word(args, self._several)))
+        """Parse the command line; answer corpus files that are given without `--input`."""
+        words = list(one_option_per_word(args, self._several))
+        try:
+            return super().parse_args(ctx, list(words))
+        except click.MissingParameter as error:
+            if error.param is None or error.param.name != "inputs":
+                raise
+            files = self.make_parser(ctx).parse_args(words)[1]
+            if not files:
+                raise
+            remedy = f"give the files with --input: --input {shlex.join(files)}"
+            raise click.UsageError(f"Missing option '--input'; {remedy}", ctx=ctx) from error
 
     def message(self, error: Exception) -> str:
         """Return the sentence that reports an error."""

@@ -171,6 +171,14 @@ def test_broken_lines_are_skipped_and_counted_on_request(corpus: Path, tmp_path:
         (("--input", "CORPUS", "--tokenizer-type", "GPT5"), "'GPT5' is not one of"),
         (("--tokenizer-type", "CharLevelTokenizer"), "Missing option '--input'"),
         (
+            ("a.jsonl", "--tokenizer-type", "CharLevelTokenizer", "b c.jsonl"),
+            "give the files with --input: --input a.jsonl 'b c.jsonl'",
+        ),
+        (
+            ("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--dataset-impl", "lazy"),
+            "'lazy' is not 'mmap', the only layout that is written; neox-data convert converts existing",
+        ),
+        (
             ("--tokenizer-type", "CharLevelTokenizer", "--input", ""),
             "--input contains an empty name; pass a file",
         ),

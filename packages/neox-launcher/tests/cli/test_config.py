@@ -21,7 +21,10 @@ def run(*arguments):
 def test_a_valid_file_is_reported_as_valid(minimal):
     result = run("check", minimal)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"{minimal}: valid, 9 parameters given\n"
+    assert result.stdout == (
+        f"{minimal}: valid, 9 parameters given\n"
+        "not checked: files (neox-config check --files) and devices (neox-launch --dry-run)\n"
+    )
 
 
 @pytest.mark.parametrize("encoding", ["0", "1"])
@@ -92,6 +95,20 @@ def test_everything_that_a_launch_would_refuse_is_reported_in_one_round(minimal,
         7: "sample-input-file: gone.txt\n          does not exist",
     }.items():
         assert f"  line {line}  {sentence}" in result.stderr
+
+
+def test_prompts_are_checked_only_if_the_mode_reads_them(minimal):
+    settings = ("--set", "sample-input-file=gone.txt", "--set", "num-samples=10")
+    reads = run("check", minimal, "--files", *settings).stderr
+    does_not = run("check", minimal, "--files", *settings, "--set", "text-gen-type=unconditional").stderr
+    assert "gone.txt\n" in reads
+    assert "gone.txt" not in does_not
+
+
+def test_with_files_nothing_is_said_about_files_that_were_not_checked(minimal, monkeypatch):
+    monkeypatch.setattr("neox_launcher.cli.config.check_files", lambda config, program: [])
+    result = run("check", minimal, "--files")
+    assert result.stdout == f"{minimal}: valid, 9 parameters given\n"
 
 
 def test_paths_that_the_system_refuses_are_reported(minimal, tmp_path):

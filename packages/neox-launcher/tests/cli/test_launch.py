@@ -85,6 +85,16 @@ def test_a_dry_run_shows_where_the_agents_connect(minimal, folder):
     assert result.stdout.count("--launcher 10.0.0.9:29400 --host-number ") == 2
 
 
+@pytest.mark.parametrize(("launcher", "is_noted"), [("ssh", True), ("local", False)])
+def test_a_dry_run_notes_that_it_resolves_no_host_name(minimal, folder, monkeypatch, launcher, is_noted):
+    (folder / "hosts").write_text("nowhere.invalid slots=1\n")
+    monkeypatch.setattr(type(launch.BACKENDS["ssh"]), "missing", lambda self: None)
+    hosts = ["--hostfile", "hosts"] if launcher == "ssh" else []
+    result = run("--config", minimal, *FILES, *hosts, "--launcher", launcher, "--dry-run")
+    assert result.exit_code == 0
+    assert ("a dry run resolves no host name" in result.stderr) == is_noted
+
+
 @pytest.mark.parametrize("program", ["generate", "evaluate"])
 def test_other_programs_take_the_same_options_on_either_side(minimal, folder, program):
     one = run("--config", minimal, program, *FILES, "--dry-run")

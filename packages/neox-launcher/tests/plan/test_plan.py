@@ -75,9 +75,9 @@ def test_a_missing_hostfile_hides_no_problem_of_this_machine_without_it(plan):
         plan(*given, program="doctor")
     found = {problem.name: problem for problem in caught.value.problems}
     assert set(found) == {"hostfile", "distributed_backend", "train_batch_size"}
-    assert found["distributed_backend"].what.startswith("with hostfile: null, requires GPUs")
+    assert found["distributed_backend"].what.startswith("without the hostfile, requires GPUs")
     assert "gloo --set fp16.enabled=false (fp16 is slow on CPUs), or" in found["distributed_backend"].remedy
-    assert found["train_batch_size"].what.startswith("with hostfile: null, is not divisible by")
+    assert found["train_batch_size"].what.startswith("without the hostfile, is not divisible by")
     with pytest.raises(ConfigError) as caught:
         plan(*given, gpus=3, program="doctor")
     assert [problem.name for problem in caught.value.problems] == ["hostfile", "train_batch_size"]
@@ -171,7 +171,7 @@ def test_hosts_are_taken_from_the_slurm_allocation(plan):
     planned = plan("launcher=slurm", "exclude=n1:1", environment=SLURM)
     assert planned.world.hosts == (Host("n1", (0,)), Host("n2", (0, 1)))
     assert planned.hosts_from == "Slurm allocation 77"
-    with pytest.raises(HostfileError, match="inside sbatch or salloc"):
+    with pytest.raises(HostfileError, match="inside sbatch or salloc, or add --num-nodes N --num-gpus M for"):
         plan("launcher=slurm")
 
 
@@ -186,7 +186,7 @@ def test_a_future_allocation_can_be_planned_but_not_started(plan, monkeypatch):
     monkeypatch.delenv("SLURM_NODELIST", raising=False)
     reason = launch.BACKENDS["slurm"].missing()
     assert reason == "launcher: slurm requires a Slurm allocation; start neox-launch inside sbatch or salloc"
-    with pytest.raises(HostfileError, match="or set num-gpus for a --dry-run outside"):
+    with pytest.raises(HostfileError, match="or add --num-gpus M for a --dry-run outside"):
         plan("launcher=slurm", "num-nodes=2")
 
 

@@ -205,6 +205,16 @@ def test_load_may_be_empty_only_if_it_is_the_folder_of_save(load, files, folders
         ("text-gen-type: unconditional", b"", ("num_samples", "is 0, so no text would be generated")),
         ("text-gen-type: unconditional\nnum-samples: 2", b"", None),
         ("text-gen-type: interactive", b"", None),
+        ("sample-input-file: absent", b"", ("sample_input_file", "does not exist")),
+        (
+            "text-gen-type: input-file\nsample-input-file: absent",
+            b"",
+            ("sample_input_file", "does not exist"),
+        ),
+        ("text-gen-type: unconditional\nnum-samples: 2\nsample-input-file: absent", b"", None),
+        ("text-gen-type: interactive\nsample-input-file: prompts", b"", None),
+        ("text-gen-type: input-file", b"", ("text_gen_type", "requires sample-input-file")),
+        ("text-gen-type: input-file\nprompt: Once", b"", None),
     ],
 )
 def test_generation_without_anything_to_generate_is_reported(load, files, text, content, found):

@@ -161,6 +161,24 @@ def test_the_options_of_gpt_neoxs_converters_are_answered(line, advice):
     assert f"Error: {answer}" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("script", "command"),
+    [
+        ("convert_neox_to_hf", "neox-convert from-neox, then neox-convert to-hf"),
+        ("tools/ckpts/convert_neox_to_hf.py", "neox-convert from-neox, then neox-convert to-hf"),
+        ("convert_hf_to_gptneox", "neox-convert from-hf DIR"),
+        ("convert_hf_llama_to_neox.py", "neox-convert from-hf DIR"),
+        ("convert_neox_to_mcore", "there is no conversion to Megatron-LM"),
+        ("inspect_checkpoints.py", "neox-checkpoint inspect"),
+    ],
+)
+def test_the_names_of_gpt_neoxs_scripts_are_answered_with_commands(script, command):
+    result = CliRunner().invoke(cli.main, [script, "--input_dir", "x"])
+    assert result.exit_code == 2
+    assert f"{script} is not a command; " in result.stderr
+    assert command in result.stderr
+
+
 TO_HF = "it can be loaded as it is, and neox-convert to-hf --load ours --output DIR exports it"
 FROM_HF = (
     "contains a model of transformers, not a checkpoint of this project; convert it with neox-convert from-hf"

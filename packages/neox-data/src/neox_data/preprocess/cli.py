@@ -42,6 +42,15 @@ _OUTPUT, _RUN = "Output", "Speed"
 _INSTEAD = {"prompt-response": "--prompt-key and --response-key", "chat": "--messages-key"}
 
 
+def _check_layout(context: click.Context, parameter: click.Parameter, layout: str) -> str:
+    if layout != "mmap":
+        raise click.BadParameter(
+            f"{layout!r} is not 'mmap', the only layout that is written; neox-data convert converts existing "
+            "cached or lazy datasets to it"
+        )
+    return layout
+
+
 @click.command(
     "preprocess_data",
     cls=DataCommand,
@@ -131,7 +140,14 @@ _INSTEAD = {"prompt-response": "--prompt-key and --response-key", "chat": "--mes
     required=True,
     help="Prefix of the output; datasets are named PREFIX_KEY_document.",
 )
-@option("--dataset-impl", heading=_OUTPUT, type=click.Choice(["mmap"]), default="mmap", help="Output layout.")
+@option(
+    "--dataset-impl",
+    heading=_OUTPUT,
+    metavar="[mmap]",
+    default="mmap",
+    callback=_check_layout,
+    help="Output layout.",
+)
 @option(
     "--workers",
     heading=_RUN,

@@ -43,6 +43,8 @@ from neox_launcher.resources.hosts import missing_hostfile
 
 __all__ = ["main"]
 
+_NOT_CHECKED = "not checked: files (neox-config check --files) and devices (neox-launch --dry-run)"
+
 
 class _ConfigGroup(Group):
     command_class = ConfigurationCommand
@@ -75,8 +77,8 @@ main.add_command(completion)
     "--files",
     "with_files",
     is_flag=True,
-    help="Check everything that neox-launch would refuse: also the files that the configuration names "
-    "(datasets, tokenizer, checkpoint, hostfile, prompts).",
+    help="Also check the files that the configuration names (datasets, tokenizer, checkpoint, hostfile, "
+    "prompts). neox-launch --dry-run checks the devices of this machine, too.",
 )
 def check(
     files: tuple[str, ...],
@@ -106,6 +108,8 @@ def check(
     if problems:
         _fail(config_error(_without_repetitions(problems), config.files))
     click.echo(f"{' + '.join(config.files)}: valid, {counted(len(config.sources), 'parameter')} given")
+    if not with_files:
+        click.echo(_NOT_CHECKED)
 
 
 def _problems_on_devices(

@@ -79,7 +79,8 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
             heading=_LAUNCH,
             type=click.Choice(["text", "json"]),
             help="Print the plan and the commands without starting anything or contacting a host. The value "
-            "is optional and defaults to text. Exits with 2 if the launch would be refused.",
+            "is optional and defaults to text. Exits with 2 if the launch would be refused, except that host "
+            "names are not resolved.",
         ),
         option(
             "--bind-cores",

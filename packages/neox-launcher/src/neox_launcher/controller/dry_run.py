@@ -23,19 +23,25 @@ Form = Literal["text", "json"]
 _SHOWN_COMMANDS = 32
 _SHOWN_LINES = 32
 _WRONG_REQUEST = 2
+_NAMES_NOTE = (
+    "note: a dry run resolves no host name; the launch refuses names that the machine where it starts cannot "
+    "resolve"
+)
 
 
 def show_plan(plan: LaunchPlan, form: Form) -> int:
-    """Print a plan and the commands that would start it, without contacting a host.
+    """Print a plan and the commands that would start it, without contacting a host or resolving a name.
 
     Args:
         plan: plan to print.
         form: text, which abbreviates long lists, or complete JSON.
 
     Returns:
-        Exit code: 0, or that of a refused launch if this one would be refused.
+        Exit code: 0, or that of a refused launch if this one would be refused, whatever its host names.
     """
     {"text": _show_as_text, "json": _show_as_json}[form](plan)
+    if BACKENDS[plan.launcher].uses_names:
+        click.echo(f"\n{_NAMES_NOTE}", err=True)
     return print_refusal_reasons(plan)
 
 

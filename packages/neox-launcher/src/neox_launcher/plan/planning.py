@@ -179,7 +179,7 @@ def _without_hostfile(
                 _resolved_on(program, config, world)
         except ConfigError as error:
             problems += error.problems
-    return [replace(problem, what=f"with hostfile: null, {problem.what}") for problem in problems]
+    return [replace(problem, what=f"without the hostfile, {problem.what}") for problem in problems]
 
 
 def _resolve(program: str, config: NeoXConfig, world: World) -> Resolved:

@@ -774,16 +774,21 @@ def _generated_file(config: NeoXConfig) -> Iterator[Problem]:
 
 
 def _prompts(config: NeoXConfig) -> Iterator[Problem]:
-    section = config.generation
-    path = section.sample_input_file
-    if path is not None and (reason := why_not_readable(path)) is not None:
-        yield Problem("sample_input_file", reason, _check(path))
-    elif path is not None and not _has_text(Path(path)):
-        yield Problem("sample_input_file", "contains no prompts", "write one prompt per line")
-    if generation_mode(config) == "unconditional" and section.num_samples == 0:
+    """Check what the mode of generation uses; settings of other modes have no effect, which is logged."""
+    mode = generation_mode(config)
+    if mode == "unconditional" and config.generation.num_samples == 0:
         yield Problem("num_samples", "is 0, so no text would be generated", "add num-samples: 10")
-    if section.text_gen_type == "input-file" and section.sample_input_file is None:
+    if mode == "input-file":
+        yield from _input_file(config.generation.sample_input_file)
+
+
+def _input_file(path: str | None) -> Iterator[Problem]:
+    if path is None:
         yield Problem("text_gen_type", "requires sample-input-file", "add sample-input-file: prompts.txt")
+    elif (reason := why_not_readable(path)) is not None:
+        yield Problem("sample_input_file", reason, _check(path))
+    elif not _has_text(Path(path)):
+        yield Problem("sample_input_file", "contains no prompts", "write one prompt per line")
 
 
 def _has_text(path: Path) -> bool:

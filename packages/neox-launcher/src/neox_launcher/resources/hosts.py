@@ -70,8 +70,8 @@ def find_pool(
     if launch.launcher == "slurm":
         if launch.num_nodes != ALL and asked is not None and not is_inside_allocation(environment):
             return _pool_to_come(launch.num_nodes, asked)
-        is_set = {"num-nodes": launch.num_nodes != ALL, "num-gpus": asked is not None}
-        unset = " and ".join(name for name, given in is_set.items() if not given)
+        is_set = {"--num-nodes N": launch.num_nodes != ALL, "--num-gpus M": asked is not None}
+        unset = " ".join(option for option, given in is_set.items() if not given)
         hosts = allocated_hosts(environment, slots=asked, unset=unset)
         job = environment.get("SLURM_JOB_ID", "")
         return Pool(hosts=hosts, origin=f"Slurm allocation {job}".rstrip())

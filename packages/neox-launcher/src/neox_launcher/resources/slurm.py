@@ -25,7 +25,7 @@ def is_inside_allocation(environment: Mapping[str, str]) -> bool:
 
 
 def allocated_hosts(
-    environment: Mapping[str, str], *, slots: int | None = None, unset: str = "num-nodes and num-gpus"
+    environment: Mapping[str, str], *, slots: int | None = None, unset: str = "--num-nodes N --num-gpus M"
 ) -> tuple[Host, ...]:
     """Return the hosts of the allocation, in Slurm's order.
 
@@ -35,7 +35,7 @@ def allocated_hosts(
     Args:
         environment: contains Slurm's variables.
         slots: slots per host if Slurm reports no GPUs.
-        unset: parameters that a plan without an allocation still requires, for the error message.
+        unset: options that a plan without an allocation still requires, for the error message.
 
     Raises:
         HostfileError: there is no allocation, or its variables cannot be parsed.
@@ -44,7 +44,7 @@ def allocated_hosts(
     if text is None:
         raise HostfileError(
             "launcher: slurm requires a Slurm allocation, but SLURM_JOB_NODELIST is not set; start "
-            f"neox-launch inside sbatch or salloc, or set {unset} for a --dry-run outside"
+            f"neox-launch inside sbatch or salloc, or add {unset} for a --dry-run outside"
         )
     names = expand_nodelist(text)
     each = _gpus_per_host(environment) or slots

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -41,6 +42,31 @@ _NOT_NEEDED = {
         "leave it out: a checkpoint is loaded in every parallel layout",
     ),
     **dict.fromkeys(("config", "config_file"), "leave it out: the folder that is read has the configuration"),
+}
+_TO_HF = (
+    "for a checkpoint of GPT-NeoX use neox-convert from-neox, then neox-convert to-hf; for one trained here, "
+    "neox-convert to-hf"
+)
+_FROM_HF = "use neox-convert from-hf DIR --output DIR"
+# GPT-NeoX's scripts of tools/ckpts, without .py -> the command that replaces each.
+_SCRIPTS = {
+    **dict.fromkeys(("convert_neox_to_hf", "convert_module_to_hf", "convert_sequential_to_hf"), _TO_HF),
+    **dict.fromkeys(
+        (
+            "convert_hf_to_gptneox",
+            "convert_hf_to_neox",
+            "convert_hf_to_sequential",
+            "convert_hf_llama_to_neox",
+        ),
+        _FROM_HF,
+    ),
+    "convert_raw_llama_weights_to_neox": (
+        f"convert the weights with the script of Hugging Face's transformers, then {_FROM_HF}"
+    ),
+    "convert_neox_to_mcore": "there is no conversion to Megatron-LM; neox-convert to-hf writes models of "
+    "transformers",
+    "inspect_checkpoints": "use neox-checkpoint inspect",
+    "merge20b": "leave it out: a checkpoint is loaded in every parallel layout",
 }
 _FOLDER = click.Path(path_type=Path)
 _OUTPUT = click.option("--output", required=True, type=_FOLDER, metavar="DIR", help="Folder to create.")
@@ -107,9 +133,18 @@ class _Conversion(ModelCommand):
 
 
 class _Conversions(ModelCommands):
-    """The program with these commands."""
+    """The program with these commands: answers the names of GPT-NeoX's scripts with them."""
 
     command_class = _Conversion
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names."""
+        advice = _SCRIPTS.get(os.path.basename(args[0]).removesuffix(".py"))
+        if advice is not None and not ctx.resilient_parsing:
+            ctx.fail(f"{args[0]} is not a command; {advice}")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(

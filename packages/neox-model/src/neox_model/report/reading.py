@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,14 @@ from typing import Any
 
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
+from neox_config.files import names_in
 from neox_model.metrics.writers.jsonl import FAILURES, FORMAT, RECORD, read_records, superseded_from
 from neox_model.report.checking import is_time, unsound
 
 __all__ = ["Attempt", "Column", "Run", "UnknownFormatError", "read_run", "read_runs"]
 
 _HEAD = ("time", "attempt", "iteration")
+_MOST_NAMED = 3
 
 
 class UnknownFormatError(ValueError):
@@ -145,7 +148,7 @@ def read_run(folder: Path) -> Run:
     """
     path = folder / RECORD
     if not path.exists():
-        raise FileNotFoundError(errno.ENOENT, "no such file; pass the folder that log-dir names", str(path))
+        raise FileNotFoundError(errno.ENOENT, f"no such file; {_log_folder_near(folder)}", str(path))
     limits = superseded_from(path)
     run, attempts = Run(folder=folder), dict[int, Attempt]()
     for record in read_records(path):
@@ -168,6 +171,14 @@ def read_run(folder: Path) -> Run:
     _add_checkpoints(run)
     run.missing += _missing(run)
     return run
+
+
+def _log_folder_near(folder: Path) -> str:
+    """Return what to pass in place of a folder without a record."""
+    found = names_in(folder, lambda entry: os.path.isfile(Path(entry) / RECORD))
+    if not found:
+        return "pass the folder that log-dir names"
+    return f"pass the folder that has it: {' or '.join(str(folder / name) for name in found[:_MOST_NAMED])}"
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:

@@ -51,7 +51,7 @@ def ending(attempt: Attempt) -> str:
         return _cause(_alike(attempt.failures)[0])
     if attempt.end is not None:
         return f"error: {_first_line(attempt.end.get('message'))}"
-    return "no reason is recorded, as after the loss of rank 0's host"
+    return "no reason is recorded, as after the loss of rank 0's host, or kill -9"
 
 
 def story(run: Run, *, now: float | None = None) -> list[str]:
