@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from typing import Any
 
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
-from neox_config.files import names_in
 from neox_model.metrics.writers.jsonl import FAILURES, FORMAT, RECORD, read_records, superseded_from
 from neox_model.report.checking import is_time, unsound
 
@@ -175,10 +173,10 @@ def read_run(folder: Path) -> Run:
 
 def _log_folder_near(folder: Path) -> str:
     """Return what to pass in place of a folder without a record."""
-    found = names_in(folder, lambda entry: os.path.isfile(Path(entry) / RECORD))
+    found = sorted(str(record.parent) for record in folder.glob(f"*/{RECORD}"))
     if not found:
         return "pass the folder that log-dir names"
-    return f"pass the folder that has it: {' or '.join(str(folder / name) for name in found[:_MOST_NAMED])}"
+    return f"pass the folder that has it: {' or '.join(found[:_MOST_NAMED])}"
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
