@@ -319,7 +319,7 @@ def _report(
         f"{devices.count:,} {devices.kind}: estimated memory {training.memory / 2**30:.2f} GiB each; "
         f"{training.operations:.1e} floating-point operations in all",
         f"the loss begins near {math.log(prepared.entries):.2f}, that of a uniform guess",
-        f"estimated time: {describe_duration(training, devices, measure=measure)}",
+        f"estimated time with evaluations: {describe_duration(training, devices, measure=measure)}",
     ]
     if not is_limited:
         lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
