@@ -244,8 +244,10 @@ def _new_configuration(folder: Path) -> Path:
     """Return the path of the configuration, which must not exist.
 
     Raises:
-        LaunchError: it exists, or its name cannot be written to a file of text.
+        LaunchError: it exists, the folder is a file, or its name cannot be written to a file of text.
     """
+    if folder.exists() and not folder.is_dir():
+        raise LaunchError(f"{folder} is a file, not a folder; give another --output")
     path = folder.absolute() / _CONFIGURATION
     if not str(path).isprintable():
         encoding = sys.getfilesystemencoding()
