@@ -368,8 +368,8 @@ class CorpusReader:
         except DAMAGES as error:
             # Not skipped: what is left of it may be most of the corpus.
             raise CorpusError(
-                f"{self._name} is damaged or truncated ({error}); copy it again, or move it to another folder "
-                "to continue without it"
+                f"{self._name} is damaged or truncated ({error}); copy it again, or move it to another "
+                "folder to continue without it"
             ) from error
 
 

@@ -147,8 +147,8 @@ def other_schedule(schedule: Mapping[str, Any], curve: Curve) -> Refusal | None:
 def _nothing_left(iteration: int, last: int) -> Refusal:
     """Return the refusal of a longer training's checkpoint, after which this one has nothing to train."""
     return Refusal(
-        f"the checkpoint is at iteration {iteration:,} and train-iters is {last:,}, so that nothing is left to "
-        "train",
+        f"the checkpoint is at iteration {iteration:,} and train-iters is {last:,}, so that nothing is left "
+        "to train",
         f"set train-iters above {iteration:,} and override-lr-scheduler: true in the file to continue",
     )
 

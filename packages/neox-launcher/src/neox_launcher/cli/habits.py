@@ -294,8 +294,10 @@ def _settings_in(words: Sequence[str]) -> list[str]:
     for word in words:
         if not settings or _SETTING.match(word):
             settings.append(word)
+        elif "=" not in settings[-1]:
+            settings[-1] += f"={word.removeprefix('=')}"
         else:
-            settings[-1] += f" {word}" if "=" in settings[-1] else f"={word.removeprefix('=')}"
+            settings[-1] += word if settings[-1].endswith("=") else f" {word}"
     return settings
 
 

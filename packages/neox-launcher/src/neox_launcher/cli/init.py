@@ -246,7 +246,7 @@ def _new_configuration(folder: Path) -> Path:
     Raises:
         LaunchError: it exists, the folder is a file, or its name cannot be written to a file of text.
     """
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise LaunchError(f"{folder} is a file, not a folder; give another --output")
     path = folder.absolute() / _CONFIGURATION
     if not str(path).isprintable():

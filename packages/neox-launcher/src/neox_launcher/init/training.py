@@ -29,9 +29,9 @@ _CPU_BATCH_TOKENS = 2048
 # Tokens per iteration on GPUs, by parameters: the first limit that is not exceeded.
 _GPU_BATCH_TOKENS = ((50_000_000, 2**16), (500_000_000, 2**18), (math.inf, 2**19))
 _CPU_MICRO_BATCH = 4
-# A batch of an evaluation takes about a third of the time of an iteration, which has a backward pass, too. All
-# evaluations together take about this share of the iterations' time at most, with the loss in the middle and
-# at the end at least; limits of their number and of the batches of each.
+# A batch of an evaluation takes about a third of the time of an iteration, which has a backward pass, too.
+# All evaluations together take at most about this share of the iterations' time, but there are at least one
+# in the middle and one at the end. Limits of their number, and of the batches of each.
 _EVALUATED_BATCH, MOST_EVALUATION_SHARE = 1 / 3, 0.1
 _FEWEST_EVALUATIONS, _MOST_EVALUATIONS, _MOST_EVALUATED_BATCHES = 2, 10, 10
 _GIB = 2**30

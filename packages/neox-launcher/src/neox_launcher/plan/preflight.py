@@ -22,9 +22,9 @@ from neox_config.facts.checkpoints import (
     MANIFEST,
     TOKEN_EMBEDDING,
     checkpoint_name,
-    iteration_of,
     complete_checkpoints,
     is_checkpoint,
+    iteration_of,
 )
 from neox_config.facts.corpora import ENDINGS, is_corpus_file
 from neox_config.facts.splits import (

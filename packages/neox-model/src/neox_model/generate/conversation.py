@@ -10,8 +10,8 @@ __all__ = ["Conversation"]
 logger = logging.getLogger(__name__)
 
 _HELP = (
-    "commands: /new starts a new conversation, /history shows it, /help lists the commands; a text that begins "
-    "with a slash is written with two: //"
+    "commands: /new starts a new conversation, /history shows it, /help lists the commands; a text that "
+    "begins with a slash is written with two: //"
 )
 
 
