@@ -116,7 +116,7 @@ def test_a_damaged_archive_is_named_and_never_skipped(tmp_path: Path, damage: st
     data = bytearray(path.read_bytes())
     data[40] ^= 255
     path.write_bytes({"cut": path.read_bytes()[:-20], "not gzip": b"{}" * 9, "changed": data}[damage])
-    with pytest.raises(CorpusError, match=r"a.jsonl.gz is damaged or truncated .*copy it again"):
+    with pytest.raises(CorpusError, match=r"a.jsonl.gz is damaged or truncated .*copy it again, or move it"):
         list(CorpusReader([path], ("text",), skip_bad_lines=True))
 
 

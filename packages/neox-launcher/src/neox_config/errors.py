@@ -15,6 +15,8 @@ class NeoXError(Exception):
     exit_code = 1
     is_of_another_rank = False
     """The failure of another rank, which reports it as well."""
+    is_refused_start = False
+    """The start was refused in favour of a running one: no failure of the run that both would write to."""
 
 
 class ConfigError(NeoXError):

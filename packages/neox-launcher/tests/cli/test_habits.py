@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from neox_launcher.cli import launch as cli
 from neox_launcher.cli.config import main as neox_config
-from neox_launcher.cli.habits import _ADVICE_ON_WORDS
+from neox_launcher.cli.habits import _ADVICE_ON_WORDS, _settings_in
 from neox_launcher.cli.launch import main
 from neox_launcher.plan.planning import Request, plan_launch
 
@@ -395,3 +395,8 @@ def test_tasks_without_a_name_are_refused(requests):
     assert done.exit_code == 2
     assert "--tasks names no task" in done.output
     assert requests == []
+
+
+def test_spaces_around_the_equals_sign_are_left_out_of_the_suggestion():
+    message = _settings_in(["train-iters", "=", "40", "lr=", "0.1", "prompt=Once", "upon"])
+    assert message == ["train-iters=40", "lr=0.1", "prompt=Once upon"]

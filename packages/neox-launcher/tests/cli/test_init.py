@@ -191,3 +191,10 @@ def test_a_path_is_accepted_as_people_type_and_paste_it(monkeypatch, tmp_path, a
     command = click.Command("ask", callback=lambda: click.echo(_ask_path("Texts", exists=True)))
     result = CliRunner().invoke(command, input=answer.format(folder=folder) + "\n")
     assert result.output.splitlines()[-1] == str(folder)
+
+
+def test_an_output_that_is_no_folder_is_refused_before_texts_are_read(prepare):
+    found = run("init", "--data", "texts", "--output", "/dev/full")
+    assert found.exit_code == 2
+    assert "/dev/full is a file, not a folder; give another --output" in found.output
+    assert prepare.calls == []

@@ -226,10 +226,21 @@ def test_help_has_a_short_option(command):
     assert run(*command, "-h").exit_code == 0
 
 
-def test_a_missing_configuration_is_a_usage_error():
-    result = run()
+@pytest.mark.parametrize("command", [[], ["generate"], ["serve"]])
+def test_a_missing_configuration_is_a_usage_error(command):
+    result = run(*command)
     assert result.exit_code == 2
-    assert "give at least one --config FILE" in result.stderr
+    assert "give at least one --config FILE (neox-launch init --data FOLDER writes one)" in result.stderr
+
+
+def test_a_folder_named_like_a_command_is_answered_with_its_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "neox-launch trains without a command" in run("run").stderr
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yml").touch()
+    result = run("run")
+    assert result.exit_code == 2
+    assert "run is a folder; to train, run: neox-launch run/config.yml" in result.stderr
 
 
 def test_the_commands_never_show_a_traceback(minimal):

@@ -653,6 +653,17 @@ def test_failures_of_trainings_alone_are_in_the_record_of_the_run(run, tmp_path,
     assert (tmp_path / "logs" / "failures.jsonl").exists() == is_training
 
 
+def test_a_start_refused_because_another_training_runs_is_no_failure_of_the_run(run, tmp_path):
+    worker = """
+    class InUse(NeoXError):
+        is_refused_start = True
+    fail(InUse('another training saves there'))
+    """
+    outcome = run(worker, log_dir="logs")
+    assert (outcome.exit_code, outcome.first_failure.message) == (1, "another training saves there")
+    assert not (tmp_path / "logs" / "failures.jsonl").exists()
+
+
 def test_an_error_after_a_request_to_stop_is_recorded(tmp_path):
     worker = SAVING.replace("sys.exit(0)", "fail(NeoXError('the disk is full'))")
     launcher = start(worker, tmp_path, log_dir="logs")

@@ -125,3 +125,36 @@ def test_without_validation_texts_nothing_is_evaluated():
     texts = replace(prepared(100_000), validation_tokens=0, split="1,0,0")
     config = configured(choose_training(ALL, texts, CPU), texts, CPU)
     assert config.training.eval_iters == 0
+
+
+@pytest.mark.parametrize(
+    ("iterations", "batches", "interval", "evaluated"),
+    [
+        # 0.3 batches per iteration: 10, for an evaluation in the middle and one at the end.
+        (36, 100, 18, 5),
+        (37, 100, 19, 5),
+        # Few validation texts are evaluated more often.
+        (36, 1, 4, 1),
+        (36, 2, 8, 2),
+        (1000, 100, 100, 10),
+        (100_000, 100, 10_000, 10),
+        # At least one in the middle.
+        (2, 100, 1, 1),
+        (1, 100, 1, 1),
+    ],
+)
+def test_evaluations_take_a_tenth_of_the_time_at_most(iterations, batches, interval, evaluated):
+    texts = prepared(10**8)
+    training = replace(
+        choose_training([of_size("1m")], texts, CPU), iterations=iterations, validation_batches=batches
+    )
+    config = configured(training, texts, CPU).training
+    assert (config.eval_interval, config.eval_iters) == (interval, evaluated)
+    counted = sum(number % interval == 0 for number in range(1, iterations)) + 1
+    assert training.evaluation_share == pytest.approx(counted * evaluated / 3 / iterations)
+    assert training.evaluation_share <= 0.1 or iterations < 7
+
+
+def test_the_validation_batches_are_those_of_the_texts():
+    training = choose_training([of_size("1m")], prepared(10**6), CPU)
+    assert training.validation_batches == -(-50_000 // (training.layout.samples * training.seq_length))

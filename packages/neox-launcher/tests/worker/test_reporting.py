@@ -35,7 +35,8 @@ def test_a_report_is_written_for_the_launcher(tmp_path, monkeypatch):
     assert report["message"] == "what\nto do"
     assert report["traceback"] is None
     assert (report["rank"], report["exit_code"]) == (3, 1)
-    assert set(report) == {"time", "host", "rank", "message", "traceback", "exit_code"}
+    assert set(report) == {"time", "host", "rank", "message", "traceback", "exit_code", "is_refused_start"}
+    assert not report["is_refused_start"]
 
 
 def test_an_unexpected_exception_is_reported_with_its_traceback(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from neox_model.checkpoint import CheckpointError
+from neox_model.checkpoint.errors import FolderInUseError
 from neox_model.checkpoint.save_lock import save_lock
 from neox_model.parallel.groups import SINGLE_PROCESS
 
@@ -27,8 +28,11 @@ def test_a_second_training_is_refused_until_the_first_process_is_gone(tmp_path):
     command = [sys.executable, "-c", HOLD, str(folder / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(CheckpointError, match=r"another training saves to .*there; .*another folder"):
+        with pytest.raises(
+            FolderInUseError, match=r"another training saves to .*there; .*another folder"
+        ) as refusal:
             save_lock(folder, SINGLE_PROCESS).__enter__()
+        assert refusal.value.is_refused_start
         other.kill()
     with save_lock(folder, SINGLE_PROCESS):
         pass
@@ -48,10 +52,11 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     with (
         pytest.raises(
             CheckpointError, match=r"preparing to save to .*file.*; set save to a folder that this user can"
-        ),
+        ) as refusal,
         save_lock(tmp_path / "file", SINGLE_PROCESS),
     ):
         pytest.fail("claimed a file")
+    assert not refusal.value.is_refused_start
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])

@@ -340,9 +340,19 @@ def test_a_conversation_is_continued_and_can_be_forgotten(tmp_path, monkeypatch,
     assert (first["prompt"], third["prompt"]) == ("one", "three")
     shown = capsys.readouterr().err
     assert f"{second['prompt']}{second['text']}\n(a new conversation)" in shown.replace(
-        "prompt (Ctrl-D to exit)> ", ""
+        "prompt (/help for commands, Ctrl-D to exit)> ", ""
     )
     assert "/new starts a new conversation" in shown
+
+
+def test_an_unknown_command_is_not_a_prompt_and_two_slashes_begin_a_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", typed(b"/foo\n//usr/bin\n"))
+    output = tmp_path / "talk.jsonl"
+    MODES["interactive"](job(output_file=output))
+    assert [line["context"] for line in read_lines(output)] == ["/usr/bin"]
+    shown = capsys.readouterr().err
+    assert "unknown command /foo; /help lists them" in shown
+    assert "/help for commands, Ctrl-D to exit" in shown
 
 
 def test_without_history_every_prompt_is_a_text_by_itself(tmp_path, monkeypatch):
@@ -545,12 +555,16 @@ def test_terminal_takes_long_lines_several_pasted_lines_and_interrupts(tmp_path)
         )
     os.close(worker_side)
     seen = bytearray()
-    wait_for_output(terminal, b"prompt (Ctrl-D to exit)> ", seen)
+    wait_for_output(terminal, b"prompt (/help for commands, Ctrl-D to exit)> ", seen)
     wait_until_it_waits(process)
     process.send_signal(signal.SIGINT)
     wait_for_output(terminal, b"press Ctrl-D to exit", seen)
     # Before its next prompt, readline has not prepared the terminal, and the kernel cuts long lines.
-    wait_for_output(terminal, b"prompt (Ctrl-D to exit)> ", seen[seen.index(b"press Ctrl-D to exit") :])
+    wait_for_output(
+        terminal,
+        b"prompt (/help for commands, Ctrl-D to exit)> ",
+        seen[seen.index(b"press Ctrl-D to exit") :],
+    )
     os.set_blocking(terminal, False)
     left = b"a" * 9_999 + b"\nsecond\nb\xc3\xa4d\n"
     deadline = time.monotonic() + 300
@@ -581,7 +595,7 @@ def test_terminal_as_input_alone_answers_all_prompts(tmp_path):
     os.write(terminal, b"one\nsecond\n\x04")
     assert process.wait(timeout=300) == 0
     assert (tmp_path / "out").read_text() == "got 3 one\ngot 6 secon\n"
-    assert (tmp_path / "errors").read_text() == "prompt (Ctrl-D to exit)> " * 3
+    assert (tmp_path / "errors").read_text() == "prompt (/help for commands, Ctrl-D to exit)> " * 3
     os.close(terminal)
 
 

@@ -366,7 +366,11 @@ class CorpusReader:
         try:
             yield
         except DAMAGES as error:
-            raise CorpusError(f"{self._name} is damaged or truncated ({error}); copy it again") from error
+            # Not skipped: what is left of it may be most of the corpus.
+            raise CorpusError(
+                f"{self._name} is damaged or truncated ({error}); copy it again, or move it to another "
+                "folder to continue without it"
+            ) from error
 
 
 def _blocks(stream: BinaryIO, count: int) -> Iterator[bytes]:

@@ -59,7 +59,7 @@ class Refusal:
 
 
 def refusals_of(
-    contents: Mapping[str, Mapping[str, Any]], resolved: Resolved, *, trains: bool
+    contents: Mapping[str, Mapping[str, Any]], resolved: Resolved, *, trains: bool, iteration: int | None
 ) -> list[Refusal]:
     """Return why a run cannot load a checkpoint, as far as that follows from its manifest.
 
@@ -67,6 +67,7 @@ def refusals_of(
         contents: those of the manifest: config, layout and schedule. Damaged ones are not compared.
         resolved: configuration of the run.
         trains: the run continues the training, and does not only use the model.
+        iteration: iteration of the checkpoint; None if it is not known.
     """
     config = resolved.config
     here = flat_values(config) | {IN_EFFECT: in_effect(resolved)}
@@ -83,7 +84,11 @@ def refusals_of(
     chooses = section.override_lr_scheduler or section.use_checkpoint_lr_scheduler
     if trains and not chooses and isinstance(schedule.get("curve"), Mapping):
         curve = learning_rate_curve(config, decay_iterations=resolved.derived.lr_decay_iters)
-        found.append(other_schedule(schedule, curve))
+        refusal = other_schedule(schedule, curve)
+        last = config.training.iterations
+        if refusal is not None and iteration is not None and iteration >= last:
+            refusal = _nothing_left(iteration, last)
+        found.append(refusal)
     return [refusal for refusal in found if refusal is not None]
 
 
@@ -136,6 +141,15 @@ def other_schedule(schedule: Mapping[str, Any], curve: Curve) -> Refusal | None:
         f"{what}: {_differing(there, here)}",
         "set override-lr-scheduler: true to use the configuration's, or use-checkpoint-lr-scheduler: true to "
         "use the checkpoint's",
+    )
+
+
+def _nothing_left(iteration: int, last: int) -> Refusal:
+    """Return the refusal of a longer training's checkpoint, after which this one has nothing to train."""
+    return Refusal(
+        f"the checkpoint is at iteration {iteration:,} and train-iters is {last:,}, so that nothing is left "
+        "to train",
+        f"set train-iters above {iteration:,} and override-lr-scheduler: true in the file to continue",
     )
 
 

@@ -364,6 +364,8 @@ class Agent:
             return
         # A worker that was still loading has ended as requested.
         kept = [failure for failure in failures if not (self._is_stopping and ended_by_stop(failure))]
+        # The record is that of the running training.
+        kept = [failure for failure in kept if not failure.is_refused_start]
         try:
             record_failures(folder, kept, **start_of(self._orders.environment))
         except OSError as error:

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from neox_config.command_line import PATH, Command, Group, option
-from neox_config.files import nearest_folder
+from neox_config.files import configuration_in, nearest_folder
 from neox_config.problems import did_you_mean
 from neox_config.read.aliases import FOREIGN_NAMES
 from neox_config.read.reading import about_folder, import_of_model
@@ -197,7 +197,10 @@ def without_files(directory: str | Path | None) -> str:
         directory: folder of the configuration files, if it is given.
     """
     if directory is None:
-        return "no configuration file given; give at least one --config FILE"
+        return (
+            "no configuration file given; give at least one --config FILE (neox-launch init --data FOLDER "
+            "writes one)"
+        )
     if not os.path.isdir(directory):
         return f"no configuration file given, and {directory} is not a folder; give -d DIR FILE ..."
     what, remedy = about_folder(Path(directory))
@@ -291,8 +294,10 @@ def _settings_in(words: Sequence[str]) -> list[str]:
     for word in words:
         if not settings or _SETTING.match(word):
             settings.append(word)
+        elif "=" not in settings[-1]:
+            settings[-1] += f"={word.removeprefix('=')}"
         else:
-            settings[-1] += f" {word}" if "=" in settings[-1] else f"={word.removeprefix('=')}"
+            settings[-1] += word if settings[-1].endswith("=") else f" {word}"
     return settings
 
 
@@ -365,6 +370,10 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
     if _script(word) == "deepy.py" and following and _script(following[0]) in _ADVICE_ON_WORDS:
         word, *following = following
     if _script(word) in _ADVICE_ON_WORDS:
+        # The default folder of init has the name of such a word.
+        written = None if following else configuration_in(word)
+        if written is not None:
+            return f"{word} is a folder; to train, run: neox-launch {shlex.quote(str(written))}"
         advice = _ADVICE_ON_WORDS[_script(word)]
         files = [other for other in following if _is_configuration(other, directory)]
         if files:

@@ -244,8 +244,10 @@ def _new_configuration(folder: Path) -> Path:
     """Return the path of the configuration, which must not exist.
 
     Raises:
-        LaunchError: it exists, or its name cannot be written to a file of text.
+        LaunchError: it exists, the folder is a file, or its name cannot be written to a file of text.
     """
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise LaunchError(f"{folder} is a file, not a folder; give another --output")
     path = folder.absolute() / _CONFIGURATION
     if not str(path).isprintable():
         encoding = sys.getfilesystemencoding()
@@ -319,7 +321,7 @@ def _report(
         f"{devices.count:,} {devices.kind}: estimated memory {training.memory / 2**30:.2f} GiB each; "
         f"{training.operations:.1e} floating-point operations in all",
         f"the loss begins near {math.log(prepared.entries):.2f}, that of a uniform guess",
-        f"estimated time: {describe_duration(training, devices, measure=measure)}",
+        f"estimated time with evaluations: {describe_duration(training, devices, measure=measure)}",
     ]
     if not is_limited:
         lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")

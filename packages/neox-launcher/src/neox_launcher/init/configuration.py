@@ -12,8 +12,7 @@ from neox_launcher.init.training import Devices, Training
 
 __all__ = ["configuration_text"]
 
-# At most this number of evaluations, checkpoints and batches of an evaluation.
-_EVALUATIONS = 10
+_CHECKPOINTS = 10
 _HIGHEST_RATE, _RATE_TIMES_WIDTH = 0.002, 0.5
 
 _TEXT = """\
@@ -68,9 +67,9 @@ model-parallel-size: {model_parallel}
 # --- Checkpoints, evaluation, logs
 save: {save}
 load: {save}                          # if empty, training starts from new weights
-save-interval: {interval}
+save-interval: {save_interval}
 keep-last-n-checkpoints: 2
-eval-interval: {interval}
+eval-interval: {eval_interval}
 eval-iters: {evaluated}               # batches per evaluation, each as large as one of the training
 log-interval: {log_interval}
 log-dir: {log_dir}                    # metrics.jsonl, for neox-report
@@ -91,8 +90,6 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
     """
     layout, folder = training.layout, path.parent
     rate = _rounded(min(_HIGHEST_RATE, _RATE_TIMES_WIDTH / training.candidate.width))
-    per_iteration = layout.samples * training.seq_length
-    batches = prepared.validation_tokens // per_iteration
     lines_of_recomputation = recomputation_settings(layout) if layout.recomputes else ()
     text = _TEXT.format(
         path=shlex.quote(str(path)),
@@ -125,8 +122,9 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         model_parallel=layout.model_parallel,
         recomputation="".join(f"{line}\n" for line in lines_of_recomputation),
         save=_quoted(str(folder / "checkpoints")),
-        interval=max(1, training.iterations // _EVALUATIONS),
-        evaluated=max(1, min(_EVALUATIONS, batches)) if prepared.validation_tokens else 0,
+        save_interval=max(1, training.iterations // _CHECKPOINTS),
+        eval_interval=training.evaluation_interval,
+        evaluated=training.evaluation_batches,
         log_interval=max(1, min(10, training.iterations // 20)),
         log_dir=_quoted(str(folder)),
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from neox_config.errors import LaunchError
-from neox_launcher.init.training import Devices, Training
+from neox_launcher.init.training import MOST_EVALUATION_SHARE, Devices, Training
 
 __all__ = ["Measure", "cpu_speed", "describe_duration", "parse_duration", "within"]
 
@@ -53,22 +53,24 @@ def cpu_speed(rows: int, width: int) -> float | None:
 
 
 def describe_duration(training: Training, devices: Devices, *, measure: Measure = cpu_speed) -> str:
-    """Return how long a training takes.
+    """Return how long a training takes, its evaluations included.
 
     Args:
         training: the training.
         devices: what it runs on.
         measure: measures the CPU, for tests.
     """
+    with_evaluations = 1 + training.evaluation_share
     if training.seconds_per_iteration is not None:
-        seconds = training.seconds_per_iteration * training.iterations
+        seconds = training.seconds_per_iteration * training.iterations * with_evaluations
         about = f"about {in_words(seconds)} on {devices.count:,} {devices.kind}"
         return f"{about}, at the speed that neox-config suggest assumes"
     speed = _measured(training, measure)
     if not speed:
         return "not known, because the CPU's speed could not be measured"
     least, most = (
-        in_words(training.operations / speed * factor) for factor in (_LEAST_OTHER_WORK, _MOST_OTHER_WORK)
+        in_words(training.operations / speed * factor * with_evaluations)
+        for factor in (_LEAST_OTHER_WORK, _MOST_OTHER_WORK)
     )
     about = f"about {least}" if least == most else f"{least} to {most}"
     return (
@@ -95,7 +97,7 @@ def within(training: Training, seconds: float, *, measure: Measure = cpu_speed) 
             raise LaunchError("--time requires the CPU's speed, which could not be measured; leave it out")
         # The longest time of the estimate.
         per_iteration = training.operations / training.iterations / speed * _MOST_OTHER_WORK
-    iterations = max(1, int(seconds / per_iteration))
+    iterations = max(1, int(seconds / (per_iteration * (1 + MOST_EVALUATION_SHARE))))
     if iterations >= training.iterations:
         return training
     operations = training.operations / training.iterations * iterations

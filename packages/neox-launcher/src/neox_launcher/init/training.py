@@ -12,7 +12,7 @@ from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, largest_memory,
 from neox_launcher.init.sizes import Candidate
 from neox_launcher.init.texts import Prepared
 
-__all__ = ["Devices", "Training", "choose_training"]
+__all__ = ["MOST_EVALUATION_SHARE", "Devices", "Training", "choose_training"]
 
 # arXiv:2203.15556: about 20 tokens per parameter use operations best. arXiv:2305.16264: text that is read up
 # to four times is worth nearly as much as new text.
@@ -29,6 +29,11 @@ _CPU_BATCH_TOKENS = 2048
 # Tokens per iteration on GPUs, by parameters: the first limit that is not exceeded.
 _GPU_BATCH_TOKENS = ((50_000_000, 2**16), (500_000_000, 2**18), (math.inf, 2**19))
 _CPU_MICRO_BATCH = 4
+# A batch of an evaluation takes about a third of the time of an iteration, which has a backward pass, too.
+# All evaluations together take at most about this share of the iterations' time, but there are at least one
+# in the middle and one at the end. Limits of their number, and of the batches of each.
+_EVALUATED_BATCH, MOST_EVALUATION_SHARE = 1 / 3, 0.1
+_FEWEST_EVALUATIONS, _MOST_EVALUATIONS, _MOST_EVALUATED_BATCHES = 2, 10, 10
 _GIB = 2**30
 
 
@@ -79,6 +84,8 @@ class Training:
         operations: floating-point operations of all iterations.
         seconds_per_iteration: estimated time of an iteration; None on CPUs, whose speed is not known.
         limit: what limits its length.
+        validation_batches: batches in the validation texts, begun ones included; each is as large as one of
+            the training.
     """
 
     candidate: Candidate
@@ -90,11 +97,40 @@ class Training:
     operations: float
     seconds_per_iteration: float | None
     limit: str
+    validation_batches: int
 
     @property
     def tokens(self) -> int:
         """Tokens of all iterations."""
         return self.iterations * self.layout.samples * self.seq_length
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Iterations between evaluations."""
+        most = min(_MOST_EVALUATED_BATCHES, self.validation_batches) or 1
+        count = min(max(_FEWEST_EVALUATIONS, self._affordable_batches // most), _MOST_EVALUATIONS)
+        return math.ceil(self.iterations / count)
+
+    @property
+    def evaluation_batches(self) -> int:
+        """Batches of one evaluation; 0 without validation texts."""
+        affordable = max(1, self._affordable_batches // self._evaluations)
+        return min(affordable, _MOST_EVALUATED_BATCHES, self.validation_batches)
+
+    @property
+    def evaluation_share(self) -> float:
+        """Estimated time of all evaluations, as a share of that of all iterations."""
+        return self._evaluations * self.evaluation_batches * _EVALUATED_BATCH / self.iterations
+
+    @property
+    def _evaluations(self) -> int:
+        """Number of evaluations: the last one follows the last iteration, whatever the interval is."""
+        return (self.iterations - 1) // self.evaluation_interval + 1
+
+    @property
+    def _affordable_batches(self) -> int:
+        """Batches that all evaluations together may have."""
+        return int(self.iterations * MOST_EVALUATION_SHARE / _EVALUATED_BATCH)
 
 
 def choose_training(
@@ -169,6 +205,7 @@ def _training(candidate: Candidate, prepared: Prepared, devices: Devices) -> Tra
         operations=flops_per_token(shape) * float(iterations * samples * seq_length),
         seconds_per_iteration=seconds,
         limit=limit,
+        validation_batches=math.ceil(prepared.validation_tokens / (samples * seq_length)),
     )
 
 

@@ -24,6 +24,7 @@ from neox_config.facts.checkpoints import (
     checkpoint_name,
     complete_checkpoints,
     is_checkpoint,
+    iteration_of,
 )
 from neox_config.facts.corpora import ENDINGS, is_corpus_file
 from neox_config.facts.splits import (
@@ -95,7 +96,12 @@ def check_loaded(resolved: Resolved, *, program: str) -> list[Problem]:
         return []
     if checkpoint is None:
         return []
-    refusals = refusals_of(contents_of(checkpoint), resolved, trains=program == "train")
+    refusals = refusals_of(
+        contents_of(checkpoint),
+        resolved,
+        trains=program == "train",
+        iteration=iteration_of(checkpoint.name),
+    )
     place = place_of(config.sources, "load")
     return [
         Problem("load", f"{checkpoint.name}: {refusal.what}", refusal.remedy, value=load, place=place)

@@ -289,6 +289,7 @@ def report_failure(rank: int, error: BaseException) -> int:
         "message": message,
         "traceback": trace,
         "exit_code": exit_code,
+        "is_refused_start": isinstance(error, NeoXError) and error.is_refused_start,
     }
     try:
         write_aside(worker_file(folder, rank, "error.json"), json.dumps(report, allow_nan=False))

@@ -4,11 +4,17 @@ from pathlib import Path
 
 from neox_config.errors import NeoXError
 
-__all__ = ["CheckpointError", "DamagedCheckpointError", "DamagedManifestError", "quoted"]
+__all__ = ["CheckpointError", "DamagedCheckpointError", "DamagedManifestError", "FolderInUseError", "quoted"]
 
 
 class CheckpointError(NeoXError):
     """Raised when a checkpoint cannot be written, found or read; the message names file and remedy."""
+
+
+class FolderInUseError(CheckpointError):
+    """Raised when another training holds the lock of a folder."""
+
+    is_refused_start = True
 
 
 class DamagedCheckpointError(CheckpointError):

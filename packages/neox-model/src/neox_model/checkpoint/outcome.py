@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed
 
 from neox_config.errors import NeoXError
-from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.errors import CheckpointError, FolderInUseError
 from neox_model.parallel.groups import Group
 
 __all__ = ["collect", "gather", "shared_outcome"]
@@ -44,6 +44,7 @@ def shared_outcome(control: Group, action: str, *, keeps_bugs: bool = False) -> 
             that it is reported with its traceback.
 
     Raises:
+        FolderInUseError: another training holds a folder on the first failing rank.
         CheckpointError: the first failing rank's message, with its rank unless all ranks failed in this way.
     """
     failure: Exception | None = None
@@ -51,17 +52,21 @@ def shared_outcome(control: Group, action: str, *, keeps_bugs: bool = False) -> 
         yield
     except Exception as error:  # Sent to every rank and raised again below.
         failure = error
-    messages = gather(control, None if failure is None else _describe(failure))
+    failures = gather(control, None if failure is None else (_describe(failure), _kind_to_raise(failure)))
     if keeps_bugs and failure is not None and not isinstance(failure, NeoXError | OSError):
         raise failure
-    failed = [(rank, message) for rank, message in enumerate(messages) if message is not None]
+    failed = [(rank, *found) for rank, found in enumerate(failures) if found is not None]
     if failed:
-        rank, message = failed[0]
-        is_everywhere = {each for _, each in failed} == {message} and len(failed) == control.size
+        rank, message, kind = failed[0]
+        is_everywhere = {each for _, each, _ in failed} == {message} and len(failed) == control.size
         place = "" if is_everywhere else f" on rank {rank}"
-        shared = CheckpointError(f"{action} failed{place}: {message}")
+        shared = kind(f"{action} failed{place}: {message}")
         shared.is_of_another_rank = rank != control.rank
         raise shared from failure
+
+
+def _kind_to_raise(error: Exception) -> type[CheckpointError]:
+    return FolderInUseError if isinstance(error, FolderInUseError) else CheckpointError
 
 
 def _describe(error: Exception) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.errors import FolderInUseError
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.storage import Storage, refuse_shared_folder, refusing_other_folders
 from neox_model.parallel.groups import Groups
@@ -35,7 +35,8 @@ def save_lock(
         patience: seconds to wait for another training to end.
 
     Raises:
-        CheckpointError: another training saves there, or the folder cannot be created; the same on all ranks.
+        FolderInUseError: another training saves there; the same on all ranks.
+        CheckpointError: the folder cannot be created; the same on all ranks.
     """
     storage = storage or Storage.shared(groups)
     if len(storage.leaders) > 1:
@@ -58,7 +59,7 @@ def folder_lock(directory: Path, *, patience: float, use: str) -> Iterator[None]
         use: what a training that holds the lock does with the folder, for messages.
 
     Raises:
-        CheckpointError: another training holds it.
+        FolderInUseError: another training holds it.
         OSError: the folder or the file of the lock cannot be created.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ def folder_lock(directory: Path, *, patience: float, use: str) -> Iterator[None]
     try:
         lock.acquire(timeout=patience)
     except Timeout as error:
-        raise CheckpointError(
+        raise FolderInUseError(
             f"another training {use} {directory}; wait until it has ended, or use another folder"
         ) from error
     except OSError as error:

@@ -9,7 +9,10 @@ __all__ = ["Conversation"]
 
 logger = logging.getLogger(__name__)
 
-_HELP = "commands: /new starts a new conversation, /history shows it, /help lists the commands"
+_HELP = (
+    "commands: /new starts a new conversation, /history shows it, /help lists the commands; a text that "
+    "begins with a slash is written with two: //"
+)
 
 
 class Conversation:
@@ -57,7 +60,7 @@ class Conversation:
             self._turns.append(context + reply.text)
 
     def command(self, line: str) -> str | None:
-        """Carry out a command. Returns its answer; None if the line is not a command."""
+        """Carry out a command. Returns its answer; None if the line is a text, which `//` may begin."""
         if line == "/help":
             return _HELP
         if line == "/history":
@@ -65,4 +68,11 @@ class Conversation:
         if line == "/new":
             self._turns.clear()
             return "(a new conversation)"
+        if line.startswith("/") and not line.startswith("//"):
+            return f"unknown command {line}; /help lists them"
         return None
+
+    @staticmethod
+    def text(line: str) -> str:
+        """Return the text that a line which is not a command stands for."""
+        return line.removeprefix("/") if line.startswith("//") else line

@@ -18,7 +18,7 @@ __all__ = ["read_prompt", "read_prompts"]
 
 logger = logging.getLogger(__name__)
 
-_PROMPT = "prompt (Ctrl-D to exit)> "
+_PROMPT = "prompt (/help for commands, Ctrl-D to exit)> "
 _BYTE_ORDER_MARK = "\ufeff"
 # Of a line of a terminal, the kernel passes on this many bytes with the newline, and drops the others.
 _TERMINAL_LINE_BYTES = 4096
