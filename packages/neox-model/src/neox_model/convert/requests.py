@@ -19,6 +19,9 @@ __all__ = [
 ]
 
 _CONFIG = "config.json"
+# Files that Git LFS stores, and the first bytes of what it leaves instead: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+_LARGE = (".safetensors", ".bin", ".json", ".model")
+_POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -39,9 +42,21 @@ def read_config(folder: Path) -> dict[str, Any]:
         inside = names_in(folder, lambda entry: is_model(folder / entry.name))
         found = f"; pass one of its subfolders that are: {', '.join(inside[:5])}" if inside else ""
         raise ConversionError(f"{folder} has no {_CONFIG}, so it is not a model of transformers{found}")
+    _refuse_pointers(folder)
     config = read_json(folder / _CONFIG)
     model_type_of(config)
     return config
+
+
+def _refuse_pointers(folder: Path) -> None:
+    """Refuse the folder of a `git clone` without Git LFS, in which large files are descriptions of them."""
+    for name in names_in(folder, lambda entry: entry.is_file() and entry.name.endswith(_LARGE)):
+        with (folder / name).open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                raise ConversionError(
+                    f"{folder / name} is a pointer of Git LFS, not the file itself; run git lfs pull in "
+                    f"{folder}, or: hf download NAME --local-dir FOLDER"
+                )
 
 
 def check_model(folder: Path) -> dict[str, Any]:
