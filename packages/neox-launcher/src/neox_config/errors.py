@@ -16,7 +16,7 @@ class NeoXError(Exception):
     is_of_another_rank = False
     """The failure of another rank, which reports it as well."""
     is_refused_start = False
-    """The start was refused in favour of a running one: no failure of the run that both would write to."""
+    """The start was refused in favour of a running one: not a failure of the run that both would write to."""
 
 
 class ConfigError(NeoXError):
