@@ -54,6 +54,7 @@ def test_every_stage_is_a_line_if_the_output_is_piped(tmp_path):
     assert stages(tmp_path, "from-hf", "source", "--output", "ours") == [
         "importing torch",
         "reading source",
+        "end-of-document is '<|endoftext|>' (0)",
         "writing 40 tensors",
         *proof,
         "ours/model.yml trains the model",
