@@ -166,9 +166,8 @@ def test_the_options_of_gpt_neoxs_converters_are_answered(line, advice):
     [
         ("convert_neox_to_hf", "neox-convert from-neox, then neox-convert to-hf"),
         ("tools/ckpts/convert_neox_to_hf.py", "neox-convert from-neox, then neox-convert to-hf"),
-        ("convert_hf_to_gptneox", "neox-convert from-hf DIR"),
+        ("convert_hf_to_sequential", "neox-convert from-hf DIR"),
         ("convert_hf_llama_to_neox.py", "neox-convert from-hf DIR"),
-        ("convert_neox_to_mcore", "there is no conversion to Megatron-LM"),
         ("inspect_checkpoints.py", "neox-checkpoint inspect"),
     ],
 )

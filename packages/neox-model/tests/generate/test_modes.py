@@ -345,11 +345,11 @@ def test_a_conversation_is_continued_and_can_be_forgotten(tmp_path, monkeypatch,
     assert "/new starts a new conversation" in shown
 
 
-def test_an_unknown_command_is_not_a_prompt_and_two_slashes_begin_a_text(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", typed(b"/foo\n//usr/bin\n"))
+def test_an_unknown_command_is_not_a_prompt_but_a_path_or_a_comment_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", typed(b"/foo\n/usr/bin\n// sort\n/foo bar\n"))
     output = tmp_path / "talk.jsonl"
     MODES["interactive"](job(output_file=output))
-    assert [line["context"] for line in read_lines(output)] == ["/usr/bin"]
+    assert [line["context"] for line in read_lines(output)] == ["/usr/bin", "// sort", "/foo bar"]
     shown = capsys.readouterr().err
     assert "unknown command /foo; /help lists them" in shown
     assert "/help for commands, Ctrl-D to exit" in shown

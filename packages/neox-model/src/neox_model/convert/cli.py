@@ -51,20 +51,10 @@ _FROM_HF = "use neox-convert from-hf DIR --output DIR"
 # GPT-NeoX's scripts of tools/ckpts, without .py -> the command that replaces each.
 _SCRIPTS = {
     **dict.fromkeys(("convert_neox_to_hf", "convert_module_to_hf", "convert_sequential_to_hf"), _TO_HF),
-    **dict.fromkeys(
-        (
-            "convert_hf_to_gptneox",
-            "convert_hf_to_neox",
-            "convert_hf_to_sequential",
-            "convert_hf_llama_to_neox",
-        ),
-        _FROM_HF,
-    ),
+    **dict.fromkeys(("convert_hf_to_sequential", "convert_hf_llama_to_neox"), _FROM_HF),
     "convert_raw_llama_weights_to_neox": (
         f"convert the weights with the script of Hugging Face's transformers, then {_FROM_HF}"
     ),
-    "convert_neox_to_mcore": "there is no conversion to Megatron-LM; neox-convert to-hf writes models of "
-    "transformers",
     "inspect_checkpoints": "use neox-checkpoint inspect",
     "merge20b": "leave it out: a checkpoint is loaded in every parallel layout",
 }

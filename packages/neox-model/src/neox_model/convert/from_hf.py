@@ -91,14 +91,8 @@ def from_hf(
 def _log_ends(tokenizer: Tokenizer, stops: Sequence[int]) -> None:
     ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in stops)
     end = tokenizer.end_of_document
-    logger.info(
-        "end-of-document is %r (%d)%s",
-        *(
-            tokenizer.decode([end]),
-            end,
-            f"; generated texts also end at {ends} (stop-tokens)" if ends else "",
-        ),
-    )
+    others = f"; generated texts also end at {ends} (stop-tokens)" if ends else ""
+    logger.info("end-of-document is %r (%d)%s", tokenizer.decode([end]), end, others)
 
 
 def _resolved(configuration: Path, folder: Path) -> Resolved:

@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 _CONFIG = "config.json"
-# Files that Git LFS stores, and the first bytes of what it leaves instead: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+# Files that Git LFS stores, and the first bytes of what a clone without it has instead.
 _LARGE = (".safetensors", ".bin", ".json", ".model")
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 

@@ -1,6 +1,7 @@
 """The turns of an interactive session, and its commands."""
 
 import logging
+import re
 
 from neox_data.tokenizers import Tokenizer
 from neox_model.generate.engine import Reply
@@ -9,10 +10,9 @@ __all__ = ["Conversation"]
 
 logger = logging.getLogger(__name__)
 
-_HELP = (
-    "commands: /new starts a new conversation, /history shows it, /help lists the commands; a text that "
-    "begins with a slash is written with two: //"
-)
+_HELP = "commands: /new starts a new conversation, /history shows it, /help lists the commands"
+# One word: a text may begin with a path, or with a comment of a program (//).
+_COMMAND = re.compile(r"/\w+")
 
 
 class Conversation:
@@ -60,7 +60,7 @@ class Conversation:
             self._turns.append(context + reply.text)
 
     def command(self, line: str) -> str | None:
-        """Carry out a command. Returns its answer; None if the line is a text, which `//` may begin."""
+        """Carry out a command. Returns its answer; None if the line is not a command."""
         if line == "/help":
             return _HELP
         if line == "/history":
@@ -68,11 +68,6 @@ class Conversation:
         if line == "/new":
             self._turns.clear()
             return "(a new conversation)"
-        if line.startswith("/") and not line.startswith("//"):
+        if _COMMAND.fullmatch(line):
             return f"unknown command {line}; /help lists them"
         return None
-
-    @staticmethod
-    def text(line: str) -> str:
-        """Return the text that a line which is not a command stands for."""
-        return line.removeprefix("/") if line.startswith("//") else line

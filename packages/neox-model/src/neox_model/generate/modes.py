@@ -204,7 +204,7 @@ def _typed_prompts(groups: Groups, interrupts: Interrupts, conversation: Convers
             if groups.world.rank == 0:
                 click.echo(answer, err=True)
         elif line:
-            yield conversation.text(line)
+            yield line
 
 
 def _ask(interrupts: Interrupts) -> str | None:
