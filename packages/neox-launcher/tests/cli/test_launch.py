@@ -85,6 +85,7 @@ def test_a_dry_run_shows_where_the_agents_connect(minimal, folder):
     assert result.stdout.count("--launcher 10.0.0.9:29400 --host-number ") == 2
 
 
+@pytest.mark.usefixtures("can_train")
 @pytest.mark.parametrize(("launcher", "is_noted"), [("ssh", True), ("local", False)])
 def test_a_dry_run_notes_that_it_resolves_no_host_name(minimal, folder, monkeypatch, launcher, is_noted):
     (folder / "hosts").write_text("nowhere.invalid slots=1\n")
