@@ -148,11 +148,11 @@ READS_DATA = (
     *("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "retrieve", "convert"),
     "api",
 )
-# What a worker of neox_model may import of the launcher: its own side of it, and the preflight checks, which
-# a worker that was started by hand runs itself.
+# What a worker of neox_model may import of the launcher: its own side of it, and the checks before a start,
+# which a worker that was started by hand runs itself.
 LAUNCHER_FOR_WORKERS = (
     *("neox_launcher.worker", "neox_launcher.protocol"),
-    *("neox_launcher.plan.preflight", "neox_launcher.plan.epochs"),
+    *("neox_launcher.plan.preflight", "neox_launcher.plan.in_use", "neox_launcher.plan.epochs"),
 )
 
 # Modules that may import a third-party package; packages that are not listed are unrestricted.

@@ -3,12 +3,17 @@ import logging
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from neox_config import encode_resolved
 from neox_data.errors import DataError
 from neox_kernels.errors import KernelUnavailable
+from neox_launcher.protocol.claims import SAVES_TO
+from neox_launcher.worker.ranks import RankInfo
+from neox_model import worker
+from neox_model.checkpoint.save_lock import folder_lock
 from neox_model.errors import LayoutError, StopRequested
 from neox_model.processes import _log_backend
 from neox_model.worker import run_worker
@@ -109,6 +114,24 @@ def test_a_worker_by_hand_refuses_what_the_launcher_refuses(run, tmp_path, monke
     code, report = run(succeed, paths=(config,), overrides=(override,), preflight="train")
     assert code == 2
     assert REFUSED_BY_HAND[override] in report["message"]
+
+
+@pytest.mark.parametrize(("rank", "code"), [(0, 2), (1, 0)])
+def test_the_first_worker_by_hand_refuses_a_folder_in_use(run, tmp_path, monkeypatch, rank, code):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("neox_launcher.plan.preflight.count_gpus", lambda: 0)
+    monkeypatch.setattr(
+        worker,
+        "read_rank",
+        lambda: RankInfo(
+            rank=rank, local_rank=0, world_size=1, local_world_size=1, master_addr="::1", master_port=1
+        ),
+    )
+    monkeypatch.setattr(worker, "refuse_worker_by_hand", lambda config, program: None)
+    config = tmp_path / "tiny.yml"
+    config.write_text(json.dumps({**TINY, "save": "runs", "save_interval": 1}))
+    with folder_lock(Path("runs"), patience=0.0, use=SAVES_TO):
+        assert run(succeed, paths=(config,), preflight="train")[0] == code
 
 
 def test_a_worker_by_hand_prints_the_notes_of_its_configuration(run, tmp_path, capsys):

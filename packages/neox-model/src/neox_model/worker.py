@@ -26,6 +26,7 @@ from neox_config.problems import list_problems
 from neox_data.errors import DataError
 from neox_kernels.errors import KernelError, KernelUnavailable
 from neox_launcher.plan.epochs import config_for
+from neox_launcher.plan.in_use import refuse_what_is_in_use
 from neox_launcher.plan.preflight import notes_on_data, refuse_worker_by_hand, unused_by_hand
 from neox_launcher.protocol.stop_signals import block_warning, unblock_warning
 from neox_launcher.worker.ranks import RankInfo, read_rank, refuse_mpi_by_hand
@@ -213,6 +214,8 @@ def _read_request(
     if preflight is not None:
         _print_notes(me, config)
         refuse_worker_by_hand(config, program=preflight)
+        if me.rank == 0:
+            refuse_what_is_in_use(config, program=preflight, is_local=True)
     return request
 
 

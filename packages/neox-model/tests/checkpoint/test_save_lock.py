@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from neox_launcher.protocol.claims import is_locked, lock_of
 from neox_model.checkpoint import CheckpointError
 from neox_model.checkpoint.errors import FolderInUseError
 from neox_model.checkpoint.save_lock import save_lock
@@ -36,6 +37,16 @@ def test_a_second_training_is_refused_until_the_first_process_is_gone(tmp_path):
         other.kill()
     with save_lock(folder, SINGLE_PROCESS):
         pass
+
+
+def test_a_launcher_sees_the_lock_and_does_not_refuse_a_training_by_looking(tmp_path):
+    with save_lock(tmp_path, SINGLE_PROCESS):
+        assert is_locked(tmp_path)
+    with lock_of(tmp_path).open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.05, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        with save_lock(tmp_path, SINGLE_PROCESS):
+            assert is_locked(tmp_path)
 
 
 def test_second_saver_waits_for_the_lock(tmp_path):

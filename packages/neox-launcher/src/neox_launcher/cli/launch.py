@@ -33,6 +33,7 @@ from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
 from neox_launcher.controller.restarts import checkpoints_of
 from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finish_output, print_message
+from neox_launcher.plan.in_use import refuse_what_is_in_use
 from neox_launcher.plan.of_training import is_of_training
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
@@ -80,7 +81,7 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
             type=click.Choice(["text", "json"]),
             help="Print the plan and the commands without starting anything or contacting a host. The value "
             "is optional and defaults to text. Exits with 2 if the launch would be refused, except that host "
-            "names are not resolved.",
+            "names are not resolved, and what another job holds is not noticed.",
         ),
         option(
             "--bind-cores",
@@ -541,6 +542,7 @@ def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
     if dry_run is not None:
         sys.exit(show_plan(plan, dry_run))
     refuse_what_cannot_run(plan)
+    refuse_what_is_in_use(plan.resolved.config, program=plan.program, is_local=plan.is_local)
     if plan.program == "doctor":
         _show_diagnosis(plan)
     display = open_display(plan.resolved.config.launch.terminal) if plan.program == "train" else None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from neox_launcher.protocol.claims import SAVES_TO, folder_in_use, lock_of
 from neox_model.checkpoint.errors import FolderInUseError
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.storage import Storage, refuse_shared_folder, refusing_other_folders
@@ -14,8 +15,9 @@ from neox_model.parallel.groups import Groups
 
 __all__ = ["folder_lock", "save_lock"]
 
-_LOCK = ".lock"
 _POLL_SECONDS = 0.2
+# Long enough for a second try: a launcher locks the file for an instant to see whether the folder is free.
+_LEAST_PATIENCE_SECONDS = 0.3
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ def save_lock(
         with shared_outcome(groups.control, f"preparing to save to {directory}"):
             if storage.leads:
                 with refusing_other_folders():
-                    held.enter_context(folder_lock(directory, patience=patience, use="saves to"))
+                    held.enter_context(folder_lock(directory, patience=patience, use=SAVES_TO))
         yield
 
 
@@ -64,13 +66,11 @@ def folder_lock(directory: Path, *, patience: float, use: str) -> Iterator[None]
     """
     directory.mkdir(parents=True, exist_ok=True)
     # Without kernel locks, filelock would fall back to a file that a killed training leaves locked.
-    lock = FileLock(directory / _LOCK, poll_interval=_POLL_SECONDS, fallback_to_soft=False)
+    lock = FileLock(lock_of(directory), poll_interval=_POLL_SECONDS, fallback_to_soft=False)
     try:
-        lock.acquire(timeout=patience)
+        lock.acquire(timeout=max(patience, _LEAST_PATIENCE_SECONDS))
     except Timeout as error:
-        raise FolderInUseError(
-            f"another training {use} {directory}; wait until it has ended, or use another folder"
-        ) from error
+        raise FolderInUseError(folder_in_use(directory, use)) from error
     except OSError as error:
         if error.filename is not None:  # Opening the file failed; an error of locking names no file.
             raise

@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from neox_config.errors import NeoXError
+from neox_launcher.protocol.claims import bound_socket, cannot_listen
 
 __all__ = ["WebServer", "listening_socket"]
 
@@ -28,26 +29,13 @@ def listening_socket(host: str, port: int) -> socket.socket:
     Raises:
         NeoXError: the address is not one of this machine, or is in use.
     """
+    bound = bound_socket(host, port)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except (OSError, ValueError) as error:
-        # Names that no name server can have are errors of Python's codec.
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise NeoXError(f"serve.host {host} cannot be used: {reason}; set another one") from error
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
         # Two sockets may be bound to an address, but only one can listen.
         bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
-        raise NeoXError(
-            f"cannot listen on {host} port {port}: {error.strerror}; set serve.port to another port (0: a "
-            "free one), or serve.host to an address of this machine"
-        ) from error
+        raise cannot_listen(host, port, error) from error
     return bound
 
 

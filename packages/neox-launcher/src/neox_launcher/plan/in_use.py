@@ -1,0 +1,55 @@
+"""Refuse a start that needs what another job holds, before any worker imports torch, which takes long.
+
+The workers, which claim the same, have the last word.
+"""
+
+from pathlib import Path
+
+from neox_config import NeoXConfig
+from neox_config.errors import NeoXError
+from neox_config.facts.stores import is_url
+from neox_config.problems import Problem, config_error, in_words, place_of
+from neox_launcher.protocol.claims import SAVES_TO, bound_socket, folder_in_use, is_locked
+
+__all__ = ["refuse_what_is_in_use"]
+
+
+def refuse_what_is_in_use(config: NeoXConfig, *, program: str, is_local: bool) -> None:
+    """Refuse a training whose `save` another one uses, and a server whose address is taken.
+
+    Args:
+        config: configuration of the job.
+        program: train, serve, or one that holds nothing alone.
+        is_local: rank 0 runs on this host, so that its address can be tried here.
+
+    Raises:
+        ConfigError: another process holds what the job needs.
+    """
+    if program == "train":
+        _refuse_folder(config)
+    if program == "serve" and is_local:
+        _refuse_address(config)
+
+
+def _refuse_folder(config: NeoXConfig) -> None:
+    save = config.checkpoint.save
+    if save is None or is_url(save) or config.checkpoint.checkpoint.use_node_local_storage:
+        return
+    if is_locked(Path(save)):
+        raise _refusal(config, "save", folder_in_use(save, SAVES_TO))
+
+
+def _refuse_address(config: NeoXConfig) -> None:
+    settings = config.serving.serve
+    try:
+        bound_socket(settings.host, settings.port).close()
+    except NeoXError as error:
+        raise _refusal(config, "serve.port", str(error)) from error
+
+
+def _refusal(config: NeoXConfig, name: str, message: str) -> NeoXError:
+    what, _, remedy = message.rpartition("; ")
+    problem = Problem(name, what, remedy).located(
+        place_of(config.sources, name), in_words(config.value_of(name))
+    )
+    return config_error([problem], config.files)
