@@ -22,6 +22,8 @@ from neox_model.convert.families.family import Tensors
 from neox_model.convert.families.values import number
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import Sides, prove
+from neox_model.convert.proof.sides import TokenizerSides
+from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.requests import check_model
 from neox_model.convert.tokenizer_files import (
@@ -69,6 +71,8 @@ def from_hf(
         )
     settings = found.settings(output.absolute())
     _log_ends(found.tokenizer.tokenizer, settings.get("stop-tokens", []))
+    # The proof compares them again; a difference is reported before the weights are read and written.
+    compare_tokenizers(TokenizerSides(found.tokenizer.tokenizer, folder, found.rows, tokenizer_as_stored))
     with folder_written_aside(output) as aside:
         found.tokenizer.copy(folder, aside)
         write_settings(aside / CONFIGURATION, settings, source=folder, output=output.absolute())

@@ -16,6 +16,7 @@ from neox_model.convert.families import Family, fitting_family
 from neox_model.convert.families.family import Tensors
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import Sides, prove
+from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.tokenizer_files import (
     generation_settings,
@@ -72,12 +73,14 @@ def to_hf(
     rows = rows_to_keep(tokenizer, checkpoint.vocab_size, trim_vocab=trim_vocab)
     writer = _Writer(checkpoint, chosen, rows=rows, dtype=None if dtype is None else DTYPES[dtype])
     with folder_written_aside(output) as aside:
-        write_weights(aside, writer.planned(), writer.values())
         generation = generation_settings(tokenizer, source)
         write_json(aside / "config.json", _config(checkpoint, chosen, rows, dtype, generation))
         write_json(aside / "generation_config.json", generation)
         write_tokenizer(tokenizer, source, aside, max_positions=checkpoint.architecture.max_positions)
         sides = Sides(checkpoint, aside, chosen, tokenizer, rows=rows)
+        # The proof compares them again; a difference is reported before the weights are read and written.
+        compare_tokenizers(sides.tokenizers)
+        write_weights(aside, writer.planned(), writer.values())
         result = prove(sides, source=folder, output=aside)
         write_json(aside / "verification.json", result)
     return result

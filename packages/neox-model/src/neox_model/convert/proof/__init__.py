@@ -49,7 +49,7 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
     compare_architectures(sides)
     files = WeightFiles(sides.folder)
     counted = check_keys(sides, files)
-    texts = compare_tokenizers(sides)  # First: the next comparisons use ids of the tokenizer.
+    texts = compare_tokenizers(sides.tokenizers)  # First: the next comparisons use ids of the tokenizer.
     rounded = compare_tensors(sides, files)
     compare_layers(sides, files, figures)
     if counted["parameters"] <= whole_limit:
@@ -64,7 +64,7 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
         "limit": figures.limit,
         "compared_as_a_whole": counted["parameters"] <= whole_limit,
         "texts_tokenized_alike": texts,
-        **({"tokenizer_as_stored": parts_replaced(sides)} if sides.as_stored else {}),
+        **({"tokenizer_as_stored": parts_replaced(sides.tokenizers)} if sides.as_stored else {}),
         **provenance(source, output, packages=("transformers", "tokenizers")),
     }
 

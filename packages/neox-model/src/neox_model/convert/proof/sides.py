@@ -12,7 +12,25 @@ from neox_model.convert.families import Family
 from neox_model.convert.reference import load_config
 from neox_model.convert.weights import WeightFiles
 
-__all__ = ["Sides", "dtype_of"]
+__all__ = ["Sides", "TokenizerSides", "dtype_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSides:
+    """Our tokenizer, and a folder of transformers with theirs.
+
+    Args:
+        tokenizer: our tokenizer.
+        folder: their folder.
+        rows: entries of the vocabulary.
+        as_stored: compare with tokenizer.json as it is stored (True), or with what transformers loads
+            (False); None: there is no choice.
+    """
+
+    tokenizer: Tokenizer
+    folder: Path
+    rows: int
+    as_stored: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +43,7 @@ class Sides:
         family: the class of theirs.
         tokenizer: our tokenizer.
         rows: entries of the vocabulary that both have; ours may have more, which are padding.
-        as_stored: compare with tokenizer.json as it is stored (True), or with what transformers loads
-            (False); None: there is no choice.
+        as_stored: as in `TokenizerSides`.
     """
 
     checkpoint: Checkpoint
@@ -36,6 +53,11 @@ class Sides:
     rows: int
     as_stored: bool | None = None
     _config: list[Any] = field(default_factory=list)
+
+    @property
+    def tokenizers(self) -> TokenizerSides:
+        """Return the tokenizers of both sides."""
+        return TokenizerSides(self.tokenizer, self.folder, self.rows, self.as_stored)
 
     @property
     def config(self) -> Any:

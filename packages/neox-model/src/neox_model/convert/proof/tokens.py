@@ -7,7 +7,7 @@ from typing import Any
 
 from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 from neox_model.convert.errors import ProofError
-from neox_model.convert.proof.sides import Sides
+from neox_model.convert.proof.sides import TokenizerSides
 from neox_model.convert.proof.texts import many_texts
 from neox_model.convert.reference import load_stored_tokenizer, load_tokenizer
 
@@ -18,7 +18,7 @@ _TEXTS = 1000
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
-def compare_tokenizers(sides: Sides) -> int:
+def compare_tokenizers(sides: TokenizerSides) -> int:
     """Compare the ids of many texts, and return the number of texts.
 
     Raises:
@@ -43,13 +43,13 @@ def compare_tokenizers(sides: Sides) -> int:
     return len(texts)
 
 
-def parts_replaced(sides: Sides) -> dict[str, Any]:
+def parts_replaced(sides: TokenizerSides) -> dict[str, Any]:
     """Return the class that transformers loads, and the parts of tokenizer.json that it replaces."""
     theirs = load_tokenizer(sides.folder)
     return {"transformers_loads": type(theirs).__name__, "replaces": _replaced(sides, theirs)}
 
 
-def _cause(sides: Sides, theirs: Any) -> str:
+def _cause(sides: TokenizerSides, theirs: Any) -> str:
     """Return why the tokenizers differ, and what to do."""
     kind, parts = type(theirs).__name__, _replaced(sides, theirs)
     replaces = f", which replaces parts of tokenizer.json ({', '.join(parts)})" if parts else ""
@@ -70,7 +70,7 @@ def _json_of(path: Path) -> dict[str, Any]:
     return json.loads(path.read_bytes()) if path.is_file() else {}
 
 
-def _remedy(sides: Sides, parts: Sequence[str]) -> str:
+def _remedy(sides: TokenizerSides, parts: Sequence[str]) -> str:
     if not parts:
         return "correct tokenizer_class in tokenizer_config.json, or copy the tokenizer's files again"
     if sides.as_stored is None:
@@ -82,7 +82,7 @@ def _remedy(sides: Sides, parts: Sequence[str]) -> str:
     )
 
 
-def _replaced(sides: Sides, theirs: Any) -> list[str]:
+def _replaced(sides: TokenizerSides, theirs: Any) -> list[str]:
     """Return the parts of our tokenizer that theirs has otherwise."""
     if not isinstance(sides.tokenizer, LibraryBackedTokenizer):
         return []
