@@ -2,7 +2,7 @@
 
 import pytest
 
-from neox_launcher.controller.live_line import LiveState, Pace, render_line
+from neox_launcher.controller.live_line import LiveState, render_line
 
 METRICS = {
     "loss/train": 2.34567,
@@ -78,21 +78,6 @@ def test_a_job_without_reports_says_so():
     assert "no iteration for" not in render_line(TRAINING, now=159.0, width=300).plain
     assert " left | no iteration for 1:05 | iteration" in render_line(TRAINING, now=165.0, width=300).plain
     assert STATES["saving"].seconds_silent(9999.0) is None
-
-
-def test_the_pace_leaves_the_first_iteration_out_and_forgets_slowly():
-    now = 0.0
-    pace = Pace(lambda: now)
-    assert pace.note(1) is None
-    now = 60.0
-    assert pace.note(31) == pytest.approx(2.0)
-    assert pace.note(31) == pytest.approx(2.0)
-    for _ in range(100):
-        now += 600.0
-        speed = pace.note(int(31 + (now - 60.0) / 4))
-    assert speed == pytest.approx(4.0, rel=1e-3)
-    # A restart begins at an earlier checkpoint.
-    assert pace.note(20) is None
 
 
 def test_numbers_that_are_not_finite_are_shown():

@@ -660,6 +660,32 @@ def test_speed_is_written_once_per_interval_and_interval_ends_are_read_one_itera
     assert [number for number, m in memory.lines if "throughput/tokens_per_second" in m] == [2, 4, 5]
 
 
+def test_the_time_left_counts_evaluations_and_leaves_pauses_out():
+    memory, now = Memory(), [0.0]
+
+    class Clock(Hook):
+        """An iteration takes 1 s, and the evaluation after each second one 6 s."""
+
+        def on_step(self, state, report):
+            now[0] += 1.0 + 6.0 * (state.iteration % 2 == 0)
+
+    engine, log = make_log_hook([memory], interval=4, clock=lambda: now[0])
+    run(engine, log, Clock(), last=40)
+    left = {number: m["time/left"] for number, m in memory.lines if "time/left" in m}
+    assert left[4] == pytest.approx((1 + 7 + 1) / 3 * 36, rel=0.01)  # Of the first iteration only the end counts.
+    assert left[24] == pytest.approx(4.0 * 16, rel=0.05)
+    state = TrainState(last_iteration=100, samples_per_iteration=SAMPLES, iteration=40)
+    log.on_pause(state)
+    now[0] += 10_000.0
+    log.on_resume(state)
+    report = StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=8)
+    for state.iteration in (41, 42, 43, 44):
+        log.on_step(state, report)
+        now[0] += 4.0
+    log.write_pending()
+    assert memory.lines[-1][1]["time/left"] == pytest.approx(4.0 * 56, rel=0.1)
+
+
 def test_the_first_iteration_is_logged_if_its_metrics_come_later(caplog):
     caplog.set_level("INFO")
     run(*make_log_hook([Memory()], interval=10), last=25, iteration=12)

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from neox_launcher.controller.display import Display
-from neox_launcher.controller.live_line import LiveState, Pace, render_line
+from neox_launcher.controller.live_line import LiveState, render_line
 from neox_launcher.controller.terminal import draw, print_message, start_drawing, stop_drawing
+from neox_launcher.protocol.pace import Pace
 from neox_launcher.worker.reporting import FINISHING
 
 __all__ = ["LiveDisplay"]

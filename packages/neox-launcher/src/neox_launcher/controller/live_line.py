@@ -1,6 +1,5 @@
 """The live line of a training as a function of its state, the time and the width; draws nothing itself."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -9,10 +8,8 @@ from rich.text import Text
 
 from neox_config.formats import format_duration, format_tflops
 
-__all__ = ["LiveState", "Pace", "render_line"]
+__all__ = ["LiveState", "render_line"]
 
-# Until old iterations count for less than a third.
-_MEMORY_SECONDS = 1800.0
 _SILENT_SECONDS = 60.0
 _SILENT_ITERATIONS = 5.0
 _SPINNER = "-\\-/"
@@ -80,35 +77,6 @@ class LiveState:
         return (
             silent if silent > max(_SILENT_SECONDS, _SILENT_ITERATIONS * self.seconds_per_iteration) else None
         )
-
-
-class Pace:
-    """The time per iteration, evaluations and saves included; the last half hour counts most.
-
-    Args:
-        clock: returns seconds since a fixed time.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._last: tuple[int, float] | None = None
-        self._seconds = self._iterations = 0.0
-
-    def note(self, iteration: int) -> float | None:
-        """Record a completed iteration, and return the seconds per iteration; None if not known yet.
-
-        The first iteration recorded only starts the clock, because it may include compilation.
-        """
-        now = self._clock()
-        if self._last is None or iteration < self._last[0]:
-            self._last, self._seconds, self._iterations = (iteration, now), 0.0, 0.0
-        elif iteration > self._last[0]:
-            seconds = now - self._last[1]
-            kept = math.exp(-seconds / _MEMORY_SECONDS)
-            self._seconds = kept * self._seconds + seconds
-            self._iterations = kept * self._iterations + iteration - self._last[0]
-            self._last = (iteration, now)
-        return self._seconds / self._iterations if self._iterations else None
 
 
 def render_line(state: LiveState, *, now: float, width: int) -> Text:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from neox_launcher.protocol.pace import Pace
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Phases, Timers
 from neox_model.metrics.writers.base import MetricWriter
@@ -75,6 +76,7 @@ class LogHook(Hook):
             self._phases.read(0.0)
         self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
+        self._pace = Pace(self._clock)
         self._first_iteration, self._started = state.iteration + 1, self._clock()
         self._logged = self._started
 
@@ -82,6 +84,7 @@ class LogHook(Hook):
         """Write the reports of a completed interval, and store this one."""
         if not self._writers:
             return
+        seconds_per_iteration = self._pace.note(state.iteration)
         if (state.iteration - 1) % self._interval == 0:
             self.write_pending()
         metrics: dict[str, Tensor | float | None] = {
@@ -95,6 +98,8 @@ class LogHook(Hook):
         }
         if state.iteration % self._interval == 0 or state.finished:
             metrics |= self._speed(state)
+            if seconds_per_iteration is not None:
+                metrics["time/left"] = seconds_per_iteration * (state.last_iteration - state.iteration)
             self._logged = self._clock()
         elif state.iteration == self._first_iteration:
             # The first one may compile for minutes, and a line of metrics follows only after the interval.
@@ -130,6 +135,7 @@ class LogHook(Hook):
         self._timers.read()
         if self._phases is not None:
             self._phases.read(0.0)
+        self._pace.leave_out()
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
 
     def on_end(self, state: TrainState) -> None:
@@ -162,7 +168,6 @@ class LogHook(Hook):
             self._throughput.rates(state.tokens - self._written_tokens, seconds)
         )
         metrics["time/iteration"] = seconds / iterations
-        metrics["time/left"] = seconds / iterations * (state.last_iteration - state.iteration)
         metrics |= {f"time/{name}": spent for name, spent in activities.items()}
         if self._phases is not None:
             phases = self._phases.read(seconds)
