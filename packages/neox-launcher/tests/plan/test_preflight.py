@@ -71,6 +71,20 @@ def test_load_of_a_model_of_transformers_names_the_command(load, files):
     assert "neox-convert from-hf pythia --output FOLDER" in problem.remedy
 
 
+@pytest.mark.parametrize("program", ["generate", "serve", "evaluate"])
+def test_before_the_first_training_the_command_that_trains_is_named(load, files, program):
+    saves = SETTINGS + "load: runs\nsave: ./runs\nsave-interval: 1\n"
+    config = load(saves)
+    (found,) = (each for each in check_files(config, program=program) if each.name == "load")
+    assert found.what == "contains no checkpoint yet"
+    first, second = config.files
+    assert found.remedy == f"train first: neox-launch --config {first} --config {second}"
+    for text in (saves.replace("./runs", "other"), saves + "finetune: true\n"):
+        # The training saves to another folder, or starts from a checkpoint itself.
+        (found,) = (each for each in check_files(load(text), program=program) if each.name == "load")
+        assert (found.what, found.remedy) == ("contains no checkpoint", SAVED)
+
+
 def test_packages_of_monitors_are_checked_if_neox_model_is_installed(load, files, monkeypatch):
     config = load(SETTINGS + "tensorboard-dir: events\nuse-wandb: true\n")
     installed = {"neox_model", "tensorboard"}

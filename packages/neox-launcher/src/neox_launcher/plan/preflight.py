@@ -5,6 +5,7 @@ import glob
 import importlib.util
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
@@ -619,7 +620,11 @@ def _checkpoint(config: NeoXConfig) -> Iterator[Problem]:
     elif _has_local_checkpoints(config):
         return
     elif (reason := _why_not_loadable(load)) is not None:
-        yield Problem("load", reason, _load_remedy(load, reason))
+        if reason == _NO_CHECKPOINT and _trains_from_the_start(config):
+            files = shlex.join(word for file in config.files for word in ("--config", file))
+            yield Problem("load", f"{reason} yet", f"train first: neox-launch {files}".rstrip())
+        else:
+            yield Problem("load", reason, _load_remedy(load, reason))
 
 
 def _checkpoint_to_resume_from(config: NeoXConfig) -> Iterator[Problem]:
@@ -633,9 +638,21 @@ def _checkpoint_to_resume_from(config: NeoXConfig) -> Iterator[Problem]:
         return
     if reason != _NO_CHECKPOINT:
         yield Problem("load", reason, _load_remedy(section.load, reason))
-    elif section.save is None or Path(section.load).absolute() != Path(section.save).absolute():
+    elif section.save is None or not _is_same_folder(section.load, section.save):
         remedy = "to start from new weights, leave load out or set it to the same folder as save"
         yield Problem("load", reason, f"{_load_remedy(section.load, reason)}; {remedy}")
+
+
+def _trains_from_the_start(config: NeoXConfig) -> bool:
+    """Return whether a training with this configuration would save the first checkpoint to `load`."""
+    section = config.checkpoint
+    if section.load is None or section.save is None or section.finetune:
+        return False
+    return _is_same_folder(section.load, section.save)
+
+
+def _is_same_folder(one: str, other: str) -> bool:
+    return Path(one).absolute() == Path(other).absolute()
 
 
 def _has_local_checkpoints(config: NeoXConfig) -> bool:
