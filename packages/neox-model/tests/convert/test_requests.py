@@ -142,6 +142,8 @@ def test_a_checkpoint_of_this_project_is_not_converted_from_gpt_neox(tmp_path):
         ("to-hf --output-dir x", "use neox-convert to-hf --load DIR --output DIR"),
         ("to-hf --config_file x", "leave it out: the folder that is read has the configuration"),
         ("to-hf --precision fp16", "use --dtype"),
+        ("to-hf --checkpoint x", "use --load"),
+        ("from-hf --checkpoint x", "use neox-convert from-hf DIR --output DIR"),
         ("to-hf --architecture llama", "use --family"),
         ("from-neox --input_dir x", "use neox-convert from-neox DIR --output DIR"),
         ("from-neox --config_file x", "use --config"),
@@ -169,6 +171,8 @@ def test_the_options_of_gpt_neoxs_converters_are_answered(line, advice):
         ("convert_hf_to_sequential", "neox-convert from-hf DIR"),
         ("convert_hf_llama_to_neox.py", "neox-convert from-hf DIR"),
         ("inspect_checkpoints.py", "neox-checkpoint inspect"),
+        ("import", "use neox-convert from-hf DIR --output DIR"),
+        ("export", "use neox-convert to-hf --load DIR --output DIR"),
     ],
 )
 def test_the_names_of_gpt_neoxs_scripts_are_answered_with_commands(script, command):
@@ -176,6 +180,33 @@ def test_the_names_of_gpt_neoxs_scripts_are_answered_with_commands(script, comma
     assert result.exit_code == 2
     assert f"{script} is not a command; " in result.stderr
     assert command in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("from-hf model out", "Missing option '--output'. write --output out.\n"),
+        ("to-hf ours out", "Missing option '--output'. write --output out.\n"),
+        ("from-hf model", "Missing option '--output'.\n"),
+    ],
+)
+def test_a_second_folder_is_answered_with_the_option_that_is_meant(folder, line, hint):
+    result = CliRunner().invoke(cli.main, line.split())
+    assert result.exit_code == 2
+    assert result.stderr.endswith(hint)
+
+
+def test_the_subfolder_that_has_the_checkpoints_is_named(folder):
+    write(folder, "run/checkpoints/global_step2", {"manifest.json": {}})
+    write(folder, "run/logs", {"file": {}})
+    for given in ("run", "--load run"):
+        result = CliRunner().invoke(cli.main, ["to-hf", *given.split(), "--output", "new"])
+        assert result.exit_code == 2
+        message = "run contains no checkpoint; pass run/checkpoints, which contains checkpoints\n"
+        assert result.stderr.endswith(message)
+    write(folder, "run/other/global_step2", {"manifest.json": {}})
+    result = CliRunner().invoke(cli.main, ["to-hf", "run", "--output", "new"])
+    assert result.stderr.endswith("pass one of its subfolders that do: checkpoints, other\n")
 
 
 TO_HF = "it can be loaded as it is, and neox-convert to-hf --load ours --output DIR exports it"

@@ -34,8 +34,8 @@ _DTYPES = {
     "float16": "fp16",
 }
 # Options of GPT-NeoX's scripts and of our other commands -> option here, or why there is none.
-_FOLDERS_ELSEWHERE = ("input_dir", "output_dir", "load", "model", "hf_model_name", "model_path")
-_RENAMED = {"precision": "dtype", "architecture": "family", "config_file": "config"}
+_FOLDERS_ELSEWHERE = ("input_dir", "output_dir", "load", "checkpoint", "model", "hf_model_name", "model_path")
+_RENAMED = {"precision": "dtype", "architecture": "family", "config_file": "config", "checkpoint": "load"}
 _NOT_NEEDED = {
     **dict.fromkeys(
         ("tp", "pp", "num_output_shards", "pipeline_parallel"),
@@ -48,14 +48,16 @@ _TO_HF = (
     "neox-convert to-hf"
 )
 _FROM_HF = "use neox-convert from-hf DIR --output DIR"
-# GPT-NeoX's scripts of tools/ckpts, without .py -> the command that replaces each.
-_SCRIPTS = {
+# GPT-NeoX's scripts of tools/ckpts, without .py, and other words for a command -> the command that is meant.
+_MEANT = {
     **dict.fromkeys(("convert_neox_to_hf", "convert_module_to_hf", "convert_sequential_to_hf"), _TO_HF),
     **dict.fromkeys(("convert_hf_to_sequential", "convert_hf_llama_to_neox"), _FROM_HF),
     "convert_raw_llama_weights_to_neox": (
         f"convert the weights with the script of Hugging Face's transformers, then {_FROM_HF}"
     ),
     "inspect_checkpoints": "use neox-checkpoint inspect",
+    "import": _FROM_HF,
+    "export": "use neox-convert to-hf --load DIR --output DIR",
     "merge20b": "leave it out: a checkpoint is loaded in every parallel layout",
 }
 _FOLDER = click.Path(path_type=Path)
@@ -91,12 +93,19 @@ def _takes_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Conversion(ModelCommand):
-    """A conversion: answers the options of GPT-NeoX's scripts with its own."""
+    """A conversion: answers the options of GPT-NeoX's scripts, and a folder without option, with its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words, and add advice to the error about such an option."""
+        words = list(args)
         try:
             return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            _, others, _ = self.make_parser(ctx).parse_args(words)
+            if error.param is None or error.param.name != "output" or not others:
+                raise
+            error.message = f"write --output {others[0]}."
+            raise
         except click.NoSuchOption as error:
             advice = self._advice(error.option_name.lstrip("-").replace("-", "_"))
             if advice is None:
@@ -131,7 +140,7 @@ class _Conversions(ModelCommands):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word names."""
-        advice = _SCRIPTS.get(os.path.basename(args[0]).removesuffix(".py"))
+        advice = _MEANT.get(os.path.basename(args[0]).removesuffix(".py"))
         if advice is not None and not ctx.resilient_parsing:
             ctx.fail(f"{args[0]} is not a command; {advice}")
         return super().resolve_command(ctx, args)

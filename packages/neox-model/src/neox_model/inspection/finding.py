@@ -10,6 +10,7 @@ from neox_config.facts.checkpoints import (
     complete_checkpoints,
     iteration_of,
 )
+from neox_config.files import names_in
 from neox_model.checkpoint.directory import final_name, find_latest, refuse_gpt_neox
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.inspection.recognition import CHECKPOINT, why_another
@@ -45,7 +46,7 @@ def find_checkpoint(given: Path, iteration: int | None = None) -> Path:
     if iteration is None:
         found = find_latest(given)
         if found is None:
-            raise RequestError(why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {_WHICH}")
+            raise RequestError(_why_none(given))
         return found
     found = given / checkpoint_name(iteration)
     if not found.is_dir():
@@ -69,7 +70,7 @@ def all_checkpoints(given: Path) -> list[Path]:
     found = {path: iteration_of(path.name) for path in given.iterdir() if path.is_dir()}
     folders = [path for path, iteration in found.items() if iteration is not None]
     if not folders:
-        raise RequestError(why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {_WHICH}")
+        raise RequestError(_why_none(given))
     return sorted(folders, key=lambda path: found[path] or 0)
 
 
@@ -89,6 +90,24 @@ def is_latest(folder: Path) -> bool:
 
 def _is_one(given: Path) -> bool:
     return (given / MANIFEST).exists() or iteration_of(given.absolute().name) is not None
+
+
+def _why_none(given: Path) -> str:
+    """Return why a folder cannot be loaded from, and what to pass in its place."""
+    inside = names_in(given, lambda entry: bool(entry.is_dir() and _saved_in(given / entry.name)))
+    which = _WHICH
+    if len(inside) == 1:
+        which = f"pass {given / inside[0]}, which contains checkpoints"
+    elif inside:
+        which = f"pass one of its subfolders that do: {', '.join(inside[:5])}"
+    return why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {which}"
+
+
+def _saved_in(folder: Path) -> list[Path]:
+    try:
+        return complete_checkpoints(folder)
+    except OSError:
+        return []
 
 
 def _require_folder(given: Path) -> None:
