@@ -369,7 +369,9 @@ def test_a_tokenizer_that_transformers_changes_is_refused(theirs):
     )
 
 
-def test_a_tokenizer_that_transformers_replaces_by_the_type_of_the_model_is_used_on_request(tmp_path, monkeypatch):
+def test_a_tokenizer_that_transformers_replaces_by_the_type_of_the_model_is_used_on_request(
+    tmp_path, monkeypatch
+):
     theirs = write_model(tmp_path / "theirs", "qwen2", random_settings("qwen2", 0))
     path = theirs / "tokenizer.json"
     edit(path, lambda parts: parts.update(normalizer=None, pre_tokenizer=BYTES))
@@ -500,6 +502,23 @@ def test_a_tokenizer_of_another_kind_or_another_file_is_refused(ours, theirs):
     export_refused(
         ours, "the tokenizer CharLevelTokenizer cannot be used in transformers: its entries are bytes"
     )
+
+
+@pytest.mark.parametrize(
+    ("computed", "dtype", "is_said"), [("bf16", None, 1), ("bf16", "bf16", 0), ("fp32", None, 0)]
+)
+def test_the_type_that_is_written_is_said_if_the_training_computed_in_another(
+    ours, tmp_path, monkeypatch, caplog, computed, dtype, is_said
+):
+    caplog.set_level("INFO", "neox_model.convert")
+    monkeypatch.setattr(exporting, "prove", lambda *arguments, **options: {})
+    edit_recorded(ours, lambda config: config["in_effect"]["training"].update(precision=computed))
+    to_hf(ours, tmp_path / "output", dtype=dtype)
+    said = [message for message in caplog.messages if message.startswith("writing float32")]
+    assert len(said) == is_said
+    assert all("the training computed in bfloat16, which --dtype bf16 writes" in each for each in said)
+    written = json.loads((tmp_path / "output/config.json").read_text())["dtype"]
+    assert written == ("bfloat16" if dtype else "float32")
 
 
 def test_a_tokenizer_with_more_entries_than_rows_is_not_exported(ours, theirs):

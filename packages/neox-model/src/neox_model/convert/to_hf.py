@@ -71,6 +71,8 @@ def to_hf(
     recorded = checkpoint.resolved.config.tokenizer.vocab_file
     source = vocab_file or (None if recorded is None else Path(recorded))
     rows = rows_to_keep(tokenizer, checkpoint.vocab_size, trim_vocab=trim_vocab)
+    if dtype is None:
+        _log_stored_dtype(checkpoint)
     writer = _Writer(checkpoint, chosen, rows=rows, dtype=None if dtype is None else DTYPES[dtype])
     with folder_written_aside(output) as aside:
         generation = generation_settings(tokenizer, source)
@@ -84,6 +86,18 @@ def to_hf(
         result = prove(sides, source=folder, output=aside)
         write_json(aside / "verification.json", result)
     return result
+
+
+def _log_stored_dtype(checkpoint: Checkpoint) -> None:
+    """Say which type is written if it is larger than the one that the training computed in."""
+    stored, computed = checkpoint.dtype(TOKEN_EMBEDDING), DTYPES[checkpoint.precision]
+    if stored.itemsize > computed.itemsize:
+        logger.info(
+            "writing %s, in which the checkpoint stores the weights; the training computed in %s, which --dtype "
+            "%s writes, in half the bytes",
+            *(str(each).removeprefix("torch.") for each in (stored, computed)),
+            checkpoint.precision,
+        )
 
 
 class _Writer:
