@@ -81,7 +81,10 @@ def test_a_training_on_a_terminal(tmp_path):
     # The same job without a terminal, from the same random seed.
     piped = launch(tmp_path, job.name, "--set", "log-dir=logs-piped", "--set", "save=again", seconds=300)
     assert piped.returncode == 0
-    whole = piped.stderr.split("\n") + piped.stdout.split("\n")
+    stderr, end_of_piped = piped.stderr.split("neox-launch: finished\n")
+    assert "again/global_step6\n" in end_of_piped
+    assert "neox-launch generate " in end_of_piped
+    whole = stderr.split("\n") + piped.stdout.split("\n")
     whole.remove("neox-launch: starting 1 worker")
     assert without_times(log) == without_times(line.replace("again/", "saved/") for line in whole)
     rows = dict(line.strip().split("  ", 1) for line in lines[end + 1 :] if line.startswith("  "))

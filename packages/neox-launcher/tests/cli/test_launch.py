@@ -199,6 +199,35 @@ def test_the_workers_exit_code_is_returned_and_the_first_error_is_shown(minimal,
     assert result.stderr.endswith(expected)
 
 
+def test_output_that_is_redirected_ends_with_the_checkpoint_and_the_next_commands(
+    minimal, folder, monkeypatch
+):
+    def train(*_, display, **__):
+        display.begin_attempt()
+        display.show_status({"iteration": 9, "metrics": {"loss/train": 2.5}, "warnings": 1})
+        display.note_iteration(10)
+        Path("ck/global_step10").mkdir(parents=True)
+        Path("ck/latest").write_text("global_step10")
+        Path("ck/global_step10/manifest.json").write_text("{}")
+        return Outcome(exit_code=0, first_failure=None, num_failures=0)
+
+    monkeypatch.setattr(launch, "supervise", train)
+    monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: None)
+    long = "ck-" + 40 * "x"
+    settings = ["--set", "save=ck", "--set", "load=ck", "--set", "save-interval=5", "--set", f"comment={long}"]
+    result = run("--config", minimal, *FILES, *settings)
+    assert result.exit_code == 0
+    assert result.stderr.count("neox-launch: finished\n") == 1
+    shown = result.stderr.partition("neox-launch: finished\n")[2].splitlines()
+    rows = dict(line.strip().split("  ", 1) for line in shown)
+    assert rows["iterations"].strip() == "10 of 10"
+    assert rows["checkpoint"].strip() == "ck/global_step10"
+    assert rows["last loss"].strip() == "2.5000 (of one iteration)"
+    assert rows["generate"].split()[:2] == ["neox-launch", "generate"]
+    assert rows["evaluate"].split()[:2] == ["neox-launch", "evaluate"]
+    assert "\x1b" not in result.stderr
+
+
 def test_a_missing_package_is_named(minimal, folder, monkeypatch):
     monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: "torch is not installed here")
     result = run("--config", minimal, *FILES)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -26,7 +26,7 @@ from neox_launcher.cli.habits import (
 )
 from neox_launcher.cli.init import init
 from neox_launcher.cli.options import CONFIGURATION, directory_option, set_option
-from neox_launcher.controller.display import open_display
+from neox_launcher.controller.display import Display, open_display
 from neox_launcher.controller.doctor import examine_hosts
 from neox_launcher.controller.dry_run import Form, show_plan
 from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
@@ -42,9 +42,6 @@ from neox_launcher.plan.scheduler import Member
 from neox_launcher.protocol.stop_signals import ignore_warning, warning_blocked
 from neox_launcher.resources.world import slow_without_gpus
 from neox_launcher.verify_resume.verify import VerifyRequest, verify_resume
-
-if TYPE_CHECKING:
-    from neox_launcher.controller.live_display import LiveDisplay
 
 __all__ = ["main"]
 
@@ -545,22 +542,30 @@ def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
     refuse_what_is_in_use(plan.resolved.config, program=plan.program, is_local=plan.is_local)
     if plan.program == "doctor":
         _show_diagnosis(plan)
-    display = open_display(plan.resolved.config.launch.terminal) if plan.program == "train" else None
-    if display is not None:
-        return _run_shown(request, plan, display)
-    # The first line of a worker follows after the import of torch.
-    print_message(f"neox-launch: starting {counted(plan.world.size, 'worker')}\n")
+    if plan.program == "train":
+        return _train(request, plan)
+    _print_start(plan)
     return run_plan(plan)
 
 
-def _run_shown(request: Request, plan: LaunchPlan, display: "LiveDisplay") -> Outcome:
-    """Run a plan with a live line, between a screen that describes it and one with its result."""
-    # With rich, which a launch without screens does not import.
+def _print_start(plan: LaunchPlan) -> None:
+    # The first line of a worker follows after the import of torch.
+    print_message(f"neox-launch: starting {counted(plan.world.size, 'worker')}\n")
+
+
+def _train(request: Request, plan: LaunchPlan) -> Outcome:
+    """Run a training, on a terminal with a live line, and print its result and the commands that continue."""
+    live = open_display(plan.resolved.config.launch.terminal)
+    # With rich, which other programs do not import.
     from neox_launcher.controller.screens import Result, render_end, render_start
 
     started = time.monotonic()
+    display = live or Display()
     try:
-        display.print(lambda width: render_start(plan, width=width))
+        if live is None:
+            _print_start(plan)
+        else:
+            live.print(lambda width: render_start(plan, width=width))
         saved_before = checkpoints_of(plan)
         outcome = run_plan(plan, display)
         result = Result(

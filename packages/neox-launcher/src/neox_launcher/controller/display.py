@@ -1,20 +1,34 @@
-"""What a launch shows of its training besides the output: nothing, or a live line on a terminal."""
+"""What a launch shows of its training besides the output: plain text at the end, or a live line on a terminal."""
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from neox_config.errors import LaunchError
 
+from neox_launcher.controller.terminal import print_message
+
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from neox_launcher.controller.live_display import LiveDisplay
 
 __all__ = ["Display", "open_display", "refuse_terminal"]
 
 
 class Display:
-    """Shows nothing; the interface through which a launch reports what it is doing."""
+    """Draws nothing; the interface through which a launch reports what it is doing, and a record of it."""
+
+    def __init__(self) -> None:
+        self.num_attempts = 0
+        """Number of times that the workers were started."""
+        self.num_warnings = 0
+        self.highest_iteration = 0
+        """Highest completed iteration of all attempts."""
+        self.metrics: Mapping[str, float] = {}
+        """Latest metrics of rank 0, possibly of an earlier attempt."""
+        self._warnings_before = 0
 
     def show_phase(self, phase: str) -> None:
         """Show what the launch is doing; empty while the workers report by themselves."""
@@ -24,12 +38,26 @@ class Display:
 
     def show_status(self, status: Mapping[str, Any]) -> None:
         """Show what rank 0 reports: `neox_launcher.worker.reporting.Progress.describe`."""
+        self.note_iteration(status.get("iteration") or 0)
+        self.metrics = {**self.metrics, **status.get("metrics", {})}
+        self.num_warnings = self._warnings_before + int(status.get("warnings", 0))
 
     def begin_attempt(self) -> None:
         """Show a new attempt: the workers are started, possibly again."""
+        self.num_attempts += 1
+        self._warnings_before = self.num_warnings
 
     def note_iteration(self, iteration: int) -> None:
         """Note the last iteration of an attempt that has ended, which rank 0 may not have reported."""
+        self.highest_iteration = max(self.highest_iteration, iteration)
+
+    def print(self, screen: "Callable[[int], Text]") -> None:
+        """Print a text.
+
+        Args:
+            screen: returns the text for a width in columns; plain output has no limit.
+        """
+        print_message(screen(sys.maxsize).plain + "\n")
 
     def close(self) -> None:
         """Remove what is drawn."""

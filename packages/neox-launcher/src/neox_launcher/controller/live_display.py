@@ -33,18 +33,11 @@ class LiveDisplay(Display):
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         self._stream, self._clock = stream, clock
         self._console = _console()
         self._pace = Pace(clock)
         self._state = LiveState(since=clock())
-        self.num_attempts = 0
-        """Number of times that the workers were started."""
-        self.num_warnings = 0
-        self.highest_iteration = 0
-        """Highest completed iteration of all attempts."""
-        self.metrics: Mapping[str, float] = {}
-        """Latest metrics of rank 0, possibly of an earlier attempt."""
-        self._warnings_before = 0
         self._has_closed = threading.Event()
         start_drawing(stream, self._render, has_colors=_has_colors())
         self._ticker = _start_thread(self._tick)
@@ -61,14 +54,12 @@ class LiveDisplay(Display):
 
     def show_status(self, status: Mapping[str, Any]) -> None:
         """Show what rank 0 reports."""
+        super().show_status(status)
         now, before = self._clock(), self._state
         phase, iteration = str(status.get("phase", "")), status.get("iteration")
         seconds = None if phase == FINISHING else before.seconds_per_iteration
         if iteration is not None and not phase:
             seconds = self._pace.note(iteration)
-        self.note_iteration(iteration or 0)
-        self.metrics = {**self.metrics, **status.get("metrics", {})}
-        self.num_warnings = self._warnings_before + int(status.get("warnings", 0))
         self._state = replace(
             before,
             phase=phase,
@@ -82,13 +73,9 @@ class LiveDisplay(Display):
 
     def begin_attempt(self) -> None:
         """Show a new attempt, without the results of the one before."""
-        self.num_attempts += 1
-        self._warnings_before, self._pace = self.num_warnings, Pace(self._clock)
+        super().begin_attempt()
+        self._pace = Pace(self._clock)
         self._state = replace(self._state, request="", metrics={})
-
-    def note_iteration(self, iteration: int) -> None:
-        """Note the last iteration of an attempt that has ended, which rank 0 may not have reported."""
-        self.highest_iteration = max(self.highest_iteration, iteration)
 
     def close(self) -> None:
         """Remove the line; may be called again."""
