@@ -214,7 +214,16 @@ def test_output_that_is_redirected_ends_with_the_checkpoint_and_the_next_command
     monkeypatch.setattr(launch, "supervise", train)
     monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: None)
     long = "ck-" + 40 * "x"
-    settings = ["--set", "save=ck", "--set", "load=ck", "--set", "save-interval=5", "--set", f"comment={long}"]
+    settings = [
+        "--set",
+        "save=ck",
+        "--set",
+        "load=ck",
+        "--set",
+        "save-interval=5",
+        "--set",
+        f"comment={long}",
+    ]
     result = run("--config", minimal, *FILES, *settings)
     assert result.exit_code == 0
     assert result.stderr.count("neox-launch: finished\n") == 1

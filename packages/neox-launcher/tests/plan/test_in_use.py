@@ -65,7 +65,12 @@ def test_a_training_is_refused_while_another_one_saves_to_its_folder(load, here)
         on_each_host = load(SAVES + "checkpoint: {use_node_local_storage: true}\n")
         refuse_what_is_in_use(on_each_host, program="train", is_local=False)
     (problem,) = refusal.value.problems
-    assert (refusal.value.exit_code, problem.name, problem.value, problem.place.line) == (2, "save", "runs", 1)
+    assert (refusal.value.exit_code, problem.name, problem.value, problem.place.line) == (
+        2,
+        "save",
+        "runs",
+        1,
+    )
     assert f"{problem.what}; {problem.remedy}" == folder_in_use("runs", SAVES_TO)
 
 

@@ -393,12 +393,9 @@ def test_restarts_with_local_checkpoints_require_that_they_resume(load, files):
     [
         ("load: saved", None),
         ("load: ./saved", None),
-        ("", "to keep them, use another folder; to continue, set load: saved"),
-        ("load: base", "to keep them, use another folder; to continue, set load: saved"),
-        (
-            "load: saved\nfinetune: true",
-            "to keep them, use another folder; to continue, set load: saved and finetune: false",
-        ),
+        ("", "to continue them, set load: saved; "),
+        ("load: base", "to continue them, set load: saved; "),
+        ("load: saved\nfinetune: true", "to continue them, set load: saved and finetune: false; "),
     ],
 )
 def test_checkpoints_that_a_training_would_replace_are_noted(load, files, text, remedy):
@@ -410,8 +407,21 @@ def test_checkpoints_that_a_training_would_replace_are_noted(load, files, text, 
     for name in ("global_step5", "global_step10"):
         (files / "saved" / name / "manifest.json").write_text("{}")
     notes = notes_on_save(config)
-    assert [note.remedy for note in notes] == ([] if remedy is None else [remedy])
-    assert all("up to global_step10, that" in note.what and note.place.line == 4 for note in notes)
+    if remedy is None:
+        assert notes == []
+        return
+    (note,) = notes
+    assert note.remedy == (
+        f"{remedy}to leave them as they are, use another folder; to load an old one later, name it: "
+        "load: saved/global_step10"
+    )
+    assert "up to global_step10, that this training does not continue\n" in note.what
+    assert note.what.endswith("old ones of the same iterations are replaced, and the others stay")
+    assert note.place.line == 4
+    (note,) = notes_on_save(
+        load(f"{SETTINGS}save: saved\nsave-interval: 5\n{text}\nkeep-last-n-checkpoints: 2")
+    )
+    assert note.what.endswith("stay until keep-last-n-checkpoints: 2, which counts them, deletes them")
 
 
 STUDENT = """\

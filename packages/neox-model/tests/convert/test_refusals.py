@@ -18,8 +18,8 @@ from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.checkpoint.contents import Manifest
 from neox_model.convert import from_hf as importing
-from neox_model.convert import to_hf as exporting
 from neox_model.convert import output as writing
+from neox_model.convert import to_hf as exporting
 from neox_model.convert.architecture import obstacles_in
 from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.errors import ConversionError

@@ -672,7 +672,9 @@ def test_the_time_left_counts_evaluations_and_leaves_pauses_out():
     engine, log = make_log_hook([memory], interval=4, clock=lambda: now[0])
     run(engine, log, Clock(), last=40)
     left = {number: m["time/left"] for number, m in memory.lines if "time/left" in m}
-    assert left[4] == pytest.approx((1 + 7 + 1) / 3 * 36, rel=0.01)  # Of the first iteration only the end counts.
+    assert left[4] == pytest.approx(
+        (1 + 7 + 1) / 3 * 36, rel=0.01
+    )  # Of the first iteration only the end counts.
     assert left[24] == pytest.approx(4.0 * 16, rel=0.05)
     state = TrainState(last_iteration=100, samples_per_iteration=SAMPLES, iteration=40)
     log.on_pause(state)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from neox_config.errors import LaunchError
-
 from neox_launcher.controller.terminal import print_message
 
 if TYPE_CHECKING:

@@ -224,13 +224,17 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
         return []
     if not saved:
         return []
+    last, kept = saved[-1].name, section.keep_last_n_checkpoints
+    deleted = f" until keep-last-n-checkpoints: {kept}, which counts them, deletes them" if kept else ""
+    anew = " and finetune: false" if section.finetune else ""
     return [
         Problem(
             "save",
-            f"has checkpoints, up to {saved[-1].name}, that this training does not continue: it replaces "
-            "those of the same iterations, and keep-last-n-checkpoints counts and deletes the others, too",
-            f"to keep them, use another folder; to continue, set load: {section.save}"
-            + (" and finetune: false" if section.finetune else ""),
+            f"has checkpoints, up to {last}, that this training does not continue\n"
+            "its first save makes its own checkpoint the latest; old ones of the same iterations are replaced, "
+            f"and the others stay{deleted}",
+            f"to continue them, set load: {section.save}{anew}; to leave them as they are, use another folder; "
+            f"to load an old one later, name it: load: {Path(section.save, last)}",
             value=section.save,
             place=place_of(config.sources, "save"),
         )
