@@ -26,3 +26,16 @@ def test_an_unknown_amount_has_no_time_left(caplog) -> None:
     progress.add(1_000)
     progress.add(1_000)
     assert caplog.messages == ["eval-data: 2,000 tokens"]
+
+
+def test_an_amount_may_be_found_out_during_the_work(caplog) -> None:
+    times = iter([0.0, 4.0, 14.0])
+    progress = ProgressLines("eval-data", "tokens", None, clock=lambda: next(times))
+    progress.expect(4_000, is_estimate=True)
+    progress.add(1_000)
+    progress.expect(5_000, is_estimate=False)
+    progress.add(1_500)
+    assert caplog.messages == [
+        "eval-data: 1,000 of about 4,000 tokens, 12 s left",
+        "eval-data: 2,500 of 5,000 tokens, 14 s left",
+    ]

@@ -428,3 +428,40 @@ def test_results_files_are_not_replaced_and_have_the_name_of_gpt_neox(corpus, tm
     made = write_results("", results, {"data": "l\udce4uf"})
     assert caplog.messages == [f"wrote the results to {tmp_path}/eval_results_26-01-02-03-04.json"]
     assert json.loads(made.read_text())["data"] == "l\udce4uf"
+
+
+class Expected:
+    """In place of the lines of progress: the amounts that they would name."""
+
+    amounts: list[tuple[int, bool]]
+
+    def __init__(self, *_: Any) -> None:
+        Expected.amounts = []
+
+    def expect(self, total: int, *, is_estimate: bool) -> None:
+        self.amounts.append((total, is_estimate))
+
+    def add(self, amount: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+@pytest.mark.parametrize(
+    ("limit", "amounts"),
+    [(None, [(60, True), (60, True), (60, False)]), (4, [(24, True), (24, False)]), (2, [(12, False)])],
+)
+def test_the_number_of_tokens_is_estimated_until_all_documents_are_read(
+    tmp_path, monkeypatch, limit, amounts, is_indexed
+):
+    texts = ["abcdef"] * 10
+    source = tmp_path / "texts.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    if is_indexed:
+        source = tmp_path / "data"
+        with IndexedDatasetWriter(source, dtype=np.uint16) as writer:
+            for text in texts:
+                writer.append(np.array([*TOKENIZER.encode(text), END], dtype=np.uint16))
+    monkeypatch.setattr(perplexity, "ProgressLines", Expected)
+    monkeypatch.setattr(perplexity, "_AT_ONCE", 4 if limit is None else 3)
+    measure_perplexity(str(source), scorer(), TOKENIZER, SINGLE_PROCESS, limit=limit)
+    assert Expected.amounts == amounts

@@ -231,10 +231,10 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
         Problem(
             "save",
             f"has checkpoints, up to {last}, that this training does not continue\n"
-            "its first save makes its own checkpoint the latest; old ones of the same iterations are replaced, "
-            f"and the others stay{deleted}",
-            f"to continue them, set load: {section.save}{anew}; to leave them as they are, use another folder; "
-            f"to load an old one later, name it: load: {Path(section.save, last)}",
+            "its first save makes its own checkpoint the latest; old ones of the same iterations are "
+            f"replaced, and the others stay{deleted}",
+            f"to continue them, set load: {section.save}{anew}; to leave them as they are, use another "
+            f"folder; to load an old one later, name it: load: {Path(section.save, last)}",
             value=section.save,
             place=place_of(config.sources, "save"),
         )

@@ -93,8 +93,8 @@ def _log_stored_dtype(checkpoint: Checkpoint) -> None:
     stored, computed = checkpoint.dtype(TOKEN_EMBEDDING), DTYPES[checkpoint.precision]
     if stored.itemsize > computed.itemsize:
         logger.info(
-            "writing %s, in which the checkpoint stores the weights; the training computed in %s, which --dtype "
-            "%s writes, in half the bytes",
+            "writing %s, in which the checkpoint stores the weights; the training computed in %s, which "
+            "--dtype %s writes, in half the bytes",
             *(str(each).removeprefix("torch.") for each in (stored, computed)),
             checkpoint.precision,
         )

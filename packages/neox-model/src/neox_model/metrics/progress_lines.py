@@ -31,6 +31,7 @@ class ProgressLines:
         self, what: str, unit: str, total: int | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._what, self._unit, self._total, self._clock = what, unit, total, clock
+        self._of = "of"
         self._done = 0
         self._started = clock()
         self._next = self._started + _FIRST_SECONDS
@@ -39,6 +40,10 @@ class ProgressLines:
     def is_slow(self) -> bool:
         """Return whether the work has taken so long that lines are logged."""
         return self._clock() - self._started >= _FIRST_SECONDS
+
+    def expect(self, total: int, *, is_estimate: bool) -> None:
+        """Set the whole amount, which is found out during the work."""
+        self._total, self._of = total, "of about" if is_estimate else "of"
 
     def add(self, amount: int = 1) -> None:
         """Count what has newly been done; log a line if it is time for one and something is left."""
@@ -52,9 +57,10 @@ class ProgressLines:
             return
         left = (now - self._started) * (self._total / self._done - 1)
         logger.info(
-            "%s: %s of %s %s, %s left",
+            "%s: %s %s %s %s, %s left",
             self._what,
             f"{self._done:,}",
+            self._of,
             f"{self._total:,}",
             self._unit,
             format_duration(left),

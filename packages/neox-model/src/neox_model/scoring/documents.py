@@ -33,11 +33,13 @@ class ScoredDocument:
         tokens: its ids, without end-of-document and other ids that the tokenizer adds to texts.
         num_bytes: of its text in UTF-8.
         num_characters: of its text.
+        share_read: of the source up to the end of this document, from 0 to 1; 0 if that is not known.
     """
 
     tokens: Sequence[int]
     num_bytes: int
     num_characters: int
+    share_read: float
 
 
 def read_documents(
@@ -65,12 +67,16 @@ def read_documents(
         )
         return
     encoder = TextEncoder(tokenizer)
-    for number, text in islice(enumerate(_texts(source)), first, limit, every):
-        yield number, ScoredDocument(encoder.inner(text), len(text.encode()), len(text))
+    for number, (text, of_files) in islice(enumerate(_texts(source)), first, limit, every):
+        share = of_files if limit is None else max(of_files, (number + 1) / limit)
+        yield number, ScoredDocument(encoder.inner(text), len(text.encode()), len(text), share)
 
 
-def _texts(source: str) -> Iterator[str]:
-    """Yield the texts of files, all or until it is closed; log which files of folders are not read."""
+def _texts(source: str) -> Iterator[tuple[str, float]]:
+    """Yield the texts of files with the share of the files' bytes that has been read.
+
+    All, or until it is closed. Logs which files of folders are not read.
+    """
     passed_over = PassedOver()
     try:
         reader = CorpusReader(
@@ -83,7 +89,7 @@ def _texts(source: str) -> Iterator[str]:
         for document in reader:
             if reader.num_too_long:
                 break
-            yield document.texts[0]
+            yield document.texts[0], reader.bytes_done / max(1, reader.total_bytes)
     except OSError as error:
         raise DataError(f"eval-data {source} cannot be read: {error}; check its files") from error
     if reader.num_too_long:
@@ -111,4 +117,5 @@ def _indexed(
             )
         tokens = encoder.without_added(stored)
         text = tokenizer.decode(tokens)
-        yield number, ScoredDocument(tokens, len(text.encode()), len(text))
+        share = (number + 1) / numbers.stop
+        yield number, ScoredDocument(tokens, len(text.encode()), len(text), share)

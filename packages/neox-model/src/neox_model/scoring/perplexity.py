@@ -208,7 +208,7 @@ def _score_documents(
     documents: Iterator[tuple[int, ScoredDocument]], scorer: Scorer, prefix: int
 ) -> Iterator[list[_Document]]:
     """Yield after each forward pass: nothing, or the documents that are complete."""
-    progress = ProgressLines("eval-data", "tokens scored", None)
+    progress, read = ProgressLines("eval-data", "tokens scored", None), 0
     while several := list(islice(documents, _AT_ONCE)):
         parts = [
             rolling_parts(document.tokens, prefix=prefix, seq_length=scorer.seq_length)
@@ -216,6 +216,10 @@ def _score_documents(
         ]
         scores: dict[int, Score] = {}
         flat = [part for each in parts for part in each]
+        read += sum(len(part.continuation) for part in flat)
+        share = several[-1][1].share_read if len(several) == _AT_ONCE else 1.0
+        if share:
+            progress.expect(round(read / share), is_estimate=share < 1)
         for turn in scorer.turns(flat):
             scores |= dict(turn)
             progress.add(sum(len(flat[number].continuation) for number, _ in turn))

@@ -140,7 +140,8 @@ class LaunchSection(Section, resume="free"):
         doc="What neox-launch shows of a training besides its log; without effect on other programs and on "
         "autotuning, which show their output alone. live: a start screen, a line at the "
         "bottom of the terminal that is updated, and a summary at the end; refused if standard error is not "
-        "a terminal that can show them. plain: the same summary, as text. auto: live if that is possible, else plain.",
+        "a terminal that can show them. plain: the same summary, as text. auto: live if that is possible, "
+        "else plain.",
     )
     start_timeout: float = param(
         300.0,
