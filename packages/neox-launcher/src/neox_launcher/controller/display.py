@@ -9,8 +9,6 @@ from neox_config.errors import LaunchError
 from neox_launcher.controller.terminal import print_message
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from neox_launcher.controller.live_display import LiveDisplay
 
 __all__ = ["Display", "open_display", "refuse_terminal"]
@@ -50,11 +48,11 @@ class Display:
         """Note the last iteration of an attempt that has ended, which rank 0 may not have reported."""
         self.highest_iteration = max(self.highest_iteration, iteration)
 
-    def print(self, screen: "Callable[[int], Text]") -> None:
+    def print(self, screen: Callable[[int], Any]) -> None:
         """Print a text.
 
         Args:
-            screen: returns the text for a width in columns; plain output has no limit.
+            screen: returns the text, of rich, for a width in columns; plain output has no limit.
         """
         print_message(screen(sys.maxsize).plain + "\n")
 

@@ -626,7 +626,7 @@ def _checkpoint(config: NeoXConfig) -> Iterator[Problem]:
     elif (reason := _why_not_loadable(load)) is not None:
         if reason == _NO_CHECKPOINT and _trains_from_the_start(config):
             files = shlex.join(word for file in config.files for word in ("--config", file))
-            yield Problem("load", f"{reason} yet", f"train first: neox-launch {files}".rstrip())
+            yield Problem("load", "contains no checkpoint yet", f"train first: neox-launch {files}".rstrip())
         else:
             yield Problem("load", reason, _load_remedy(load, reason))
 

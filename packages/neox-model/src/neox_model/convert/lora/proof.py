@@ -50,7 +50,7 @@ def prove_adapters(exported: Exported, sides: Sides, folder: Path) -> dict[str, 
     """
     figures, files = Figures(), WeightFiles(sides.folder)
     counted = check_keys(sides, files)
-    compare_tokenizers(sides)
+    compare_tokenizers(sides.tokenizers)
     rounded = compare_tensors(sides, files)
     stored = WeightFiles(folder, single=WEIGHTS)
     names = adapted_names(meta_model(sides.config, sides.family), folder)
