@@ -41,15 +41,8 @@ def train_sharded(**options: Any) -> dict[str, Any]:
     """Return what this rank holds of the model, and its gradients after an update's two micro-batches."""
     from neox_model.parallel.groups import Group
     from neox_model.parallel.logical import without_memory
-    from neox_model.parallel.sharding import (
-        MeanReduceScatter,
-        Precisions,
-        ShardedModel,
-        is_sharded,
-        own_rows_of,
-        partition,
-        whole_tensor,
-    )
+    from neox_model.parallel.partitioned import is_sharded, own_rows_of, whole_tensor
+    from neox_model.parallel.sharding import MeanReduceScatter, Precisions, ShardedModel, partition
 
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     group = Group(rank, size, torch.distributed.group.WORLD, tuple(range(size)))

@@ -34,7 +34,7 @@ from neox_model.layers.attention import flex, parallel_attention
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel import collectives, random, sequence
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.sharding import gathered
+from neox_model.parallel.partitioned import gathered
 from neox_model.torch_compat import limit_graphs, recompile_limit_error
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from neox_model.layers.embedding import Embedding
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import without_memory
-from neox_model.parallel.sharding import Precisions, is_sharded, own_rows_of, partition, whole_tensor
+from neox_model.parallel.partitioned import is_sharded, own_rows_of, whole_tensor
 
 __all__ = [
     "gathered_parameter",
@@ -31,8 +31,9 @@ __all__ = [
     "without_zero",
 ]
 
-# Imported by name: DeepSpeed takes seconds to import, and is not used with the torch engine.
+# Imported by name: DeepSpeed and torch's `fully_shard` take seconds to import; many trainings use neither.
 _DEEPSPEEDS = "neox_model.assembly.deepspeed_sharding"
+_FULLY_SHARD = "neox_model.parallel.sharding"
 
 
 def without_zero(resolved: Resolved) -> Resolved:
@@ -72,13 +73,14 @@ def partition_model(resolved: Resolved, model: nn.Module, groups: Groups) -> Non
     """Partition a model over the data group for the torch engine, as its ZeRO stage says. Collective."""
     zero, derived = resolved.config.zero.zero_optimization, resolved.derived
     second = zero.zero_hpz_partition_size
-    partition(
+    sharding = importlib.import_module(_FULLY_SHARD)
+    sharding.partition(
         model,
         # The last two layers, norm and head, are gathered with the root.
         [module for module in model.modules() if isinstance(module, Embedding | ResidualLayer)],
         group=groups.data,
         device=computing_device(),
-        precisions=Precisions(
+        precisions=sharding.Precisions(
             computation=DTYPES[derived.precision],
             accumulation=message_dtype(resolved)
             if reduces_every_time(resolved)

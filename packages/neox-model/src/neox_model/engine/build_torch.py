@@ -1,5 +1,7 @@
 """Build the engine of torch's own parts from the configuration."""
 
+import importlib
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -7,13 +9,15 @@ from neox_config import Resolved
 from neox_model.assembly.choices import computing_device
 from neox_model.assembly.zero_sharding import is_partitioned_by_torch
 from neox_model.engine.build_own_update import build_own_update, share_masters
-from neox_model.engine.build_sharded import build_sharded_model
 from neox_model.engine.contract import Engine
 from neox_model.engine.torch_engine import TorchEngine
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 
 __all__ = ["build", "prepare"]
+
+# Imported by name: torch's `fully_shard` takes a second to import.
+_SHARDED = "neox_model.engine.build_sharded"
 
 
 def prepare() -> None:
@@ -31,7 +35,8 @@ def build(
     """Build the engine with our optimizer and schedule (see `build_engine`)."""
     sharded = None
     if is_partitioned_by_torch(resolved, groups):
-        sharded, update = build_sharded_model(resolved, model, optimizer, schedule, groups=groups)
+        build_sharded = importlib.import_module(_SHARDED).build_sharded_model
+        sharded, update = build_sharded(resolved, model, optimizer, schedule, groups=groups)
     else:
         # Weights may have been initialized on the host.
         model.to(computing_device())

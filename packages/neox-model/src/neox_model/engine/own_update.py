@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -17,7 +17,9 @@ from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
 from neox_model.parallel.logical import named_logical_parameters
-from neox_model.parallel.sharding import ShardedModel
+
+if TYPE_CHECKING:
+    from neox_model.parallel.sharding import ShardedModel
 
 __all__ = ["OwnUpdate"]
 
@@ -38,7 +40,7 @@ class OwnUpdate:
         model: nn.Module,
         groups: Groups,
         *,
-        sharded: ShardedModel | None = None,
+        sharded: "ShardedModel | None" = None,
     ) -> None:
         self.mixed = mixed
         self.splits_over_data = mixed.is_sharded

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,10 @@ from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.parallel.groups import Group
 from neox_model.parallel.held import Held
-from neox_model.parallel.sharding import ShardedModel, is_sharded
+from neox_model.parallel.partitioned import is_sharded
+
+if TYPE_CHECKING:
+    from neox_model.parallel.sharding import ShardedModel
 
 __all__ = ["TorchEngine"]
 
@@ -38,7 +42,7 @@ class TorchEngine(SavedState):
         *,
         accumulation: int,
         samples: int,
-        sharded: ShardedModel | None = None,
+        sharded: "ShardedModel | None" = None,
     ) -> None:
         self.model = model
         self.update = update

@@ -31,8 +31,8 @@ from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
+from neox_model.parallel.partitioned import is_sharded
 from neox_model.parallel.sharded_stage import ShardedStage
-from neox_model.parallel.sharding import is_sharded
 from neox_model.pipelining_compat import PipelineChunk, log_no_schedules
 
 __all__ = ["SCHEDULE_CLASSES", "TorchPipelineEngine", "TorchPipelineForward"]

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from neox_model.parallel.logical import Logical
-from neox_model.parallel.sharding import class_name
+from neox_model.parallel.partitioned import class_name
 
 __all__ = ["FlopProfile", "ModuleProfile", "count_flops"]
 

@@ -6,7 +6,6 @@ the dtype of the computation, exist while it runs; at stages 1 and 2 from its fo
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +19,14 @@ from torch.distributed.tensor import DTensor
 from neox_model.parallel.groups import Group
 from neox_model.parallel.held import Held, first_row
 from neox_model.parallel.logical import copy_description
+from neox_model.parallel.partitioned import is_sharded
 from neox_model.torch_compat import initialize_sharding, reduce_scatter_single
 
 __all__ = [
     "MeanReduceScatter",
     "Precisions",
     "ShardedModel",
-    "class_name",
-    "gathered",
-    "is_sharded",
-    "own_rows_of",
     "partition",
-    "whole_tensor",
 ]
 
 
@@ -244,59 +239,6 @@ class ShardedModel:
         """Free whole parameters, which do not follow a change of this rank's runs."""
         for part in self._parts:
             part.reshard()
-
-
-@contextmanager
-def gathered(model: nn.Module) -> Iterator[None]:
-    """Keep the whole parameters of a partitioned model, so that its layers run without communication.
-
-    Collective over the data group before the block; nothing is done for a model that is not partitioned.
-    Afterwards parameters are partitioned again, also if a pass in the block failed. Layers must not free
-    their parameters between forward and backward pass.
-    """
-    if not isinstance(model, FSDPModule):
-        yield
-        return
-    for part in model.modules():
-        if isinstance(part, FSDPModule):
-            part.unshard()
-    model.set_reshard_after_backward(False)
-    try:
-        yield
-    finally:
-        model.set_reshard_after_backward(True)
-        # It frees parameters, too, where `reshard` takes a pass that failed for one that is under way.
-        model.reset_iter_state()
-
-
-def class_name(module: nn.Module) -> str:
-    """Return the name of a module's class, also if `fully_shard` has put its own class in its place."""
-    own = (each for each in type(module).__mro__ if not each.__name__.startswith("FSDP"))
-    return next(own).__name__
-
-
-def is_sharded(parameter: Tensor) -> bool:
-    """Return True if `fully_shard` partitions the parameter."""
-    return isinstance(parameter, DTensor)
-
-
-@torch.no_grad()
-def whole_tensor(parameter: Tensor) -> Tensor:
-    """Return a copy of a sharded parameter, of its whole shape. Collective over the data group."""
-    assert isinstance(parameter, DTensor), "not sharded"
-    return parameter.full_tensor()
-
-
-@contextmanager
-def own_rows_of(parameter: Tensor) -> Iterator[Tensor]:
-    """Yield a new tensor of a sharded parameter's whole shape; this rank keeps its rows of the values."""
-    assert isinstance(parameter, DTensor), "not sharded"
-    whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-    yield whole
-    with torch.no_grad():
-        local, mesh = parameter.to_local(), parameter.device_mesh
-        first = first_row(len(parameter), rank=mesh.get_local_rank(), size=mesh.size())
-        local.copy_(whole[first : first + len(local)])
 
 
 def _without_shared(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.Module]:

@@ -21,6 +21,7 @@ from neox_model.parallel.compression import (
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
 from neox_model.parallel.logical import LogicalState, named_logical_parameters
+from neox_model.parallel.partitioned import is_sharded
 from neox_model.parallel.pruning import (
     Pruning,
     block_scores,
@@ -29,7 +30,6 @@ from neox_model.parallel.pruning import (
     largest,
     threshold_of,
 )
-from neox_model.parallel.sharding import is_sharded
 
 __all__ = ["TrainedCompression", "copy_compression"]
 
