@@ -1,9 +1,14 @@
 """`neox-data prepare`: from files and folders of texts to a tokenizer and a dataset."""
 
+import errno
 import gzip
 import json
 import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
@@ -216,6 +221,43 @@ def test_a_failure_leaves_folders_that_existed_and_complete_steps(tmp_path, monk
     found = prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "new")
     assert (found.exit_code, "no tokenizer" in found.output) == (2, True)
     assert (tmp_path / "new" / "corpus.jsonl").exists()
+
+
+def test_a_file_without_room_is_named_and_leaves_nothing_behind(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in "abcde":
+        (texts / f"{name}.txt").write_text(SENTENCE * 2_000)
+    done = subprocess.run(
+        [sys.executable, "-m", "neox_data", "prepare", "--input", texts, "--output", tmp_path / "run"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"Error: {tmp_path}/run/corpus.jsonl: File too large; incomplete files were removed; free disk space or "
+        "choose another location, and start again\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_space_that_is_left_on_a_full_disk_is_named(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    text = tmp_path / "one.txt"
+    text.write_text(SENTENCE)
+    monkeypatch.setattr("neox_data.prepare.corpus._cut", full)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4_200))
+    found = prepare("--input", text, "--output", tmp_path / "run")
+    assert found.exit_code == 1
+    assert found.stderr == (
+        f"Error: {tmp_path}/run/corpus.jsonl: No space left on device; incomplete files were removed, "
+        f"and 4.2 kB are free in {tmp_path}; free disk space or choose another location, and start again\n"
+    )
+    assert os.listdir(tmp_path) == ["one.txt"]
 
 
 def test_a_name_that_cannot_be_read_is_refused(tmp_path):

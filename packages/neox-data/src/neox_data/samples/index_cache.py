@@ -140,7 +140,9 @@ class IndexFiles:
     def _check_sums(self) -> None:
         recorded = json.loads(self.checksums.read_bytes())
         if self.inputs and (not isinstance(recorded, dict) or recorded.get(_INPUTS) != self.inputs):
-            raise _UnusableError("was built for another split, other documents or other labels; rebuilding it")
+            raise _UnusableError(
+                "was built for another split, other documents or other labels; rebuilding it"
+            )
         for name, found in self._sums().items():
             if not isinstance(recorded, dict) or recorded.get(name) != found:
                 raise ValueError(f"{name} does not match {self.checksums.name}")
