@@ -88,7 +88,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def naming_when_full(path: Path, *aside: Path) -> Iterator[None]:
-    """Name a target in errors of a full disk, which name no file, and in errors of files written aside for it.
+    """Name a target in errors of a full disk, which name no file, and in errors of files aside of it.
 
     Raises:
         OSError: the error of the block, with the name of the target.

@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -223,6 +224,18 @@ def test_a_failure_leaves_folders_that_existed_and_complete_steps(tmp_path, monk
     assert (tmp_path / "new" / "corpus.jsonl").exists()
 
 
+@pytest.mark.parametrize("output", ["/proc/here", "/proc", "{}/file/deep/run"])
+def test_an_output_that_cannot_be_made_is_refused_before_texts_are_read(tmp_path, output):
+    (tmp_path / "file").write_text(SENTENCE)
+    output = output.format(tmp_path)
+    found = prepare("--input", tmp_path / "file", "--output", output)
+    assert found.exit_code == 2
+    assert re.fullmatch(
+        rf"Error: the folder {output} cannot be written to \([\w ]+\); give another --output\n", found.output
+    )
+    assert os.listdir(tmp_path) == ["file"]
+
+
 def test_a_file_without_room_is_named_and_leaves_nothing_behind(tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -237,8 +250,8 @@ def test_a_file_without_room_is_named_and_leaves_nothing_behind(tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr == (
-        f"Error: {tmp_path}/run/corpus.jsonl: File too large; incomplete files were removed; free disk space or "
-        "choose another location, and start again\n"
+        f"Error: {tmp_path}/run/corpus.jsonl: File too large; incomplete files were removed; "
+        "free disk space or choose another location, and start again\n"
     )
     assert not (tmp_path / "run").exists()
 

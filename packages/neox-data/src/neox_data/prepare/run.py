@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from neox_data.amounts import bytes_in_words
@@ -83,10 +84,21 @@ def prepare(
 
 @contextmanager
 def _folder_made(folder: Path) -> Iterator[None]:
-    """Make a folder for the block; if the block raises, delete what was made of it and is still empty."""
+    """Make a folder for the block; if the block raises, delete what was made of it and is still empty.
+
+    Raises:
+        DataError: the folder cannot be made, or no file in it.
+    """
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise DataError(
+                f"the folder {folder} cannot be written to ({error.strerror}); give another --output"
+            ) from error
         yield
     except BaseException:
         for each in filter(Path.exists, made):

@@ -205,8 +205,8 @@ def load_or_build(
         others = _documents_of(index, len(sizes))
         if others is not None and problem_for(others) is None:
             raise _UnusableError(
-                f"was built for another split, with documents {_span(others)} in this part; rebuilding it for "
-                f"documents {_span(documents)}"
+                f"was built for another split, with documents {_span(others)} in this part; "
+                f"rebuilding it for documents {_span(documents)}"
             )
         raise _UnusableError(f"does not match the data ({problem}); rebuilding it")
 
@@ -257,12 +257,12 @@ def load_or_build_whole(
 
 
 def _documents_of(index: SampleIndex, num_documents: int) -> np.ndarray | None:
-    """Return the consecutive documents of which an index may be made; None if it names others than there are."""
+    """Return the consecutive documents that an index may be made of; None if some of them do not exist."""
     named = index.documents
     if named.ndim != 1 or named.dtype.kind != "i" or not len(named):
         return None
     first, last = int(named.min()), int(named.max())
-    return np.arange(first, last + 1) if 0 <= first and last < num_documents else None
+    return np.arange(first, last + 1) if first >= 0 and last < num_documents else None
 
 
 def _span(documents: np.ndarray) -> str:
@@ -275,7 +275,7 @@ def _load_or_build(
     check: Callable[[SampleIndex], None],
     cache_dir: Path | None,
 ) -> SampleIndex:
-    """Return a stored index that passes the check, else build and store it; one process builds, others wait."""
+    """Return a stored index that passes the check; else one process builds and stores it, others wait."""
     reported = set()
 
     def load(files: IndexFiles) -> SampleIndex | None:
