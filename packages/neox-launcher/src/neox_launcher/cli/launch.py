@@ -33,7 +33,7 @@ from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
 from neox_launcher.controller.restarts import checkpoints_of
 from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finish_output, print_message
-from neox_launcher.plan.of_training import is_of_training
+from neox_launcher.plan.of_training import is_noted
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.plan.preflight import notes_on_data, notes_on_save
@@ -578,11 +578,10 @@ def _run_shown(request: Request, plan: LaunchPlan, display: "LiveDisplay") -> Ou
 
 def _print_notes(plan: LaunchPlan) -> None:
     config = plan.resolved.config
-    notices = [*config.notices, *slow_without_gpus(config, plan.world)]
+    notices = [each for each in config.notices if is_noted(each, plan.program)]
+    notices += slow_without_gpus(config, plan.world)
     if plan.program == "train":
         notices += [*notes_on_data(config), *notes_on_save(config)]
-    else:
-        notices = [each for each in notices if not is_of_training(each.name, plan.program)]
     if notices:
         click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
 
