@@ -27,6 +27,7 @@ __all__ = [
 
 # Names of the tokenizer's parameters in a message, which are options of some commands; not parts of paths.
 _PARAMETERS = re.compile(r"(?<!\S)(?:tokenizer_type|vocab_file|merge_file)(?=[\s;,]|$)")
+_PREPROCESSING = ("preprocess", "preprocess-data", "preprocess_data", "preprocess_data.py")
 _REMOVED = "incomplete files were removed"
 _MAKE_ROOM = "free disk space or choose another location, and start again"
 
@@ -108,6 +109,15 @@ class DataCommands(Group):
     """A program with such commands."""
 
     command_class = DataCommand
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names; name the program that is meant by preprocess."""
+        if args[0] in _PREPROCESSING and not ctx.resilient_parsing:
+            meant = shlex.join(["preprocess_data", *args[1:]])
+            ctx.fail(f"{args[0]} is not a command of neox-data; it is a program of its own: {meant}")
+        return super().resolve_command(ctx, args)
 
 
 def one_option_per_word(args: Iterable[str], several: frozenset[str]) -> Iterator[str]:

@@ -229,6 +229,7 @@ def serve(common: tuple[Request, DryRun], /, **options: Any) -> None:
 @option(
     "--tasks",
     "--eval_tasks",
+    "--eval-tasks",
     heading=_EVALUATION,
     metavar="NAME,...",
     help="Tasks of lm-evaluation-harness, separated by commas. Same as --set eval-tasks=[NAME,...].",
