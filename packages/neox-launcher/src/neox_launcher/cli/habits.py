@@ -80,7 +80,7 @@ _ADVICE_ON_WORDS: Mapping[str, str] = {
     "merge_datasets.py": "use neox-data merge",
     "prepare_data.py": "nothing is downloaded; for your own texts use neox-launch init --data FOLDER",
     "prepare": "prepare is a command of neox-data: neox-data prepare --input FOLDER --output FOLDER",
-    "convert_neox_to_hf.py": "use neox-convert to-hf, for checkpoints of GPT-NeoX after neox-convert from-neox",
+    "convert_neox_to_hf.py": "use neox-convert to-hf, after neox-convert from-neox for GPT-NeoX checkpoints",
     "convert_hf_llama_to_neox.py": "use neox-convert from-hf",
     "inspect_checkpoints.py": "use neox-checkpoint inspect",
     "diff": "diff is a command of neox-config: neox-config diff FILE FILE",
