@@ -81,6 +81,15 @@ def test_all_kinds_of_files_become_one_dataset_and_others_are_counted(tmp_path):
     assert "to use texts in Latin-1, convert them: iconv -f latin1 -t utf8 FILE > NEW" in found.output
 
 
+def test_of_many_files_that_are_left_out_the_first_are_named(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name in ("a.txt", "b.csv", "c.csv", "d.csv", "e.csv", "f.csv"):
+        (tmp_path / "texts" / name).write_text(SENTENCE)
+    found = prepare("--input", tmp_path / "texts", "--output", tmp_path / "run")
+    names = ", ".join(f"{tmp_path}/texts/{name}.csv" for name in "bcd")
+    assert f"skipped 5: another ending than that of texts: {names} and 2 more\n" in found.output
+
+
 def test_one_long_text_is_cut_so_that_a_twentieth_is_for_validation(tmp_path):
     text = "".join(f"{number}: {SENTENCE}" for number in range(4000))
     (tmp_path / "book.txt").write_text(text)
