@@ -90,6 +90,40 @@ def test_of_many_files_that_are_left_out_the_first_are_named(tmp_path):
     assert f"skipped 5: another ending than that of texts: {names} and 2 more\n" in found.output
 
 
+def damaged(folder: Path, number: int) -> list[Path]:
+    """Write a good text and damaged archives."""
+    (folder / "good.txt").write_text(SENTENCE * 100)
+    files = [folder / f"{each:02}.jsonl.gz" for each in range(number)]
+    for file in files:
+        file.write_bytes(gzip.compress(json.dumps({"text": SENTENCE * 100}).encode())[:-5])
+    return files
+
+
+def test_a_damaged_archive_is_reported_alone(tmp_path):
+    (file,) = damaged(tmp_path, 1)
+    found = prepare("--input", tmp_path, "--output", tmp_path / "run")
+    assert found.exit_code == 2
+    assert found.stderr.startswith(f"Error: {file} is damaged or truncated (")
+    assert f"{file} cannot be read; checking the other files before this ends\n" in found.stdout
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("number", "last"), [(2, ""), (10, ""), (13, "\n  and 3 more files")])
+def test_all_damaged_archives_are_reported_at_once(tmp_path, number, last):
+    files = damaged(tmp_path, number)
+    found = prepare("--input", tmp_path, "--output", tmp_path / "run")
+    assert found.exit_code == 2
+    first, *others = found.stderr.removesuffix(f"{last}\n").splitlines()
+    assert first == f"Error: {number} files cannot be read:"
+    assert len(others) == min(number, 10)
+    for file, line in zip(files, others, strict=False):
+        assert line.startswith(f"  {file} is damaged or truncated (")
+        assert line.endswith("; copy it again, or move it to another folder to continue without it")
+    assert found.stderr.endswith(f"{last}\n")
+    assert found.stdout.count("cannot be read") == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_one_long_text_is_cut_so_that_a_twentieth_is_for_validation(tmp_path):
     text = "".join(f"{number}: {SENTENCE}" for number in range(4000))
     (tmp_path / "book.txt").write_text(text)
