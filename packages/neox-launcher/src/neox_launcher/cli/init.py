@@ -44,7 +44,7 @@ class _InitCommand(Command):
     reported: ClassVar[tuple[type[Exception], ...]] = (NeoXError, OSError)
 
 
-class _Time(click.ParamType):
+class _Time(click.types.StringParamType):
     """A time such as 20m, or auto; the value stays a text."""
 
     name = "time"
