@@ -239,7 +239,7 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ),
         ("preprocess_data", "preprocess_data is a program of its own"),
         ("prepare_data.py enwik8", "nothing is downloaded; for your own texts use neox-launch init"),
-        ("tools/ckpts/convert_neox_to_hf.py", "use neox-convert to-hf, for"),
+        ("tools/ckpts/convert_neox_to_hf.py", "use neox-convert to-hf, after neox-convert from-neox"),
         ("generate --num-samples=3 a.yml", "parameters are set with --set: --set num-samples=3."),
         ("generate --max_new_tokens 5 a.yml", "parameters are set with --set: --set maximum-tokens=5."),
         ("--hostfil hosts a.yml", "Did you mean '--hostfile'?"),
