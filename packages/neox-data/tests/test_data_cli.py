@@ -211,6 +211,16 @@ def test_invalid_request_prints_only_the_error(preprocessed) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
 
 
+@pytest.mark.parametrize("word", ["preprocess_data", "preprocess", "preprocess_data.py"])
+def test_preprocessing_is_answered_with_its_program(word: str) -> None:
+    result = CliRunner().invoke(main, [word, "--input", "a b.jsonl"])
+    assert result.exit_code == 2
+    assert result.stderr.endswith(
+        f"{word} is not a command of neox-data; it is a program of its own: preprocess_data --input "
+        "'a b.jsonl'\n"
+    )
+
+
 def test_count_names_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "caf\u00e9"}\n{"text": ""}\n{"text": 3}\n', encoding="utf-8")
     result = run("count", "--input", tmp_path / "a.jsonl")

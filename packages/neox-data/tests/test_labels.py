@@ -148,7 +148,7 @@ def test_an_index_for_other_labels_is_built_again(tokens, labels, write_dataset,
     written = os.stat(f"{labels}.bin")
     os.utime(f"{labels}.bin", ns=(written.st_atime_ns, written.st_mtime_ns + 1))
     assert 3 not in whole(tokens, labels).index.documents
-    assert "it was built for other documents or labels" in caplog.text
+    assert "was built for another split, other documents or other labels; rebuilding it" in caplog.text
 
 
 def test_an_index_of_another_program_is_built_again(tokens, labels) -> None:

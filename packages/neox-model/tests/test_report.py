@@ -558,6 +558,18 @@ def test_a_record_without_losses_has_a_page_and_no_plot(tmp_path):
     assert CliRunner().invoke(main, [str(tmp_path), "--png", str(tmp_path / "a.png")]).exit_code == 1
 
 
+def test_a_file_is_answered_with_its_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "config.yml").touch()
+    result = CliRunner().invoke(main, [str(folder / "config.yml")])
+    assert result.exit_code == 2
+    assert f"config.yml is a file; give the folder of the run: neox-report '{folder}'\n" in result.stderr
+    monkeypatch.chdir(folder)
+    assert "give the folder of the run: neox-report .\n" in CliRunner().invoke(main, ["config.yml"]).stderr
+    assert "'nothing' does not exist" in CliRunner().invoke(main, ["nothing"]).stderr
+
+
 def test_a_folder_without_record_is_refused_by_name(tmp_path):
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 1

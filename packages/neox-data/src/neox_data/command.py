@@ -1,12 +1,17 @@
 """Shared parts of the package's commands: error messages, and options."""
 
+import errno
+import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 
+from neox_data.amounts import bytes_in_words
 from neox_data.command_line import Command, Group
 from neox_data.errors import DataError, TokenizerError
 from neox_data.whole_files import NO_ROOM
@@ -22,7 +27,9 @@ __all__ = [
 
 # Names of the tokenizer's parameters in a message, which are options of some commands; not parts of paths.
 _PARAMETERS = re.compile(r"(?<!\S)(?:tokenizer_type|vocab_file|merge_file)(?=[\s;,]|$)")
-_MAKE_ROOM = "; incomplete files were removed; free disk space or choose another location, and start again"
+_PREPROCESSING = ("preprocess", "preprocess-data", "preprocess_data", "preprocess_data.py")
+_REMOVED = "incomplete files were removed"
+_MAKE_ROOM = "free disk space or choose another location, and start again"
 
 corpus_files_option = click.option(
     "--input",
@@ -78,8 +85,9 @@ class DataCommand(Command):
 
     def message(self, error: Exception) -> str:
         """Return the sentence that reports an error."""
-        has_no_room = isinstance(error, OSError) and error.errno in NO_ROOM
-        text = super().message(error) + (_MAKE_ROOM if has_no_room else "")
+        text = super().message(error)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            text = f"{text}; {_REMOVED}{_free_space(error)}; {_MAKE_ROOM}"
         return _PARAMETERS.sub(self._option, text) if isinstance(error, TokenizerError) else text
 
     def _option(self, found: re.Match[str]) -> str:
@@ -88,10 +96,28 @@ class DataCommand(Command):
         return options.get(found[0], found[0])
 
 
+def _free_space(error: OSError) -> str:
+    """Return how much of a full disk is free now; empty for an error that names no file, and of a limit."""
+    if not error.filename or error.errno != errno.ENOSPC:
+        return ""
+    path = Path(os.fsdecode(error.filename)).absolute()
+    folder = next(each for each in path.parents if each.is_dir())
+    return f", and {bytes_in_words(shutil.disk_usage(folder).free)} are free in {folder}"
+
+
 class DataCommands(Group):
     """A program with such commands."""
 
     command_class = DataCommand
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names; name the program that is meant by preprocess."""
+        if args[0] in _PREPROCESSING and not ctx.resilient_parsing:
+            meant = shlex.join(["preprocess_data", *args[1:]])
+            ctx.fail(f"{args[0]} is not a command of neox-data; it is a program of its own: {meant}")
+        return super().resolve_command(ctx, args)
 
 
 def one_option_per_word(args: Iterable[str], several: frozenset[str]) -> Iterator[str]:

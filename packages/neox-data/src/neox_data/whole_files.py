@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout, lock_descriptor
 
 from neox_data.errors import DataError
 
-__all__ = ["NO_ROOM", "exclusive_lock", "sha256_of_file", "written_aside"]
+__all__ = ["NO_ROOM", "exclusive_lock", "naming_when_full", "sha256_of_file", "written_aside"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
     if not path.name:
         raise DataError(f"{str(path)!r} is a folder, not a file; append a file name")
     part = path.with_name(f".{path.name}.part")
-    with _named(path, part):
+    with naming_when_full(path, part):
         file = _open_locked(part)
         if file is None:
             raise DataError(
@@ -87,12 +87,17 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _named(path: Path, part: Path) -> Iterator[None]:
-    """Name the target file in errors of the part file, and in errors of a full disk."""
+def naming_when_full(path: Path, *aside: Path) -> Iterator[None]:
+    """Name a target in errors of a full disk, which name no file, and in errors of files aside of it.
+
+    Raises:
+        OSError: the error of the block, with the name of the target.
+    """
     try:
         yield
     except OSError as error:
-        if error.filename != str(part) and (error.filename or error.errno not in NO_ROOM):
+        is_aside = error.filename in map(str, aside)
+        if not is_aside and (error.filename or error.errno not in NO_ROOM):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 

@@ -1,9 +1,15 @@
 """`neox-data prepare`: from files and folders of texts to a tokenizer and a dataset."""
 
+import errno
 import gzip
 import json
 import os
+import re
+import resource
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
@@ -73,6 +79,49 @@ def test_all_kinds_of_files_become_one_dataset_and_others_are_counted(tmp_path):
     assert "three.jsonl, line 2: no key 'text'; its keys are 'other'" in found.output
     assert "latin.txt: not UTF-8 (byte 0xe9 at position 4)" in found.output
     assert "to use texts in Latin-1, convert them: iconv -f latin1 -t utf8 FILE > NEW" in found.output
+
+
+def test_of_many_files_that_are_left_out_the_first_are_named(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name in ("a.txt", "b.csv", "c.csv", "d.csv", "e.csv", "f.csv"):
+        (tmp_path / "texts" / name).write_text(SENTENCE)
+    found = prepare("--input", tmp_path / "texts", "--output", tmp_path / "run")
+    names = ", ".join(f"{tmp_path}/texts/{name}.csv" for name in "bcd")
+    assert f"skipped 5: another ending than that of texts: {names} and 2 more\n" in found.output
+
+
+def damaged(folder: Path, number: int) -> list[Path]:
+    """Write a good text and damaged archives."""
+    (folder / "good.txt").write_text(SENTENCE * 100)
+    files = [folder / f"{each:02}.jsonl.gz" for each in range(number)]
+    for file in files:
+        file.write_bytes(gzip.compress(json.dumps({"text": SENTENCE * 100}).encode())[:-5])
+    return files
+
+
+def test_a_damaged_archive_is_reported_alone(tmp_path):
+    (file,) = damaged(tmp_path, 1)
+    found = prepare("--input", tmp_path, "--output", tmp_path / "run")
+    assert found.exit_code == 2
+    assert found.stderr.startswith(f"Error: {file} is damaged or truncated (")
+    assert f"{file} cannot be read; checking the other files before this ends\n" in found.stdout
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("number", "last"), [(2, ""), (10, ""), (13, "\n  and 3 more files")])
+def test_all_damaged_archives_are_reported_at_once(tmp_path, number, last):
+    files = damaged(tmp_path, number)
+    found = prepare("--input", tmp_path, "--output", tmp_path / "run")
+    assert found.exit_code == 2
+    first, *others = found.stderr.removesuffix(f"{last}\n").splitlines()
+    assert first == f"Error: {number} files cannot be read:"
+    assert len(others) == min(number, 10)
+    for file, line in zip(files, others, strict=False):
+        assert line.startswith(f"  {file} is damaged or truncated (")
+        assert line.endswith("; copy it again, or move it to another folder to continue without it")
+    assert found.stderr.endswith(f"{last}\n")
+    assert found.stdout.count("cannot be read") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_one_long_text_is_cut_so_that_a_twentieth_is_for_validation(tmp_path):
@@ -216,6 +265,55 @@ def test_a_failure_leaves_folders_that_existed_and_complete_steps(tmp_path, monk
     found = prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "new")
     assert (found.exit_code, "no tokenizer" in found.output) == (2, True)
     assert (tmp_path / "new" / "corpus.jsonl").exists()
+
+
+@pytest.mark.parametrize("output", ["/proc/here", "/proc", "{}/file/deep/run"])
+def test_an_output_that_cannot_be_made_is_refused_before_texts_are_read(tmp_path, output):
+    (tmp_path / "file").write_text(SENTENCE)
+    output = output.format(tmp_path)
+    found = prepare("--input", tmp_path / "file", "--output", output)
+    assert found.exit_code == 2
+    assert re.fullmatch(
+        rf"Error: the folder {output} cannot be written to \([\w ]+\); give another --output\n", found.output
+    )
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_without_room_is_named_and_leaves_nothing_behind(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in "abcde":
+        (texts / f"{name}.txt").write_text(SENTENCE * 2_000)
+    done = subprocess.run(
+        [sys.executable, "-m", "neox_data", "prepare", "--input", texts, "--output", tmp_path / "run"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"Error: {tmp_path}/run/corpus.jsonl: File too large; incomplete files were removed; "
+        "free disk space or choose another location, and start again\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_space_that_is_left_on_a_full_disk_is_named(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    text = tmp_path / "one.txt"
+    text.write_text(SENTENCE)
+    monkeypatch.setattr("neox_data.prepare.corpus._cut", full)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4_200))
+    found = prepare("--input", text, "--output", tmp_path / "run")
+    assert found.exit_code == 1
+    assert found.stderr == (
+        f"Error: {tmp_path}/run/corpus.jsonl: No space left on device; incomplete files were removed, "
+        f"and 4.2 kB are free in {tmp_path}; free disk space or choose another location, and start again\n"
+    )
+    assert os.listdir(tmp_path) == ["one.txt"]
 
 
 def test_a_name_that_cannot_be_read_is_refused(tmp_path):

@@ -153,6 +153,32 @@ def test_files_of_other_documents_are_found_out(tmp_path: Path, caplog) -> None:
     assert "not in this part of the data" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (range(4), range(5), "documents 0 to 3 in this part; rebuilding it for documents 0 to 4"),
+        (range(1, 5), range(4), "documents 1 to 4 in this part; rebuilding it for documents 0 to 3"),
+    ],
+)
+def test_files_of_another_split_are_named_so_once(tmp_path: Path, caplog, before, after, said) -> None:
+    load(tmp_path, documents=before)
+    assert_equal(load(tmp_path, documents=after), after)
+    assert caplog.messages == [f"{tmp_path / STEM}*.npy was built for another split, with {said}"]
+    assert_equal(load(tmp_path, documents=after), after)
+    assert len(caplog.messages) == 1
+
+
+def test_damaged_files_of_another_split_do_not_match_the_data(tmp_path: Path, caplog) -> None:
+    load(tmp_path, documents=range(4))
+    (tmp_path / SUMS).unlink()
+    path = tmp_path / f"{STEM}_shuffle_idx.npy"
+    np.save(path, np.load(path)[:-1])
+    assert_equal(load(tmp_path))
+    (message,) = caplog.messages
+    assert "does not match the data" in message
+    assert "split" not in message
+
+
 def test_one_builds_while_the_others_wait(tmp_path: Path, monkeypatch, caplog) -> None:
     built, release = [], threading.Event()
 

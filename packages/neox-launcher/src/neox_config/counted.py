@@ -1,6 +1,8 @@
-"""Numbers with their nouns: 1 document, 2,000 documents."""
+"""Numbers with their nouns: 1 document, 2,000 documents; long lists with the number of what is left out."""
 
-__all__ = ["counted"]
+from collections.abc import Sequence
+
+__all__ = ["counted", "first_few"]
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -12,3 +14,15 @@ def counted(number: int, one: str, many: str | None = None) -> str:
         many: the same for other numbers: "files were read"; None: `one` with an s.
     """
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def first_few(names: Sequence[object], most: int, *, number: int | None = None) -> str:
+    """Return the first names of a list, with the number of the others: `a, b and 3 more`.
+
+    Args:
+        names: the list, or its beginning.
+        most: how many are named.
+        number: length of the list; None: all of it is given.
+    """
+    more = (len(names) if number is None else number) - min(most, len(names))
+    return ", ".join(map(str, names[:most])) + (f" and {more:,} more" if more > 0 else "")

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from neox_config.errors import LaunchError
 from neox_launcher.cli.init import _ask_path
 from neox_launcher.cli.launch import main
 
@@ -44,12 +45,57 @@ def test_texts_are_prepared_by_neox_data_whose_failure_is_reported(prepare, tmp_
         *(sys.executable, "-m", "neox_data", "prepare", "--output", str(tmp_path / "x")),
         *("--jsonl-key", "text", "--input=my texts", "--input=b", "--vocab-size", "300"),
     ]
+    run("init", "-q", "--data", "b", "--output", tmp_path / "x")
+    assert prepare.calls[-1][-1] == "--quiet"
     prepare.end["code"] = -9
     found = run("init", "--data", "b", "--output", tmp_path / "x")
     assert (found.exit_code, found.output) == (
         137,
         "Error: neox-data prepare was ended by signal 9; start the same command again\n",
     )
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Let standard input be a terminal."""
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True)
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize(
+    ("answers", "seconds"),
+    [("{0}\n\n\n\n", None), ("{0}\nx\n1m\nsoon\n20m\n", 1200), ("{0}\nx\nauto\nauto\n", None)],
+)
+def test_the_questions_are_about_texts_folder_size_and_time(monkeypatch, tmp_path, answers, seconds):
+    def chosen(candidates, prepared, devices, *, shorten):
+        raise LaunchError(f"the time is {shorten(None)}")
+
+    monkeypatch.setattr("neox_launcher.cli.init.prepare_texts", lambda *arguments, **options: None)
+    monkeypatch.setattr("neox_launcher.cli.init.choose_training", chosen)
+    monkeypatch.setattr("neox_launcher.cli.init.within", lambda training, seconds, measure: seconds)
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(main, ["init"], input=answers.format(tmp_path))
+    questions = [
+        "Folder or file",
+        "Folder to write to [run]: ",
+        "Size of the",
+        "Longest time of the training",
+    ]
+    places = [found.output.index(question) for question in questions]
+    assert places == sorted(places)
+    assert found.output.endswith(f"Error: the time is {seconds and float(seconds)}\n")
+    assert ("'soon' is not a time; write it as 90s, 20m, 2h or 1d, or auto" in found.output) == bool(seconds)
+    given = CliRunner().invoke(main, ["init", "--time", "auto"], input=answers.format(tmp_path))
+    assert questions[-1] not in given.output
+
+
+@pytest.mark.usefixtures("terminal")
+def test_ctrl_c_before_anything_is_done_promises_nothing(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(main, ["init"], input="")
+    assert found.exit_code == 130
+    assert found.stderr == "\ninterrupted\n"
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
@@ -78,7 +124,7 @@ def test_an_existing_configuration_is_never_overwritten(prepare, tmp_path):
             "gpt3 is not a model of the catalogue; did you mean gpt2?",
         ),
         (["init", "--model", "meta-llama/Llama-3.1-8B"], "--output NEW); did you mean llama-3.1-8b?"),
-        (["init", "--data", "x", "--time", "soon"], "--time: 'soon' is not a time; write it as 90s, 20m"),
+        (["init", "--data", "x", "--time", "soon"], "'--time': 'soon' is not a time; write it as 90s, 20m"),
         (["init", "--data", "x", "--device-memory", "much"], "'much' is not a memory size"),
         (["init", "--data", "x", "--output", "a\nb"], "contains characters that a YAML file cannot contain"),
         (["--set", "lr=1", "init", "--data", "x"], "init takes only its own options, after the word init"),

@@ -85,6 +85,15 @@ def test_a_dry_run_shows_where_the_agents_connect(minimal, folder):
     assert result.stdout.count("--launcher 10.0.0.9:29400 --host-number ") == 2
 
 
+def test_a_dry_run_shows_equal_lines_of_a_file_once(minimal, folder):
+    (folder / "hosts").write_text("zeta slots=1\nalpha slots=4\nmiddle slots=1\n")
+    options = ["--hostfile", "hosts", "--launcher", "openmpi", "--set", "train-micro-batch-size-per-gpu=2"]
+    settings = ["--config", minimal, *FILES, *options, "--set", "train-batch-size=null"]
+    assert "#   zeta\n#   alpha  (4 lines)\n#   middle\n" in run(*settings, "--dry-run").stdout
+    complete = json.loads(run(*settings, "--dry-run=json").stdout)
+    assert list(complete["commands"][0]["files"].values()) == ["zeta\nalpha\nalpha\nalpha\nalpha\nmiddle\n"]
+
+
 @pytest.mark.usefixtures("can_train")
 @pytest.mark.parametrize(("launcher", "is_noted"), [("ssh", True), ("local", False)])
 def test_a_dry_run_notes_that_it_resolves_no_host_name(minimal, folder, monkeypatch, launcher, is_noted):
@@ -253,6 +262,30 @@ def test_notes_about_trainings_are_for_trainings(minimal, folder):
 
 
 @pytest.mark.usefixtures("can_train")
+def test_other_commands_repeat_only_notes_about_their_own_settings(minimal, folder):
+    more = folder / "more.yml"
+    more.write_text(
+        "output-layer-parallelism: column\ntemperature: 0\ntop-k: 5\n"
+        "zero-optimization: {stage: 1, overlap_comm: true}\n"
+    )
+    settings = ("--config", minimal, *FILES, "--config", more, "--dry-run")
+    of_the_model, of_generation, of_zero = (
+        "output-layer-parallelism: column",
+        "top-k: 5",
+        "overlap_comm: true",
+    )
+    noted = run(*settings).stderr
+    assert all(note in noted for note in (of_the_model, of_zero, of_generation))
+    for program in ("generate", "evaluate", "serve", "doctor"):
+        noted = run(program, *settings).stderr
+        assert (of_generation in noted) == (program != "doctor")
+        assert of_the_model not in noted
+        assert of_zero not in noted
+        given = run(program, *settings, "--set", "output-layer-parallelism=row").stderr
+        assert "--set output-layer-parallelism: row" in given
+
+
+@pytest.mark.usefixtures("can_train")
 def test_notes_do_not_stop_a_dry_run(minimal, folder):
     result = run("--config", minimal, *FILES, "--set", "rank=3", "--dry-run")
     assert result.exit_code == 0
@@ -352,7 +385,7 @@ def test_float16_without_a_gpu_is_a_note(load, text, name):
     assert missing_devices(asked, local_world(asked, gpus=0)) == []
     (note,) = slow_without_gpus(asked, local_world(asked, gpus=0))
     assert (note.name, note.place.line, note.what) == (name, 1, "is slow without GPUs")
-    _, remedy = note.remedy.split("train in fp32: --set ")
+    _, remedy = note.remedy.split("use fp32: --set ")
     assert load(text, remedy).precision.is_fp16 is False
     assert slow_without_gpus(asked, local_world(asked, gpus=1)) == []
     assert slow_without_gpus(load("precision: bfloat16"), local_world(asked, gpus=0)) == []

@@ -12,7 +12,7 @@ from neox_config.estimate.resolved import estimate_resolved
 from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
 from neox_launcher.init.texts import Prepared
-from neox_launcher.init.training import Devices, choose_training
+from neox_launcher.init.training import Devices, choose_training, unlike_published
 
 GIB = 2**30
 CPU = Devices(count=1, memory=16 * GIB, are_gpus=False)
@@ -158,3 +158,56 @@ def test_evaluations_take_a_tenth_of_the_time_at_most(iterations, batches, inter
 def test_the_validation_batches_are_those_of_the_texts():
     training = choose_training([of_size("1m")], prepared(10**6), CPU)
     assert training.validation_batches == -(-50_000 // (training.layout.samples * training.seq_length))
+
+
+LONGER_THAN_INIT = (
+    "published for samples of up to 2,048 tokens: init takes 1,024, which cost less time and memory on GPUs; "
+    "for longer ones change seq-length in the configuration"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "entries", "devices", "expected"),
+    [
+        (
+            "pythia-14m",
+            1_000_000,
+            8192,
+            CPU,
+            [
+                "published with 14,067,712 parameters: with a vocabulary of 50,304 entries instead of the "
+                "8,192 of the tokenizer here; --tokenizer FILE takes the tokenizer.json of the model",
+                "published for samples of up to 2,048 tokens: init takes 256, which cost less time and "
+                "memory on a CPU; for longer ones change seq-length in the configuration",
+            ],
+        ),
+        (
+            "pythia-14m",
+            1_000_000,
+            50_277,  # Rounded to the published rows.
+            GPUS,
+            [LONGER_THAN_INIT],
+        ),
+        (
+            "pythia-14m",
+            1_500,
+            50_277,
+            CPU,
+            [
+                "published for samples of up to 2,048 tokens: init takes 128, because the texts are short; "
+                "for longer ones change seq-length in the configuration"
+            ],
+        ),
+        ("gpt2", 10_000_000, 50_257, GPUS, []),
+        ("gpt-neox-20b", 10_000_000, 50_277, replace(GPUS, count=64), [LONGER_THAN_INIT]),
+    ],
+)
+def test_how_a_model_differs_from_the_published_one_is_said(model, tokens, entries, devices, expected):
+    texts = prepared(tokens, entries)
+    training = choose_training([of_catalogue(model)], texts, devices)
+    assert unlike_published(training, texts, devices) == expected
+
+
+def test_a_model_of_a_size_differs_from_none():
+    training = choose_training([of_size("1m")], prepared(10_000), CPU)
+    assert unlike_published(training, prepared(10_000), CPU) == []

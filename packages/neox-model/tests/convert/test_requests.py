@@ -1,6 +1,7 @@
 """What the command line names is checked before torch is imported, and refused with exit code 2."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +41,13 @@ def write(folder, name, files):
     (folder / name).mkdir(parents=True)
     for file, contents in files.items():
         (folder / name / file).write_text(json.dumps(contents))
+
+
+def test_a_long_list_of_subfolders_says_how_many_are_left_out(folder):
+    for name in ("one", "two", "three"):
+        shutil.copytree(folder / "model", folder / name)
+    result = CliRunner().invoke(cli.main, ["from-hf", ".", "--output", "new"])
+    assert "subfolders that are: bert, code, model, one, three and 2 more\n" in result.output
 
 
 @pytest.mark.parametrize(

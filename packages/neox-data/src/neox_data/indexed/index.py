@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from neox_data.counted import first_few
 from neox_data.errors import IndexedDatasetError
 from neox_data.indexed.layout import (
     DISPUTED_DTYPE_CODES,
@@ -112,8 +113,8 @@ def _hint(prefix: str) -> str:
     if prefix.endswith((".bin", ".idx")):
         return " (pass the prefix without the ending)"
     begin = f"{prefix}/" if Path(prefix).is_dir() else prefix
-    near = sorted(glob(f"{escape(begin)}*.idx"))[:_MOST_NAMED]
-    return f" (there is {', '.join(path.removesuffix('.idx') for path in near)})" if near else ""
+    near = [path.removesuffix(".idx") for path in sorted(glob(f"{escape(begin)}*.idx"))]
+    return f" (there is {first_few(near, _MOST_NAMED)})" if near else ""
 
 
 def _read_mmap_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetIndex:

@@ -12,7 +12,7 @@ import numpy as np
 
 from neox_data.errors import CorpusError
 from neox_data.preprocess.texts import cut_text
-from neox_data.whole_files import written_aside
+from neox_data.whole_files import naming_when_full, written_aside
 
 __all__ = ["CorpusCounts", "write_corpus"]
 
@@ -79,10 +79,15 @@ def write_corpus(texts: Iterable[str], output: Path, *, remedy: Callable[[], str
 
     Raises:
         CorpusError: there are no texts.
+        OSError: the file cannot be written, or the disk is full; it names the file.
     """
     unsorted, pieces = (output.with_name(f".{output.name}.{name}") for name in ("unsorted", "cut"))
     try:
-        with unsorted.open("w+b") as file, pieces.open("w+b") as other:
+        with (
+            naming_when_full(output, unsorted, pieces),
+            unsorted.open("w+b") as file,
+            pieces.open("w+b") as other,
+        ):
             read = _Lines(file)
             for text in texts:
                 read.add(text)

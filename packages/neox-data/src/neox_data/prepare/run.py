@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from neox_data.amounts import bytes_in_words
 from neox_data.counted import counted
-from neox_data.errors import DataError
+from neox_data.errors import CorpusError, DataError
 from neox_data.indexed import open_indexed
 from neox_data.manifest import check_tokenizer, read_manifest
 from neox_data.prepare.corpus import write_corpus
@@ -37,6 +38,8 @@ _TYPE = "HFTokenizer"
 _FEWEST_ENTRIES, _MOST_ENTRIES, _BYTES_PER_ENTRY = 512, 32_768, 1_000
 # Documents per document for validation, and the fewest with which there is a validation.
 _PER_VALIDATION_DOCUMENT, _FEWEST_TO_SPLIT = 20, 5
+# Files that cannot be read, as far as they are named.
+_MOST_PROBLEMS = 10
 
 # Formats in which a text has a key, and archives, which may contain these.
 _WITH_KEYS = (".jsonl", ".json", ".parquet", ".tar", ".zip")
@@ -83,10 +86,21 @@ def prepare(
 
 @contextmanager
 def _folder_made(folder: Path) -> Iterator[None]:
-    """Make a folder for the block; if the block raises, delete what was made of it and is still empty."""
+    """Make a folder for the block; if the block raises, delete what was made of it and is still empty.
+
+    Raises:
+        DataError: the folder cannot be made, or no file in it.
+    """
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise DataError(
+                f"the folder {folder} cannot be written to ({error.strerror}); give another --output"
+            ) from error
         yield
     except BaseException:
         for each in filter(Path.exists, made):
@@ -120,8 +134,7 @@ def _corpus(
                 "choose another output folder"
             )
     say(f"reading {counted(len(files), 'file')}")
-    texts = (text for each in files for text in texts_of(each, key, skips))
-    counts = write_corpus(texts, path, remedy=lambda: _remedy(files, skips))
+    counts = write_corpus(_texts(files, key, skips, say), path, remedy=lambda: _remedy(files, skips))
     found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
     _write_json(record, {"identity": identity, **found})
     say(
@@ -140,6 +153,30 @@ def _corpus(
         )
     say(f"wrote {path}: documents in a fixed pseudo-random order")
     return found
+
+
+def _texts(files: Sequence[Path], key: str, skips: Skips, say: Say) -> Iterator[str]:
+    """Yield the texts of files up to the first file that cannot be read; then read on to find all of these.
+
+    Raises:
+        CorpusError: files cannot be read; it names them all, or the first few of many.
+    """
+    problems: list[str] = []
+    for number, file in enumerate(files, 1):
+        try:
+            for text in texts_of(file, key, skips):
+                if not problems:
+                    yield text
+        except CorpusError as error:
+            problems.append(str(error))
+            if len(problems) == 1 and number < len(files):
+                say(f"{file} cannot be read; checking the other files before this ends")
+    if len(problems) == 1:
+        raise CorpusError(problems[0])
+    if problems:
+        more = len(problems) - _MOST_PROBLEMS
+        listed = [*problems[:_MOST_PROBLEMS], *([f"and {counted(more, 'more file')}"] if more > 0 else [])]
+        raise CorpusError("\n  ".join([f"{counted(len(problems), 'file')} cannot be read:", *listed]))
 
 
 def _remedy(files: Sequence[Path], skips: Skips) -> str:

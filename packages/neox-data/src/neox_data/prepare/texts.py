@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neox_data.counted import first_few
 from neox_data.errors import CorpusError
 from neox_data.preprocess.inputs import ENDINGS, format_of
 from neox_data.preprocess.passed_over import PassedOver
@@ -39,8 +40,7 @@ class Skips:
         """Yield a line for each reason."""
         for reason, count in self.counts.items():
             named = self.first[reason]
-            more = ", ..." if count > len(named) else ""
-            yield f"skipped {count:,}: {reason}: {', '.join(named)}{more}"
+            yield f"skipped {count:,}: {reason}: {first_few(named, _MOST_NAMED, number=count)}"
             if any("not UTF-8" in name for name in named):
                 yield "  to use texts in Latin-1, convert them: iconv -f latin1 -t utf8 FILE > NEW"
 

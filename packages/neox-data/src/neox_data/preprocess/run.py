@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from neox_data.counted import counted
+from neox_data.counted import counted, first_few
 from neox_data.errors import CorpusError, TokenizerError
 from neox_data.indexed.index import read_index
 from neox_data.indexed.layout import token_dtype
@@ -241,11 +241,10 @@ def _masked(output: DatasetOutput, options: Options) -> dict[str, int]:
 
 def no_text_in(names: Sequence[str], key: str, passed_over: PassedOver) -> CorpusError:
     """Return the error for a corpus whose documents yield no tokens."""
-    more = f" and {counted(len(names) - _MOST_NAMED, 'more file')}" if len(names) > _MOST_NAMED else ""
     left = counted(passed_over.count, "file or member was", "files or members were")
     unread = f" ({left} not read, such as {passed_over.first[0]})" if passed_over.first else ""
     return CorpusError(
-        f"no document of {', '.join(names[:_MOST_NAMED])}{more} has text under {key!r}{unread}; pass the "
+        f"no document of {first_few(names, _MOST_NAMED)} has text under {key!r}{unread}; pass the "
         "right key with --jsonl-keys, or another corpus"
     )
 

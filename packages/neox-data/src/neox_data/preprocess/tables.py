@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from neox_data.counted import first_few
 from neox_data.errors import CorpusError
 from neox_data.preprocess.unpack import DamageError
 
@@ -67,7 +68,7 @@ def _first_line(error: Exception) -> str:
 def _check_columns(path: Path, columns: Sequence[str], keys: Sequence[str], remedy: str) -> None:
     for key in keys:
         if key not in columns:
-            found = ", ".join(map(repr, columns[:8]))
+            found = first_few([repr(each) for each in columns], 8)
             raise CorpusError(f"{path} has no column {key!r}; its columns are {found}; {remedy}")
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 
+from neox_data.counted import first_few
+
 __all__ = ["MissingKeyError", "TextFrom", "cut_text", "decode", "text_of", "texts_of_line"]
 
 
@@ -51,7 +53,7 @@ def _text_under(key: str, value: dict[str, Any], text_from: TextFrom | None) -> 
     if text_from is None and isinstance(text, str) and text.isascii():
         return text
     if key not in value:
-        found = ", ".join(map(repr, list(value)[:8])) or "none"
+        found = first_few([repr(each) for each in value], 8) or "none"
         raise MissingKeyError(f"no key {key!r}; its keys are {found}")
     return (text_from or text_of)(text, f"the value of {key!r}")
 

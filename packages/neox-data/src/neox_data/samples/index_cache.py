@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import Self
@@ -47,6 +48,10 @@ _DAMAGE = (ValueError, EOFError, OSError, SyntaxError, TokenError, TypeError, Ov
 
 # Number of rows of a cached index that are checked against the data.
 _NUM_CHECKED_ROWS = 64
+
+
+class _UnusableError(Exception):
+    """The files of a sample index cannot be used; says why, after their name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,11 @@ class IndexFiles:
         return self.folder / f"{self.stem}_sha256.json"
 
     def load(self) -> SampleIndex | None:
-        """Return the index as mapped arrays; None if a file is missing, damaged or not an array."""
+        """Return the index as mapped arrays; None if a file is missing.
+
+        Raises:
+            _UnusableError: a file is damaged or not an array, or the files were built for other inputs.
+        """
         try:
             if self.inputs or self.checksums.exists():
                 self._check_sums()
@@ -112,8 +121,7 @@ class IndexFiles:
         except FileNotFoundError:
             return None
         except _DAMAGE as error:
-            logger.warning("cannot read %s*.npy (%s); rebuilding it", self.folder / self.stem, error)
-            return None
+            raise _UnusableError(f"cannot be read ({error}); rebuilding it") from error
         return SampleIndex(*parts)
 
     def save(self, index: SampleIndex) -> None:
@@ -132,7 +140,9 @@ class IndexFiles:
     def _check_sums(self) -> None:
         recorded = json.loads(self.checksums.read_bytes())
         if self.inputs and (not isinstance(recorded, dict) or recorded.get(_INPUTS) != self.inputs):
-            raise ValueError("it was built for other documents or labels")
+            raise _UnusableError(
+                "was built for another split, other documents or other labels; rebuilding it"
+            )
         for name, found in self._sums().items():
             if not isinstance(recorded, dict) or recorded.get(name) != found:
                 raise ValueError(f"{name} does not match {self.checksums.name}")
@@ -187,10 +197,20 @@ def load_or_build(
             builder=best_builder(),
         )
 
-    def problem_of(index: SampleIndex) -> str | None:
-        return _check_fits(index, documents, sizes, num_samples=num_samples, seq_length=seq_length)
+    def check(index: SampleIndex) -> None:
+        problem_for = partial(_check_fits, index, sizes=sizes, num_samples=num_samples, seq_length=seq_length)
+        problem = problem_for(documents)
+        if problem is None:
+            return
+        others = _documents_of(index, len(sizes))
+        if others is not None and problem_for(others) is None:
+            raise _UnusableError(
+                f"was built for another split, with documents {_span(others)} in this part; "
+                f"rebuilding it for documents {_span(documents)}"
+            )
+        raise _UnusableError(f"does not match the data ({problem}); rebuilding it")
 
-    return _load_or_build(beside, build, problem_of, cache_dir)
+    return _load_or_build(beside, build, check, cache_dir)
 
 
 def load_or_build_whole(
@@ -236,21 +256,39 @@ def load_or_build_whole(
     return _load_or_build(beside, build, lambda index: None, cache_dir)
 
 
+def _documents_of(index: SampleIndex, num_documents: int) -> np.ndarray | None:
+    """Return the consecutive documents that an index may be made of; None if some of them do not exist."""
+    named = index.documents
+    if named.ndim != 1 or named.dtype.kind != "i" or not len(named):
+        return None
+    first, last = int(named.min()), int(named.max())
+    return np.arange(first, last + 1) if first >= 0 and last < num_documents else None
+
+
+def _span(documents: np.ndarray) -> str:
+    return f"{int(documents.min()):,} to {int(documents.max()):,}"
+
+
 def _load_or_build(
     beside: IndexFiles,
     build: Callable[[], SampleIndex],
-    problem_of: Callable[[SampleIndex], str | None],
+    check: Callable[[SampleIndex], None],
     cache_dir: Path | None,
 ) -> SampleIndex:
-    """Return a stored index without a problem, else build and store it; one process builds, others wait."""
+    """Return a stored index that passes the check; else one process builds and stores it, others wait."""
+    reported = set()
 
     def load(files: IndexFiles) -> SampleIndex | None:
-        index = files.load()
-        problem = None if index is None else problem_of(index)
-        if problem:
-            logger.warning(
-                "%s*.npy does not match the data (%s); rebuilding it", files.folder / files.stem, problem
-            )
+        try:
+            index = files.load()
+            if index is not None:
+                check(index)
+        except _UnusableError as error:
+            # The files are read again under the lock, as another process may have built them meanwhile.
+            problem = f"{files.folder / files.stem}*.npy {error}"
+            if problem not in reported:
+                logger.warning("%s", problem)
+            reported.add(problem)
             return None
         return index
 
@@ -287,7 +325,7 @@ def _private_folder(cache_dir: Path | None) -> Path:
 
 
 def _check_fits(
-    index: SampleIndex, documents: np.ndarray, sizes: np.ndarray, *, num_samples: int, seq_length: int
+    index: SampleIndex, documents: np.ndarray, *, sizes: np.ndarray, num_samples: int, seq_length: int
 ) -> str | None:
     """Return why a cached index does not match this data, or None.
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from neox_config.counted import first_few
 from neox_config.derive.attention_layers import expand_attention
 from neox_config.derive.curricula import curricula_of_lengths
 from neox_config.derive.elasticity import elastic_batch, elastic_devices
@@ -205,7 +206,7 @@ def _split_devices(config: NeoXConfig, devices: int, hosts: int, problems: list[
             if other == 1
             else f"times the other parallel size ({other}) does not divide {job}"
         )
-        shown = ", ".join(fitting[:8])
+        shown = first_few(fitting, 8)
         problems.append(Problem(name, what, f"use {shown}" if fitting else "use more devices"))
     return _Split(data=max(1, devices // (model * pipe)), model=model, pipe=pipe)
 

@@ -30,7 +30,7 @@ __all__ = [
     "without_files",
 ]
 
-_CONFIG, _DIRECTORY, _TASKS = "--config", ("-d", "--directory"), ("--tasks", "--eval_tasks")
+_CONFIG, _DIRECTORY, _TASKS = "--config", ("-d", "--directory"), ("--tasks", "--eval_tasks", "--eval-tasks")
 _SET = "--set"
 _SETTINGS = (_SET, "--resume-set")
 _SETTING = re.compile(r"[\w.-]+=")
@@ -71,6 +71,18 @@ _ADVICE_ON_WORDS: Mapping[str, str] = {
         word: f"{word} is a command of neox-config: neox-config {word} FILE"
         for word in ("check", "show", "estimate", "suggest", "migrate", "schedule")
     },
+    **dict.fromkeys(
+        ("preprocess_data", "preprocess_data.py"),
+        "preprocess_data is a program of its own: preprocess_data --input FILE --output-prefix PREFIX",
+    ),
+    "preprocess_data_with_mask.py": "use preprocess_data --loss-mask prompt-response",
+    "preprocess_data_with_chat_template.py": "use preprocess_data --loss-mask chat",
+    "merge_datasets.py": "use neox-data merge",
+    "prepare_data.py": "nothing is downloaded; for your own texts use neox-launch init --data FOLDER",
+    "prepare": "prepare is a command of neox-data: neox-data prepare --input FOLDER --output FOLDER",
+    "convert_neox_to_hf.py": "use neox-convert to-hf, after neox-convert from-neox for GPT-NeoX checkpoints",
+    "convert_hf_llama_to_neox.py": "use neox-convert from-hf",
+    "inspect_checkpoints.py": "use neox-checkpoint inspect",
     "diff": "diff is a command of neox-config: neox-config diff FILE FILE",
     "explain": "explain is a command of neox-config: neox-config explain WORD",
 }
@@ -83,9 +95,22 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "H": "use --hostfile FILE",
     "i": "use neox-launch generate -i FILE",
     "o": "use neox-launch generate -o FILE",
+    **dict.fromkeys(
+        ("q", "quiet", "v", "verbose"),
+        "what a training shows is set by --set log-interval=N, --set terminal=plain and --output",
+    ),
     "deepspeed": "it is always used as configured; leave it out",
     "deepspeed_config": "the settings of DeepSpeed are parameters of the configuration file; see neox-config "
     "explain",
+}
+# Options of other programs for parameters of ours, which would mean something else in a configuration file.
+_FOREIGN_OPTIONS = {
+    **FOREIGN_NAMES,
+    "max_tokens": "maximum_tokens",
+    "num_return_sequences": "num_samples",
+    "batch_size": "train_micro_batch_size_per_gpu",
+    "host": "serve.host",
+    "port": "serve.port",
 }
 
 
@@ -106,13 +131,13 @@ class ConfigurationCommand(Command):
         if any(param.name == "files" for param in self.params):
             _refuse_rest_of_value(args, self, directory)
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, list(args))
         except click.MissingParameter as error:
             if directory == Path() or error.param is None or error.param.name != "files":
                 raise
             raise click.UsageError(without_files(directory), ctx=ctx) from error
         except click.NoSuchOption as error:
-            advice = _advice_on_option(error.option_name) if _SET in options else None
+            advice = _advice_on_option(error.option_name, args, directory) if _SET in options else None
             if advice is None:
                 raise
             raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
@@ -452,13 +477,27 @@ def _script(word: str) -> str:
     return os.path.basename(word) if word.endswith(".py") else word
 
 
-def _advice_on_option(option: str) -> str | None:
+def _advice_on_option(option: str, words: Sequence[str], directory: Path) -> str | None:
+    """Return what to write in place of an unknown option, given all words of the command line."""
     name = option.lstrip("-").replace("-", "_")
-    name = FOREIGN_NAMES.get(name, name)
+    name = _FOREIGN_OPTIONS.get(name, name)
     if name in _ADVICE_ON_OPTIONS:
         return _ADVICE_ON_OPTIONS[name]
     try:
         parameter_named(name)
     except KeyError:
         return None
-    return f"parameters are set with --set: --set {name.replace('_', '-')}=VALUE"
+    setting = f"{name.replace('_', '-')}={_value_of(option, words, directory)}"
+    return f"parameters are set with --set: --set {shlex.quote(setting)}"
+
+
+def _value_of(option: str, words: Sequence[str], directory: Path) -> str:
+    """Return the value that the words give to an option, or a placeholder."""
+    for number, word in enumerate(words):
+        name, sign, value = word.partition("=")
+        following = words[number + 1 : number + 2]
+        if name == option and sign:
+            return value
+        if name == option and following and not following[0].startswith("-"):
+            return "VALUE" if _is_configuration(following[0], directory) else following[0]
+    return "VALUE"

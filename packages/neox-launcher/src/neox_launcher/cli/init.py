@@ -13,7 +13,7 @@ import click
 
 from neox_config import Text, load_config
 from neox_config.atomic import atomic_write
-from neox_config.command_line import INTERRUPTED, Command, option
+from neox_config.command_line import INTERRUPTED, Command, option, quiet_option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.facts.corpora import ENDINGS
@@ -26,7 +26,7 @@ from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.duration import Measure, cpu_speed, describe_duration, parse_duration, within
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
 from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts
-from neox_launcher.init.training import Devices, Training, choose_training
+from neox_launcher.init.training import Devices, Training, choose_training, unlike_published
 from neox_launcher.plan.planning import Request
 from neox_launcher.plan.preflight import check_files
 from neox_launcher.resources.local_gpus import count_gpus, smallest_gpu_memory
@@ -42,6 +42,21 @@ _MOST_DEVICES = 1024
 
 class _InitCommand(Command):
     reported: ClassVar[tuple[type[Exception], ...]] = (NeoXError, OSError)
+
+
+class _Time(click.types.StringParamType):
+    """A time such as 20m, or auto; the value stays a text."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check the value."""
+        try:
+            if value != _AUTO:
+                parse_duration(value)
+        except ValueError as error:
+            self.fail(f"{error}, or auto", param, ctx)
+        return value
 
 
 @click.command(
@@ -83,9 +98,11 @@ class _InitCommand(Command):
     "--time",
     "duration",
     heading=_MODEL,
+    type=_Time(),
     metavar="TIME",
     help="Longest time of the training by its estimate, such as 90s, 20m or 2h: it chooses train-iters, and "
-    "with auto also the size. Default: by the number of tokens and the devices; on a CPU up to many hours.",
+    "with --size auto also the size. auto, the default: by the number of tokens and the devices; on a CPU up "
+    "to many hours.",
 )
 @option(
     "--devices",
@@ -119,6 +136,7 @@ class _InitCommand(Command):
     show_default=True,
     help="Key of the text in each JSON line, or column of a table.",
 )
+@quiet_option
 @click.pass_obj
 def init(
     common: tuple[Request, object],
@@ -133,6 +151,7 @@ def init(
     tokenizer: Path | None,
     vocab_size: int | None,
     jsonl_key: str,
+    quiet: bool,
 ) -> None:
     """Write the configuration of a first training on your own texts.
 
@@ -146,20 +165,23 @@ def init(
         raise click.UsageError("--size and --model exclude each other; give one of them")
     if tokenizer is not None and vocab_size is not None:
         raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --tokenizer")
+    has_begun = False
     try:
         named = None if model is None else _named(model)
         found = _devices(devices, device_memory)
         # Once per shape, so that all figures follow from one measurement.
         measure = cache(cpu_speed)
-        shorten = _shorten(duration, measure)
         if sys.stdin.isatty():
-            data, output, size = _ask(data, output, size, model)
+            data, output, size, duration = _ask(data, output, size, model, duration)
         if not data:
             raise click.UsageError("no texts given; give --data FOLDER")
         path = _new_configuration(output or Path("run"))
         candidates = [named] if named else _of_sizes(size or _AUTO)
-        prepared = prepare_texts(data, path.parent, key=jsonl_key, tokenizer=tokenizer, vocab_size=vocab_size)
-        training = choose_training(candidates, prepared, found, shorten=shorten)
+        has_begun = True
+        prepared = prepare_texts(
+            data, path.parent, key=jsonl_key, tokenizer=tokenizer, vocab_size=vocab_size, quiet=quiet
+        )
+        training = choose_training(candidates, prepared, found, shorten=_shorten(duration, measure))
         text = configuration_text(path, training, prepared, found)
         _check(text, path, found)
         with atomic_write(path) as file:
@@ -171,19 +193,17 @@ def init(
             click.echo("the same command continues", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("\ninterrupted; the same command continues", err=True)
+        remedy = "; the same command continues" if has_begun else ""
+        click.echo(f"\ninterrupted{remedy}", err=True)
         sys.exit(INTERRUPTED)
-    _report(path, training, prepared, found, measure, is_limited=duration is not None)
+    _report(path, training, prepared, found, measure, is_limited=duration not in (None, _AUTO))
 
 
 def _shorten(duration: str | None, measure: Measure) -> Callable[[Training], Training]:
     """Return the function that limits a training to the time that was given."""
-    if duration is None:
+    if duration in (None, _AUTO):
         return lambda training: training
-    try:
-        return partial(within, seconds=parse_duration(duration), measure=measure)
-    except ValueError as error:
-        raise LaunchError(f"--time: {error}") from error
+    return partial(within, seconds=parse_duration(duration), measure=measure)
 
 
 def _devices(count: int | None, memory: str | None) -> Devices:
@@ -226,8 +246,8 @@ def _ask_path(question: str, *, default: str | None = None, exists: bool = False
 
 
 def _ask(
-    data: tuple[Path, ...], output: Path | None, size: str | None, model: str | None
-) -> tuple[tuple[Path, ...], Path, str | None]:
+    data: tuple[Path, ...], output: Path | None, size: str | None, model: str | None, duration: str | None
+) -> tuple[tuple[Path, ...], Path, str | None, str]:
     """Ask for what is not given."""
     if not data:
         data = (_ask_path("Folder or file with texts", exists=True),)
@@ -237,7 +257,10 @@ def _ask(
         size = click.prompt(
             "Size of the model, in parameters", default=_AUTO, type=click.Choice([_AUTO, *SIZES])
         )
-    return data, output or Path("run"), size
+    if duration is None:
+        question = "Longest time of the training, such as 20m or 2h (auto: by the size of the texts)"
+        duration = click.prompt(question, default=_AUTO, type=_Time())
+    return data, output, size, duration
 
 
 def _new_configuration(folder: Path) -> Path:
@@ -314,6 +337,7 @@ def _report(
     lines = [
         f"\nmodel {training.candidate.name}: {training.parameters:,} parameters with a vocabulary of "
         f"{prepared.entries:,} entries",
+        *unlike_published(training, prepared, devices),
         f"training: {counted(training.iterations, 'iteration')} of "
         f"{counted(training.layout.samples, 'sample')} of {training.seq_length:,} tokens: "
         f"{training.tokens:,} tokens, {passes:.2f} passes over "

@@ -34,7 +34,7 @@ from neox_launcher.controller.restarts import checkpoints_of
 from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finish_output, print_message
 from neox_launcher.plan.in_use import refuse_what_is_in_use
-from neox_launcher.plan.of_training import is_of_training
+from neox_launcher.plan.of_training import is_noted
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.plan.preflight import notes_on_data, notes_on_save
@@ -227,6 +227,7 @@ def serve(common: tuple[Request, DryRun], /, **options: Any) -> None:
 @option(
     "--tasks",
     "--eval_tasks",
+    "--eval-tasks",
     heading=_EVALUATION,
     metavar="NAME,...",
     help="Tasks of lm-evaluation-harness, separated by commas. Same as --set eval-tasks=[NAME,...].",
@@ -585,11 +586,10 @@ def _train(request: Request, plan: LaunchPlan) -> Outcome:
 
 def _print_notes(plan: LaunchPlan) -> None:
     config = plan.resolved.config
-    notices = [*config.notices, *slow_without_gpus(config, plan.world)]
+    notices = [each for each in config.notices if is_noted(each, plan.program)]
+    notices += slow_without_gpus(config, plan.world)
     if plan.program == "train":
         notices += [*notes_on_data(config), *notes_on_save(config)]
-    else:
-        notices = [each for each in notices if not is_of_training(each.name, plan.program)]
     if notices:
         click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
 

@@ -2,11 +2,14 @@
 
 import json
 import shlex
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import PurePath
 from typing import Literal
 
 import click
 
+from neox_config.counted import counted
 from neox_config.describe.estimate_tables import render_estimate
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.problems import list_problems
@@ -100,11 +103,17 @@ def _in_a_shell(command: Command) -> str:
     variables = [f"{name}={shlex.quote(value)}" for name, value in _shown_environment(command).items()]
     comments = []
     for path, text in command.files.items():
-        lines = some_lines(_shown_file(path, text).splitlines(), _SHOWN_LINES)
+        lines = some_lines(_grouped(_shown_file(path, text).splitlines()), _SHOWN_LINES)
         comments += [f"# {path}:", *(f"#   {line}" for line in lines)]
     if command.stdin:
         comments.append("# reads the token of the launch from its standard input:")
     return "\n".join([*comments, " ".join([*variables, shlex.join(command.argv)])])
+
+
+def _grouped(lines: Iterable[str]) -> list[str]:
+    """Return the lines, with equal ones that follow each other as one with their number."""
+    counts = [(line, len(list(same))) for line, same in groupby(lines)]
+    return [line if count == 1 else f"{line}  ({counted(count, 'line')})" for line, count in counts]
 
 
 def _shown_file(path: str, text: str) -> str:

@@ -56,7 +56,13 @@ class Prepared:
 
 
 def prepare_texts(
-    texts: Sequence[Path], output: Path, *, key: str, tokenizer: Path | None, vocab_size: int | None
+    texts: Sequence[Path],
+    output: Path,
+    *,
+    key: str,
+    tokenizer: Path | None,
+    vocab_size: int | None,
+    quiet: bool,
 ) -> Prepared:
     """Make a tokenizer and a dataset of texts in a folder; steps of an earlier run are not repeated.
 
@@ -66,6 +72,7 @@ def prepare_texts(
         key: key of the text in JSON lines and tables.
         tokenizer: a tokenizer.json; None trains one.
         vocab_size: entries of a tokenizer that is trained; None: by the size of the texts.
+        quiet: show no progress.
 
     Raises:
         PreparationError: neox-data failed, or was interrupted by Ctrl-C.
@@ -81,6 +88,7 @@ def prepare_texts(
     command += [f"--input={path}" for path in texts]
     command += [] if tokenizer is None else ["--vocab-file", str(tokenizer)]
     command += [] if vocab_size is None else ["--vocab-size", str(vocab_size)]
+    command += ["--quiet"] if quiet else []
     with _ctrl_c_for_the_process() as received:
         done = subprocess.run(command, check=False)
     if done.returncode:

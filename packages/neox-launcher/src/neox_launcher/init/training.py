@@ -12,7 +12,7 @@ from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, largest_memory,
 from neox_launcher.init.sizes import Candidate
 from neox_launcher.init.texts import Prepared
 
-__all__ = ["MOST_EVALUATION_SHARE", "Devices", "Training", "choose_training"]
+__all__ = ["MOST_EVALUATION_SHARE", "Devices", "Training", "choose_training", "unlike_published"]
 
 # arXiv:2203.15556: about 20 tokens per parameter use operations best. arXiv:2305.16264: text that is read up
 # to four times is worth nearly as much as new text.
@@ -209,8 +209,39 @@ def _training(candidate: Candidate, prepared: Prepared, devices: Devices) -> Tra
     )
 
 
+def unlike_published(training: Training, prepared: Prepared, devices: Devices) -> list[str]:
+    """Return lines on how a model of the catalogue differs from its published weights, and why."""
+    model, longest = training.candidate.published, training.candidate.most_positions
+    if model is None:
+        return []
+    lines = []
+    # The same vocabulary has other rows where it is rounded up.
+    if abs(prepared.entries - model.rows) > model.rows // 100:
+        lines.append(
+            f"published with {model.parameters:,} parameters: with a vocabulary of {model.rows:,} entries "
+            f"instead of the {prepared.entries:,} of the tokenizer here; --tokenizer FILE takes the "
+            "tokenizer.json of the model"
+        )
+    if longest is not None and training.seq_length < longest:
+        usual = _usual_length(devices)
+        why = (
+            "because the texts are short"
+            if training.seq_length < usual
+            else f"which cost less time and memory on {'GPUs' if devices.are_gpus else 'a CPU'}"
+        )
+        lines.append(
+            f"published for samples of up to {longest:,} tokens: init takes {training.seq_length:,}, {why}; "
+            "for longer ones change seq-length in the configuration"
+        )
+    return lines
+
+
+def _usual_length(devices: Devices) -> int:
+    return _GPU_LENGTH if devices.are_gpus else _CPU_LENGTH
+
+
 def _length(candidate: Candidate, prepared: Prepared, devices: Devices) -> int:
-    length = _GPU_LENGTH if devices.are_gpus else _CPU_LENGTH
+    length = _usual_length(devices)
     length = min(length, candidate.most_positions or length)
     while length > _SHORTEST_LENGTH and prepared.training_tokens < _FEWEST_SAMPLES * (length + 1):
         length //= 2

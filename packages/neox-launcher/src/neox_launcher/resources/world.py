@@ -74,9 +74,7 @@ def slow_without_gpus(config: NeoXConfig, world: World) -> list[Problem]:
         return []
     setting = _setting_of_fp32(config)
     name = setting.partition("=")[0]
-    note = Problem(
-        name, "is slow without GPUs", f"unless this is a test of fp16, train in fp32: --set {setting}"
-    )
+    note = Problem(name, "is slow without GPUs", f"unless this is a test of fp16, use fp32: --set {setting}")
     return [note.located(place_of(config.sources, name), in_words(config.value_of(name)))]
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from neox_config.counted import first_few
 from neox_config.files import names_in
 from neox_model.convert.classes import model_type_of
 from neox_model.convert.errors import ConversionError
@@ -40,7 +41,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     if not is_model(folder):
         inside = names_in(folder, lambda entry: is_model(folder / entry.name))
-        found = f"; pass one of its subfolders that are: {', '.join(inside[:5])}" if inside else ""
+        found = f"; pass one of its subfolders that are: {first_few(inside, 5)}" if inside else ""
         raise ConversionError(f"{folder} has no {_CONFIG}, so it is not a model of transformers{found}")
     _refuse_pointers(folder)
     config = read_json(folder / _CONFIG)

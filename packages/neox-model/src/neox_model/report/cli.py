@@ -1,7 +1,9 @@
 """The command `neox-report`."""
 
+import os
+import shlex
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import click
 
@@ -19,6 +21,20 @@ class _Report(Command):
     reported: ClassVar[tuple[type[Exception], ...]] = (OSError, UnknownFormatError)
 
 
+class _RunFolder(click.Path):
+    """A folder; a file in its place is answered with its folder."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path of a folder that exists."""
+        if os.path.isfile(value):
+            folder = shlex.quote(os.path.dirname(value) or ".")
+            self.fail(f"{value} is a file; give the folder of the run: neox-report {folder}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(
     cls=_Report,
     examples=("neox-report runs/2026-11-23", "neox-report runs/first runs/second --output comparison.html"),
@@ -29,7 +45,7 @@ class _Report(Command):
     metavar="RUN [RUN ...]",
     nargs=-1,
     required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=_RunFolder(),
 )
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Page to write. Default: report.html in the first RUN."
