@@ -8,7 +8,8 @@ Sources: arXiv:1909.08053 (tensor parallelism), arXiv:2105.08050 (gMLP).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -36,6 +37,8 @@ __all__ = [
 
 # Part of the model that the adapters of frozen weights are.
 _ADAPTERS = "adapters"
+# Shapes and layouts whose tensors are kept: a search for a layout asks for the same ones many times.
+_MOST_KEPT = 1024
 
 
 class Weights(NamedTuple):
@@ -81,6 +84,7 @@ def _is_trained(shape: Shape, tensor: Weights) -> bool:
     return not shape.adapter_rank or tensor.part == _ADAPTERS
 
 
+@lru_cache(_MOST_KEPT)
 def trained_parameters(shape: Shape, layout: Layout, stage: int) -> int:
     """Return the number of parameters of one device of a stage that are trained, before ZeRO."""
     tensors = _stage_tensors(shape, layout, stage)
@@ -91,6 +95,7 @@ def trained_parameters(shape: Shape, layout: Layout, stage: int) -> int:
     )
 
 
+@lru_cache(_MOST_KEPT)
 def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
     """Return the number of parameters of one device of a stage, before partitioning by ZeRO."""
     tensors = _stage_tensors(shape, layout, stage)
@@ -163,8 +168,9 @@ def _blocks(shape: Shape, layout: Layout, stage: int) -> list[int]:
     """Return the number of parameters of each layer, and of an embedding that is not tied to a head here."""
     ranks, blocks = layout.model_parallel, list[int]()
     if shape.weight_owners is None:
-        for kind in stage_types(shape, layout, stage):
-            blocks.append(sum(_local_count(tensor, ranks) for tensor in layer_weights(shape, kind)))
+        for kind, number in Counter(stage_types(shape, layout, stage)).items():
+            layer = sum(_local_count(tensor, ranks) for tensor in layer_weights(shape, kind))
+            blocks += [layer] * number
     if stage == 0 and not (shape.is_tied and layout.stages == 1):
         blocks.append(sum(_local_count(tensor, ranks) for tensor in _embedding(shape)))
     return blocks * shape.towers
@@ -206,9 +212,11 @@ def replica_values(shape: Shape, layout: Layout, stage: int) -> int:
     return local + ceil(local / layout.data_parallel)
 
 
-def _stage_tensors(shape: Shape, layout: Layout, stage: int) -> Iterator[tuple[int, Weights]]:
-    """Yield the tensors of a stage, each with how often it occurs."""
-    return ((shape.towers * number, tensor) for number, tensor in _tower_tensors(shape, layout, stage))
+@lru_cache(_MOST_KEPT)
+def _stage_tensors(shape: Shape, layout: Layout, stage: int) -> Sequence[tuple[int, Weights]]:
+    """Return the tensors of a stage, each with how often it occurs."""
+    tower = _tower_tensors(shape, layout, stage)
+    return tuple((shape.towers * number, tensor) for number, tensor in tower)
 
 
 def _tower_tensors(shape: Shape, layout: Layout, stage: int) -> Iterator[tuple[int, Weights]]:
@@ -260,11 +268,14 @@ def _head(shape: Shape) -> Iterator[Weights]:
         yield _vocabulary(shape, "head")
 
 
-def layer_weights(shape: Shape, kind: str) -> Iterator[Weights]:
-    """Yield the tensors of one layer with an attention type."""
-    if ATTENTION_FACTS[kind].is_gmlp:
-        yield from _gmlp_layer(shape, kind)
-        return
+@lru_cache(_MOST_KEPT)
+def layer_weights(shape: Shape, kind: str) -> Sequence[Weights]:
+    """Return the tensors of one layer with an attention type."""
+    is_gmlp = ATTENTION_FACTS[kind].is_gmlp
+    return tuple(_gmlp_layer(shape, kind) if is_gmlp else _transformer_layer(shape))
+
+
+def _transformer_layer(shape: Shape) -> Iterator[Weights]:
     width = shape.hidden_size
     yield _norm(shape, width)
     outputs = width + 2 * shape.key_width
