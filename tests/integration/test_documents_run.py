@@ -147,6 +147,8 @@ STAGES = {
                 "neox-launch --config run/config.yml --set train-iters=6 --set eval-iters=1\n$ neox-report"
             ),
             "--set train-iters=600": "--set train-iters=8 --set eval-iters=1",
+            "--set hidden-dropout=0.1": "--set hidden-dropout=0.1 --set train-iters=6 --set eval-iters=1",
+            "--set finetune=true": "--set finetune=true --set train-iters=6 --set eval-iters=1",
             "train-iters: 300": "train-iters: 6",
             "eval-iters: 10": "eval-iters: 1",
         },
