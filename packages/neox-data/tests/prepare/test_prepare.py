@@ -330,6 +330,48 @@ def test_the_output_folder_is_not_an_input(tmp_path):
     assert result_in(tmp_path / "run")["files"] == 1
 
 
+def test_the_result_of_an_earlier_run_within_the_folder_is_not_read_as_texts(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "book.txt").write_text(SENTENCE * 10)
+    assert prepare("--input", texts, "--output", texts / "run").exit_code == 0
+    # What a training writes there.
+    (texts / "run" / "metrics.jsonl").write_text('{"text": "a metric"}\n')
+    (texts / "run" / "checkpoints").mkdir()
+    (texts / "run" / "checkpoints" / "notes.txt").write_text("a checkpoint")
+    # A folder of texts may contain a file of this name.
+    (texts / "more").mkdir()
+    (texts / "more" / "corpus.json").write_text('{"text": "other words"}')
+    found = prepare("--input", texts, "--output", tmp_path / "run2")
+    assert found.exit_code == 0, found.output
+    assert f"skipped 1: the result of an earlier prepare or init: {texts}/run\n" in found.output
+    assert sorted(documents_in(tmp_path / "run2")) == sorted([SENTENCE * 10, "other words"])
+    # A file that is named is read.
+    named = prepare("--input", texts / "run" / "corpus.jsonl", "--output", tmp_path / "run3")
+    assert named.exit_code == 0, named.output
+    assert documents_in(tmp_path / "run3") == [SENTENCE * 10]
+
+
+def test_the_folder_of_the_texts_is_not_that_of_the_result(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 10)
+    found = prepare("--input", tmp_path, "--output", tmp_path)
+    assert found.exit_code == 2
+    assert (
+        f"{tmp_path} is the folder of the texts and also that of the result; give another --output, such as "
+        f"{tmp_path}/run\n" in found.output
+    )
+    assert os.listdir(tmp_path) == ["book.txt"]
+
+
+def test_a_result_is_not_taken_for_a_folder_of_texts(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 100)
+    prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
+    found = prepare("--input", tmp_path / "run", "--output", tmp_path / "run2")
+    assert found.exit_code == 2
+    assert f"{tmp_path}/run is the result of other texts, not a folder of texts" in found.output
+    assert not (tmp_path / "run2").exists()
+
+
 def test_a_note_names_files_of_which_each_line_is_a_document(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "notes.txt.gz").write_bytes(gzip.compress(SENTENCE.encode() * 40))

@@ -15,7 +15,7 @@ from neox_data.errors import CorpusError, DataError
 from neox_data.indexed import open_indexed
 from neox_data.manifest import check_tokenizer, read_manifest
 from neox_data.prepare.corpus import write_corpus
-from neox_data.prepare.texts import Skips, find_texts, texts_of
+from neox_data.prepare.texts import RECORD, Skips, find_texts, texts_of
 from neox_data.preprocess.inputs import format_of
 from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import CorpusReader
@@ -31,7 +31,7 @@ __all__ = ["RESULT", "prepare"]
 RESULT = "prepared.json"
 """Name of the file with the result of all steps, which is written last."""
 
-_CORPUS, _RECORD, _TOKENIZER = "corpus.jsonl", "corpus.json", "tokenizer.json"
+_CORPUS, _TOKENIZER = "corpus.jsonl", "tokenizer.json"
 _DATASET = "data/corpus"
 _TYPE = "HFTokenizer"
 # The smallest and largest vocabulary, and bytes of text per entry.
@@ -113,7 +113,7 @@ def _folder_made(folder: Path) -> Iterator[None]:
 def _corpus(
     names: Sequence[Path], output: Path, key: str, vocab_file: Path | None, vocab_size: int | None, say: Say
 ) -> dict[str, Any]:
-    path, record, skips = output / _CORPUS, output / _RECORD, Skips()
+    path, record, skips = output / _CORPUS, output / RECORD, Skips()
     files = find_texts(names, skips, without=output)
     inputs = files if vocab_file is None else [vocab_file, *files]
     made_of = "\0".join([key, str(vocab_size), *map(_state, inputs)])
@@ -130,7 +130,7 @@ def _corpus(
     for left in (path, output / _TOKENIZER, Path(f"{_prefix_in(output)}.idx")):
         if left.exists() and not (vocab_file and left.samefile(vocab_file)):
             raise DataError(
-                f"{left} exists, but not {_RECORD}, which names the texts that it was made of; delete it, or "
+                f"{left} exists, but not {RECORD}, which names the texts that it was made of; delete it, or "
                 "choose another output folder"
             )
     say(f"reading {counted(len(files), 'file')}")

@@ -1,5 +1,6 @@
 """Find files with texts, and read them; everything that is left out is counted with its reason."""
 
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -12,9 +13,13 @@ from neox_data.preprocess.inputs import ENDINGS, format_of
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.read import CorpusReader
 
-__all__ = ["Skips", "find_texts", "texts_of"]
+__all__ = ["RECORD", "Skips", "find_texts", "texts_of"]
+
+RECORD = "corpus.json"
+"""Name of the file that names the texts of a corpus, and by which a folder is a result."""
 
 _MOST_NAMED = 3
+_LARGEST_RECORD = 1 << 20
 
 
 @dataclass(slots=True)
@@ -52,7 +57,8 @@ class Skips:
 def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Path]:
     """Return the files with texts: the given ones, and those below the given folders, sorted by name.
 
-    Links to folders are not followed, hidden files and folders are not read, and a file is read once.
+    Links to folders are not followed, hidden files and folders and results are not read, and a file is read
+    once.
 
     Args:
         names: files and folders.
@@ -60,11 +66,21 @@ def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Pa
         without: folder that is not searched.
 
     Raises:
-        CorpusError: a name does not exist, a given file cannot be read, or there is no file with texts.
+        CorpusError: a name does not exist, a given file cannot be read, a given folder is a result or the
+            one that is not searched, or there is no file with texts.
     """
     found: dict[tuple[int, int], Path] = {}
     names = list(names)
     for name in names:
+        if name.is_dir() and name.resolve() == without.resolve():
+            raise CorpusError(
+                f"{name} is the folder of the texts and also that of the result; give another --output, "
+                f"such as {name / 'run'}"
+            )
+        if name.is_dir() and _is_result(name):
+            raise CorpusError(
+                f"{name} is the result of other texts, not a folder of texts; give the folder of these"
+            )
         if not name.is_dir() and (reason := _why_not_read(name)):
             raise CorpusError(f"{name}: {reason}; pass a folder, or a file that ends in {ENDINGS}")
         for path in _files_below(name, skips, without.resolve()) if name.is_dir() else [name]:
@@ -92,7 +108,11 @@ def _files_below(folder: Path, skips: Skips, without: Path) -> Iterator[Path]:
                 skips.add("a link to a folder", path)
             elif name.startswith("."):
                 skips.add("hidden", path)
-            elif path.resolve() != without:
+            elif path.resolve() == without:
+                continue
+            elif _is_result(path):
+                skips.add("the result of an earlier prepare or init", path)
+            else:
                 kept.append(name)
         folders[:] = kept
         for name in sorted(files):
@@ -101,6 +121,18 @@ def _files_below(folder: Path, skips: Skips, without: Path) -> Iterator[Path]:
                 skips.add(reason, path)
             else:
                 yield path
+
+
+def _is_result(folder: Path) -> bool:
+    """Return whether a folder is a result: its corpus, logs and tokenizer would be read as texts."""
+    record = folder / RECORD
+    try:
+        if record.stat().st_size > _LARGEST_RECORD:
+            return False
+        known = json.loads(record.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(known, dict) and "identity" in known and "written" in known
 
 
 def _why_not_read(path: Path) -> str:
