@@ -186,6 +186,31 @@ def test_a_second_run_repeats_no_completed_step(tmp_path):
     assert [name for name in names if now[name] != before[name]] == ["data/corpus_text_document.bin"]
 
 
+@pytest.mark.parametrize("lost", ["bin", "idx", "half of bin", "tokenizer", "corpus"])
+def test_what_is_missing_of_a_result_is_written_again(tmp_path, lost):
+    texts, run = tmp_path / "texts", tmp_path / "run"
+    texts.mkdir()
+    for number in range(20):
+        (texts / f"{number}.txt").write_text(f"{number}: {SENTENCE}")
+    prepare("--input", texts, "--output", run)
+    file = {
+        "bin": run / "data" / "corpus_text_document.bin",
+        "idx": run / "data" / "corpus_text_document.idx",
+        "half of bin": run / "data" / "corpus_text_document.bin",
+        "tokenizer": run / "tokenizer.json",
+        "corpus": run / "corpus.jsonl",
+    }[lost]
+    whole = {path: path.read_bytes() for path in run.rglob("*.*") if path.suffix != ".json" or path == file}
+    if lost == "half of bin":
+        os.truncate(file, len(whole[file]) // 2)
+    else:
+        file.unlink()
+    again = prepare("--input", texts, "--output", run)
+    assert again.exit_code == 0, again.output
+    assert {path: path.read_bytes() for path in whole} == whole
+    assert again.output.count("complete since an earlier run") == 2
+
+
 @pytest.mark.parametrize("change", ["the file", "the vocabulary"])
 def test_the_result_of_other_texts_or_options_is_not_overwritten(tmp_path, change):
     (tmp_path / "book.txt").write_text(SENTENCE * 500)
@@ -195,10 +220,10 @@ def test_the_result_of_other_texts_or_options_is_not_overwritten(tmp_path, chang
     if change == "the file":
         (tmp_path / "book.txt").write_text(SENTENCE * 501)
     found = prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "run", *options)
-    assert found.exit_code == 2
-    assert (
-        "contains the result of other files, of earlier versions of these, or of other options"
-        in found.output
+    assert found.exit_code == 3
+    assert found.stderr == (
+        f"Error: {tmp_path}/run contains the result of other texts (files were added, removed or changed) "
+        "or of other options; give another --output\n"
     )
     assert (tmp_path / "run" / "corpus.jsonl").read_bytes() == before
 

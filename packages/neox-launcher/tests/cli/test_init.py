@@ -2,7 +2,9 @@
 
 import errno
 import importlib.util
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +114,59 @@ def test_an_existing_configuration_is_never_overwritten(prepare, tmp_path):
     assert f"{tmp_path}/config.yml exists; train with neox-launch --config" in found.output
     assert (tmp_path / "config.yml").read_text() == "mine"
     assert not any("neox_data" in command for command in prepare.calls)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Write what an init and a training leave in a folder, as far as it is looked at."""
+    result = {
+        "data_path": "corpus",
+        "split": "1,0,0",
+        "vocab_file": str(tmp_path / "run" / "tokenizer.json"),
+        "tokenizer_type": "HFTokenizer",
+        "entries": 300,
+        "tokens": {"train": 5, "valid": 0},
+    }
+    (tmp_path / "run" / "checkpoints" / "global_step1").mkdir(parents=True)
+    (tmp_path / "run" / "prepared.json").write_text(json.dumps(result))
+    (tmp_path / "run" / "config.yml").write_text("mine")
+    return tmp_path / "run"
+
+
+FURTHER = """\
+To train the model of run further on these texts, give NEW, another folder, and the same --size or --model:
+  neox-launch init ... --output NEW --tokenizer run/tokenizer.json
+  neox-launch --config NEW/config.yml --set load=run/checkpoints --set finetune=true
+"""
+
+
+@pytest.mark.parametrize("config", ["there", "deleted"])
+def test_other_texts_are_noticed_before_anything_is_advised_about_the_configuration(
+    prepare, trained, monkeypatch, config
+):
+    monkeypatch.chdir(trained.parent)
+    prepare.end["code"] = 3
+    if config == "deleted":
+        (trained / "config.yml").unlink()
+    found = run("init", "--data", "texts", "--output", "run")
+    assert (found.exit_code, found.stderr) == (2, FURTHER)
+    # Without a training there is nothing to train further.
+    shutil.rmtree(trained / "checkpoints")
+    found = run("init", "--data", "texts", "--output", "run")
+    assert (found.exit_code, found.stderr) == (2, "")
+
+
+def test_with_checkpoints_no_deletion_is_advised(prepare, trained):
+    prepare.end["code"] = 0
+    found = run("init", "--data", "texts", "--output", trained)
+    assert found.exit_code == 2
+    assert "neox_data" in prepare.calls[-1]
+    assert "config.yml, or give another --output to choose again: a model of another size" in found.stderr
+    assert "delete" not in found.stderr
+    shutil.rmtree(trained / "checkpoints")
+    found = run("init", "--data", "texts", "--output", trained)
+    assert "config.yml, or delete it to choose again, or give another --output\n" in found.stderr
+    assert (trained / "config.yml").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ __all__ = ["prepare"]
     "prepare",
     cls=DataCommand,
     several=("--input",),
+    exit_codes={3: "the folder contains the result of other texts or options"},
     examples=(
         "neox-data prepare --input texts --output run",
         "neox-data prepare --input a.jsonl b.parquet --jsonl-key content --vocab-size 16384 --output run",
@@ -60,7 +61,7 @@ def prepare(
 
     Writes corpus.jsonl (all documents, mixed), tokenizer.json, data/corpus_text_document.bin and .idx, and
     prepared.json (the counts, and a split for training and validation). Run it again after an interruption:
-    steps that are complete are not repeated.
+    steps that are complete are not repeated, and what is missing is written again.
     """
     if vocab_file is not None and vocab_size is not None:
         raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --vocab-file")

@@ -22,10 +22,10 @@ from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import parse_bytes
 from neox_launcher.cli.options import complete_models
-from neox_launcher.init.configuration import configuration_text
+from neox_launcher.init.configuration import CHECKPOINTS, configuration_text
 from neox_launcher.init.duration import Measure, cpu_speed, describe_duration, parse_duration, within
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
-from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts
+from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts, prepared_in
 from neox_launcher.init.training import Devices, Training, choose_training, unlike_published
 from neox_launcher.plan.planning import Request
 from neox_launcher.plan.preflight import check_files
@@ -156,8 +156,8 @@ def init(
     """Write the configuration of a first training on your own texts.
 
     Finds the texts, trains a tokenizer, writes a dataset, chooses a model and its training, and prints the
-    command that starts it. On a terminal it asks for what is not given. No file is overwritten. After an
-    interruption, the same command continues.
+    command that starts it. On a terminal it asks for what is not given. No configuration is overwritten.
+    After an interruption, the same command continues.
     """
     if common != (Request(program="train", paths=()), None):
         raise click.UsageError("init takes only its own options, after the word init")
@@ -175,12 +175,18 @@ def init(
             data, output, size, duration = _ask(data, output, size, model, duration)
         if not data:
             raise click.UsageError("no texts given; give --data FOLDER")
-        path = _new_configuration(output or Path("run"))
+        path = _path_of_configuration(output or Path("run"))
+        # Whether the texts have changed decides what is advised about the file that exists.
+        exists = path.exists()
+        if exists and prepared_in(path.parent) is None:
+            raise _existing(path)
         candidates = [named] if named else _of_sizes(size or _AUTO)
         has_begun = True
         prepared = prepare_texts(
             data, path.parent, key=jsonl_key, tokenizer=tokenizer, vocab_size=vocab_size, quiet=quiet
         )
+        if exists:
+            raise _existing(path)
         training = choose_training(candidates, prepared, found, shorten=_shorten(duration, measure))
         text = configuration_text(path, training, prepared, found)
         _check(text, path, found)
@@ -191,6 +197,9 @@ def init(
             raise
         if error.exit_code == INTERRUPTED:
             click.echo("the same command continues", err=True)
+        if error.is_other_result:
+            click.echo(_further_training(path.parent), err=True, nl=False)
+            sys.exit(LaunchError.exit_code)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         remedy = "; the same command continues" if has_begun else ""
@@ -263,11 +272,11 @@ def _ask(
     return data, output, size, duration
 
 
-def _new_configuration(folder: Path) -> Path:
-    """Return the path of the configuration, which must not exist.
+def _path_of_configuration(folder: Path) -> Path:
+    """Return the path of the configuration.
 
     Raises:
-        LaunchError: it exists, the folder is a file, or its name cannot be written to a file of text.
+        LaunchError: the folder is a file, or its name cannot be written to a file of text.
     """
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise LaunchError(f"{folder} is a file, not a folder; give another --output")
@@ -279,12 +288,38 @@ def _new_configuration(folder: Path) -> Path:
             f"--output {str(folder)!r} contains characters that a YAML file cannot contain; give another "
             f"folder{remedy}"
         )
-    if path.exists():
-        raise LaunchError(
-            f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, delete it to choose "
-            "again, or give another --output"
-        )
     return path
+
+
+def _existing(path: Path) -> LaunchError:
+    """Return the error for a configuration that exists."""
+    again = (
+        "give another --output to choose again: a model of another size cannot load the checkpoints of this one"
+        if _has_checkpoints(path.parent)
+        else "delete it to choose again, or give another --output"
+    )
+    return LaunchError(f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, or {again}")
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    checkpoints = folder / CHECKPOINTS
+    return checkpoints.is_dir() and any(checkpoints.iterdir())
+
+
+def _further_training(folder: Path) -> str:
+    """Return how a model is trained further on other texts; empty without one."""
+    prepared = prepared_in(folder)
+    if prepared is None or not _has_checkpoints(folder):
+        return ""
+    tokenizer, checkpoints = (
+        shlex.quote(os.path.relpath(each)) for each in (prepared.vocab_file, folder / CHECKPOINTS)
+    )
+    return (
+        f"To train the model of {os.path.relpath(folder)} further on these texts, give NEW, another folder, "
+        "and the same --size or --model:\n"
+        f"  neox-launch init ... --output NEW --tokenizer {tokenizer}\n"
+        f"  neox-launch --config NEW/{_CONFIGURATION} --set load={checkpoints} --set finetune=true\n"
+    )
 
 
 def _of_sizes(size: str) -> list[Candidate]:
