@@ -66,11 +66,12 @@ def test_all_kinds_of_files_become_one_dataset_and_others_are_counted(tmp_path):
     assert result_in(output)["skipped"] == {
         "the same file as another one": 1,
         "cannot be read (No such file or directory)": 1,
-        "cannot be read as text": 2,
+        "files that cannot be read as text": 1,
+        "lines or other parts of files that cannot be read as text": 1,
         "binary": 1,
-        "empty": 1,
+        "the file is empty": 1,
         "blank": 1,
-        "another ending than that of texts": 1,
+        "the file type is not supported": 1,
         "hidden": 1,
         "not a regular file": 1,
         "a link to a folder": 1,
@@ -78,7 +79,47 @@ def test_all_kinds_of_files_become_one_dataset_and_others_are_counted(tmp_path):
     assert (result_in(output)["files"], result_in(output)["documents"]) == (7, 6)
     assert "three.jsonl, line 2: no key 'text'; its keys are 'other'" in found.output
     assert "latin.txt: not UTF-8 (byte 0xe9 at position 4)" in found.output
-    assert "to use texts in Latin-1, convert them: iconv -f latin1 -t utf8 FILE > NEW" in found.output
+    assert "to use texts in Latin-1, convert them: iconv -f latin1 -t utf-8 FILE > NEW" in found.output
+
+
+LATIN = "to use texts in Latin-1, convert them: iconv -f latin1 -t utf-8 FILE > NEW"
+UTF_16 = "to use texts in UTF-16, convert them: iconv -f utf-16 -t utf-8 FILE > NEW"
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        ("caf\xe9".encode("latin-1"), LATIN),
+        ("hello".encode("utf-16"), UTF_16),
+        (b"\xfe\xff" + "hello".encode("utf-16-be"), UTF_16),
+        (b"\xff\0\xd8", None),
+    ],
+)
+def test_a_file_in_another_encoding_is_answered_with_how_to_convert_it(tmp_path, content, hint):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "good.txt").write_text(SENTENCE)
+    (tmp_path / "texts" / "other.txt").write_bytes(content)
+    found = prepare("--input", tmp_path / "texts", "--output", tmp_path / "run")
+    assert result_in(tmp_path / "run")["skipped"] == {"files that cannot be read as text": 1}
+    assert [line for line in found.output.splitlines() if "iconv" in line] == ([f"  {hint}"] if hint else [])
+
+
+def test_lines_without_the_key_are_counted_apart_from_files_and_name_the_keys(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "good.txt").write_text(SENTENCE)
+    (tmp_path / "texts" / "other.txt").write_bytes(b"\xff")
+    (tmp_path / "texts" / "lines.jsonl").write_text('{"content": "words", "id": 1}\n' * 300)
+    found = prepare("--input", tmp_path / "texts", "--output", tmp_path / "run")
+    assert "skipped 1: files that cannot be read as text: " in found.output
+    assert "skipped 300: lines or other parts of files that cannot be read as text: " in found.output
+    hint = "  to use the text under another key, pass --jsonl-key KEY; the keys are 'content', 'id'\n"
+    assert found.output.count(hint) == 1
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    found = prepare("--input", tmp_path / "empty.txt", "--output", tmp_path / "run")
+    assert (found.exit_code, found.output) == (2, f"Error: {tmp_path}/empty.txt: the file is empty\n")
 
 
 def test_of_many_files_that_are_left_out_the_first_are_named(tmp_path):
@@ -87,7 +128,7 @@ def test_of_many_files_that_are_left_out_the_first_are_named(tmp_path):
         (tmp_path / "texts" / name).write_text(SENTENCE)
     found = prepare("--input", tmp_path / "texts", "--output", tmp_path / "run")
     names = ", ".join(f"{tmp_path}/texts/{name}.csv" for name in "bcd")
-    assert f"skipped 5: another ending than that of texts: {names} and 2 more\n" in found.output
+    assert f"skipped 5: the file type is not supported: {names} and 2 more\n" in found.output
 
 
 def damaged(folder: Path, number: int) -> list[Path]:
@@ -104,7 +145,7 @@ def test_a_damaged_archive_is_reported_alone(tmp_path):
     found = prepare("--input", tmp_path, "--output", tmp_path / "run")
     assert found.exit_code == 2
     assert found.stderr.startswith(f"Error: {file} is damaged or truncated (")
-    assert f"{file} cannot be read; checking the other files before this ends\n" in found.stdout
+    assert f"{file} cannot be read; checking the other files before stopping\n" in found.stdout
     assert not (tmp_path / "run").exists()
 
 
@@ -254,14 +295,14 @@ def test_a_given_tokenizer_is_used(tmp_path):
     ("content", "message"),
     [
         (None, "has no file with text; pass a folder with files that end in .jsonl, .json, .txt, .md, "),
-        ({"program": b"\x7fELF"}, "skipped 1: another ending than that of texts"),
+        ({"program": b"\x7fELF"}, "skipped 1: the file type is not supported"),
         ({"blank.txt": b" \n"}, "none of the files contains text; pass other files\n"),
         ({"bad.txt": b"\xff"}, "none of the files contains text; pass other files\n"),
         (
             {"chats.jsonl": b'{"messages": []}\n'},
             "key of the text with --jsonl-key; for conversations use preprocess_data --loss-mask chat\n"
-            "  skipped 1: cannot be read as text: {}/chats.jsonl, line 1: no key 'text'; its keys are "
-            "'messages'",
+            "  skipped 1: lines or other parts of files that cannot be read as text: {}/chats.jsonl, line 1: "
+            "no key 'text'; its keys are 'messages'",
         ),
     ],
 )

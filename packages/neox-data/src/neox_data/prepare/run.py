@@ -183,7 +183,7 @@ def _texts(files: Sequence[Path], key: str, skips: Skips, say: Say) -> Iterator[
         except CorpusError as error:
             problems.append(str(error))
             if len(problems) == 1 and number < len(files):
-                say(f"{file} cannot be read; checking the other files before this ends")
+                say(f"{file} cannot be read; checking the other files before stopping")
     if len(problems) == 1:
         raise CorpusError(problems[0])
     if problems:

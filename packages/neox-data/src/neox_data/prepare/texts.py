@@ -1,5 +1,6 @@
 """Find files with texts, and read them; everything that is left out is counted with its reason."""
 
+import codecs
 import json
 import os
 import stat
@@ -20,6 +21,11 @@ RECORD = "corpus.json"
 
 _MOST_NAMED = 3
 _LARGEST_RECORD = 1 << 20
+# As much of a file as shows whether it is binary.
+_HEAD_BYTES = 1 << 16
+_EMPTY = "the file is empty"
+_UNREADABLE_FILES = "files that cannot be read as text"
+_UNREADABLE_PARTS = "lines or other parts of files that cannot be read as text"
 
 
 @dataclass(slots=True)
@@ -29,25 +35,29 @@ class Skips:
     Args:
         counts: their number by reason.
         first: the first few names by reason.
+        hints: what to do, by reason.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, list[str]] = field(default_factory=dict)
+    hints: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, reason: str, name: object, count: int = 1) -> None:
-        """Record a file or document."""
+    def add(self, reason: str, name: object, count: int = 1, *, hint: str = "") -> None:
+        """Record a file, or documents of a file, with what to do about them."""
         self.counts[reason] = self.counts.get(reason, 0) + count
         names = self.first.setdefault(reason, [])
         if len(names) < _MOST_NAMED:
             names.append(str(name))
+        hints = self.hints.setdefault(reason, [])
+        if hint and hint not in hints and len(hints) < _MOST_NAMED:
+            hints.append(hint)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each reason."""
         for reason, count in self.counts.items():
             named = self.first[reason]
             yield f"skipped {count:,}: {reason}: {first_few(named, _MOST_NAMED, number=count)}"
-            if any("not UTF-8" in name for name in named):
-                yield "  to use texts in Latin-1, convert them: iconv -f latin1 -t utf8 FILE > NEW"
+            yield from (f"  {hint}" for hint in self.hints.get(reason, ()))
 
     def indented(self) -> str:
         """Return these lines for the end of a message; empty if nothing was left out."""
@@ -82,7 +92,8 @@ def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Pa
                 f"{name} is the result of other texts, not a folder of texts; give the folder of these"
             )
         if not name.is_dir() and (reason := _why_not_read(name)):
-            raise CorpusError(f"{name}: {reason}; pass a folder, or a file that ends in {ENDINGS}")
+            remedy = "" if reason == _EMPTY else f"; pass a folder, or a file that ends in {ENDINGS}"
+            raise CorpusError(f"{name}: {reason}{remedy}")
         for path in _files_below(name, skips, without.resolve()) if name.is_dir() else [name]:
             status = path.stat()
             first = found.setdefault((status.st_dev, status.st_ino), path)
@@ -144,10 +155,10 @@ def _why_not_read(path: Path) -> str:
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
     if not format_of(path).kind:
-        return "another ending than that of texts"
+        return "the file type is not supported"
     if not os.access(path, os.R_OK):
         return "cannot be read (Permission denied)"
-    return "" if status.st_size else "empty"
+    return "" if status.st_size else _EMPTY
 
 
 def texts_of(path: Path, key: str, skips: Skips) -> Iterator[str]:
@@ -176,6 +187,25 @@ def _all_texts(path: Path, key: str, skips: Skips) -> Iterator[str]:
     for document in reader:
         yield document.texts[0]
     if reader.num_skipped:
-        skips.add("cannot be read as text", reader.first_skipped[0], reader.num_skipped)
+        is_whole = format_of(path).kind == ".txt"
+        reason = _UNREADABLE_FILES if is_whole else _UNREADABLE_PARTS
+        first = reader.first_skipped[0]
+        skips.add(reason, first, reader.num_skipped, hint=_hint(path, first, key))
     if members.count:
-        skips.add("members of archives with another ending", members.first[0], members.count)
+        skips.add("members of archives whose file type is not supported", members.first[0], members.count)
+
+
+def _hint(path: Path, problem: str, key: str) -> str:
+    """Return what makes a file readable; empty if nothing is known to."""
+    _, is_without_key, keys = problem.partition(f"no key {key!r}; its keys are ")
+    if is_without_key:
+        return f"to use the text under another key, pass --jsonl-key KEY; the keys are {keys}"
+    if "not UTF-8" not in problem:
+        return ""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "to use texts in UTF-16, convert them: iconv -f utf-16 -t utf-8 FILE > NEW"
+    return (
+        "" if b"\0" in head else "to use texts in Latin-1, convert them: iconv -f latin1 -t utf-8 FILE > NEW"
+    )

@@ -161,10 +161,12 @@ def init(
     """
     if common != (Request(program="train", paths=()), None):
         raise click.UsageError("init takes only its own options, after the word init")
-    if size is not None and model is not None:
-        raise click.UsageError("--size and --model exclude each other; give one of them")
-    if tokenizer is not None and vocab_size is not None:
-        raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --tokenizer")
+    _refuse_together(("--size", size), ("--model", model), "give one of them")
+    _refuse_together(
+        ("--vocab-size", vocab_size),
+        ("--tokenizer", tokenizer),
+        "only a tokenizer that is trained has a size",
+    )
     has_begun = False
     try:
         named = None if model is None else _named(model)
@@ -176,17 +178,13 @@ def init(
         if not data:
             raise click.UsageError("no texts given; give --data FOLDER")
         path = _path_of_configuration(output or Path("run"))
-        # Whether the texts have changed decides what is advised about the file that exists.
-        exists = path.exists()
-        if exists and prepared_in(path.parent) is None:
-            raise _existing(path)
+        _refuse_existing(path, unless_prepared=True)
         candidates = [named] if named else _of_sizes(size or _AUTO)
         has_begun = True
         prepared = prepare_texts(
             data, path.parent, key=jsonl_key, tokenizer=tokenizer, vocab_size=vocab_size, quiet=quiet
         )
-        if exists:
-            raise _existing(path)
+        _refuse_existing(path)
         training = choose_training(candidates, prepared, found, shorten=_shorten(duration, measure))
         text = configuration_text(path, training, prepared, found)
         _check(text, path, found)
@@ -195,17 +193,28 @@ def init(
     except PreparationError as error:
         if not error.is_reported:
             raise
-        if error.exit_code == INTERRUPTED:
-            click.echo("the same command continues", err=True)
-        if error.is_other_result:
-            click.echo(_further_training(path.parent), err=True, nl=False)
-            sys.exit(LaunchError.exit_code)
-        sys.exit(error.exit_code)
+        sys.exit(_end(error, path.parent))
     except (KeyboardInterrupt, click.Abort):
         remedy = "; the same command continues" if has_begun else ""
         click.echo(f"\ninterrupted{remedy}", err=True)
         sys.exit(INTERRUPTED)
     _report(path, training, prepared, found, measure, is_limited=duration not in (None, _AUTO))
+
+
+def _refuse_together(one: tuple[str, object], other: tuple[str, object], remedy: str) -> None:
+    """Refuse two options that exclude each other, if both are given."""
+    if None not in (one[1], other[1]):
+        raise click.UsageError(f"{one[0]} and {other[0]} exclude each other; {remedy}")
+
+
+def _end(error: PreparationError, folder: Path) -> int:
+    """Say what to do after neox-data has reported why it failed, and return the exit code."""
+    if error.exit_code == INTERRUPTED:
+        click.echo("the same command continues", err=True)
+    if not error.is_other_result:
+        return error.exit_code
+    click.echo(_further_training(folder), err=True, nl=False)
+    return LaunchError.exit_code
 
 
 def _shorten(duration: str | None, measure: Measure) -> Callable[[Training], Training]:
@@ -291,14 +300,25 @@ def _path_of_configuration(folder: Path) -> Path:
     return path
 
 
-def _existing(path: Path) -> LaunchError:
-    """Return the error for a configuration that exists."""
+def _refuse_existing(path: Path, *, unless_prepared: bool = False) -> None:
+    """Refuse a configuration that exists.
+
+    Args:
+        path: the configuration.
+        unless_prepared: accept one next to a result of neox-data for now, because what is advised depends on
+            whether the texts have changed, which only neox-data knows.
+
+    Raises:
+        LaunchError: it exists.
+    """
+    if not path.exists() or (unless_prepared and prepared_in(path.parent)):
+        return
     again = (
-        "give another --output to choose again: a model of another size cannot load the checkpoints of this one"
+        "give another --output to choose again: a model of another size cannot load the checkpoints here"
         if _has_checkpoints(path.parent)
         else "delete it to choose again, or give another --output"
     )
-    return LaunchError(f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, or {again}")
+    raise LaunchError(f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, or {again}")
 
 
 def _has_checkpoints(folder: Path) -> bool:
