@@ -70,7 +70,7 @@ def terminal(monkeypatch):
 )
 def test_the_questions_are_about_texts_folder_size_and_time(monkeypatch, tmp_path, answers, seconds):
     def chosen(candidates, prepared, devices, *, shorten):
-        raise LaunchError(f"the time is {shorten(None)}")
+        raise LaunchError(f"the time is {shorten and shorten(None)}")
 
     monkeypatch.setattr("neox_launcher.cli.init.prepare_texts", lambda *arguments, **options: None)
     monkeypatch.setattr("neox_launcher.cli.init.choose_training", chosen)
@@ -180,6 +180,7 @@ def test_with_checkpoints_no_deletion_is_advised(prepare, trained):
         ),
         (["init", "--model", "meta-llama/Llama-3.1-8B"], "--output NEW); did you mean llama-3.1-8b?"),
         (["init", "--data", "x", "--time", "soon"], "'--time': 'soon' is not a time; write it as 90s, 20m"),
+        (["init", "--data", "x", "--size", "3M", "--time", "5min", "--model", "gpt2"], "--size and --model"),
         (["init", "--data", "x", "--device-memory", "much"], "'much' is not a memory size"),
         (["init", "--data", "x", "--output", "a\nb"], "contains characters that a YAML file cannot contain"),
         (["--set", "lr=1", "init", "--data", "x"], "init takes only its own options, after the word init"),

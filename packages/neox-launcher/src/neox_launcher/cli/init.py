@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +24,14 @@ from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import parse_bytes
 from neox_launcher.cli.options import complete_models
 from neox_launcher.init.configuration import CHECKPOINTS, configuration_text
-from neox_launcher.init.duration import Measure, cpu_speed, describe_duration, parse_duration, within
+from neox_launcher.init.duration import (
+    Measure,
+    cpu_speed,
+    describe_duration,
+    parse_duration,
+    too_short,
+    within,
+)
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
 from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts, prepared_in
 from neox_launcher.init.training import Devices, Training, choose_training, unlike_published
@@ -36,6 +44,7 @@ __all__ = ["init"]
 # Headings of options.
 _TEXTS, _MODEL, _DEVICES, _WRITTEN = "Texts and tokenizer", "Model", "Devices", "Result"
 _AUTO = "auto"
+_SIZE = click.Choice([_AUTO, *SIZES], case_sensitive=False)
 _CONFIGURATION = "config.yml"
 _MOST_DEVICES = 1024
 
@@ -84,7 +93,7 @@ class _Time(click.types.StringParamType):
 @option(
     "--size",
     heading=_MODEL,
-    type=click.Choice([_AUTO, *SIZES]),
+    type=_SIZE,
     help="Parameters in the layers of the model. auto, the default: by the number of tokens and the devices.",
 )
 @option(
@@ -185,7 +194,8 @@ def init(
             data, path.parent, key=jsonl_key, tokenizer=tokenizer, vocab_size=vocab_size, quiet=quiet
         )
         _refuse_existing(path)
-        training = choose_training(candidates, prepared, found, shorten=_shorten(duration, measure))
+        shorten = _shorten(duration, measure)
+        training = choose_training(candidates, prepared, found, shorten=shorten)
         text = configuration_text(path, training, prepared, found)
         _check(text, path, found)
         with atomic_write(path) as file:
@@ -198,7 +208,7 @@ def init(
         remedy = "; the same command continues" if has_begun else ""
         click.echo(f"\ninterrupted{remedy}", err=True)
         sys.exit(INTERRUPTED)
-    _report(path, training, prepared, found, measure, is_limited=duration not in (None, _AUTO))
+    _report(path, training, prepared, found, measure, shorten=shorten)
 
 
 def _refuse_together(one: tuple[str, object], other: tuple[str, object], remedy: str) -> None:
@@ -217,10 +227,10 @@ def _end(error: PreparationError, folder: Path) -> int:
     return LaunchError.exit_code
 
 
-def _shorten(duration: str | None, measure: Measure) -> Callable[[Training], Training]:
-    """Return the function that limits a training to the time that was given."""
+def _shorten(duration: str | None, measure: Measure) -> Callable[[Training], Training] | None:
+    """Return the function that limits a training to the time that was given; None without one."""
     if duration in (None, _AUTO):
-        return lambda training: training
+        return None
     return partial(within, seconds=parse_duration(duration), measure=measure)
 
 
@@ -272,9 +282,7 @@ def _ask(
     if output is None:
         output = _ask_path("Folder to write to", default="run")
     if size is None and model is None:
-        size = click.prompt(
-            "Size of the model, in parameters", default=_AUTO, type=click.Choice([_AUTO, *SIZES])
-        )
+        size = click.prompt("Size of the model, in parameters", default=_AUTO, type=_SIZE)
     if duration is None:
         question = "Longest time of the training, such as 20m or 2h (auto: by the size of the texts)"
         duration = click.prompt(question, default=_AUTO, type=_Time())
@@ -379,6 +387,12 @@ def _check(text: str, path: Path, devices: Devices) -> None:
         raise config_error(problems, config.files)
 
 
+def _smaller(training: Training, prepared: Prepared, devices: Devices) -> list[Training]:
+    """Return the trainings of the models of the sizes that have fewer parameters, from large to small."""
+    ascending = (choose_training([of_size(name)], prepared, devices) for name in SIZES)
+    return [*takewhile(lambda each: each.parameters < training.parameters, ascending)][::-1]
+
+
 def _report(
     path: Path,
     training: Training,
@@ -386,7 +400,7 @@ def _report(
     devices: Devices,
     measure: Measure,
     *,
-    is_limited: bool,
+    shorten: Callable[[Training], Training] | None,
 ) -> None:
     passes = training.tokens / prepared.training_tokens
     lines = [
@@ -402,8 +416,10 @@ def _report(
         f"the loss begins near {math.log(prepared.entries):.2f}, that of a uniform guess",
         f"estimated time with evaluations: {describe_duration(training, devices, measure=measure)}",
     ]
-    if not is_limited:
+    if shorten is None:
         lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
+    elif warning := too_short(training, map(shorten, _smaller(training, prepared, devices)), measure=measure):
+        lines.append(warning)
     if prepared.training_tokens < training.layout.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
     command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"
