@@ -382,6 +382,15 @@ def test_the_space_that_is_left_on_a_full_disk_is_named(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["one.txt"]
 
 
+@pytest.mark.parametrize(
+    ("size", "message"), [("257", "257 is not in the range x>=258."), ("4k", "'4k' is not a whole number.")]
+)
+def test_a_vocabulary_without_all_bytes_is_refused_before_texts_are_read(tmp_path, size, message):
+    found = prepare("--input", tmp_path / "absent", "--output", tmp_path / "run", "--vocab-size", size)
+    assert found.exit_code == 2
+    assert found.output.endswith(f"Error: Invalid value for '--vocab-size': {message}\n")
+
+
 def test_a_name_that_cannot_be_read_is_refused(tmp_path):
     found = prepare("--input", tmp_path / "absent", "--output", tmp_path / "run")
     assert found.exit_code == 2

@@ -181,6 +181,8 @@ def test_with_checkpoints_no_deletion_is_advised(prepare, trained):
         (["init", "--model", "meta-llama/Llama-3.1-8B"], "--output NEW); did you mean llama-3.1-8b?"),
         (["init", "--data", "x", "--time", "soon"], "'--time': 'soon' is not a time; write it as 90s, 20m"),
         (["init", "--data", "x", "--size", "3M", "--time", "5min", "--model", "gpt2"], "--size and --model"),
+        (["init", "--data", "x", "--vocab-size", "257"], "'--vocab-size': 257 is not in the range x>=258."),
+        (["init", "--data", "x", "--vocab-size", "4k"], "'--vocab-size': '4k' is not a whole number."),
         (["init", "--data", "x", "--device-memory", "much"], "'much' is not a memory size"),
         (["init", "--data", "x", "--output", "a\nb"], "contains characters that a YAML file cannot contain"),
         (["--set", "lr=1", "init", "--data", "x"], "init takes only its own options, after the word init"),

@@ -9,6 +9,7 @@ from neox_data.command_line import quiet_option
 from neox_data.prepare.run import RESULT
 from neox_data.prepare.run import prepare as run
 from neox_data.preprocess.inputs import ENDINGS
+from neox_data.tokenizers.train import FEWEST_ENTRIES
 
 __all__ = ["prepare"]
 
@@ -43,7 +44,7 @@ __all__ = ["prepare"]
 )
 @click.option(
     "--vocab-size",
-    type=click.IntRange(1),
+    type=click.IntRange(FEWEST_ENTRIES),
     help="Entries of the tokenizer that is trained.  [default: by the size of the corpus, 512 to 32,768]",
 )
 @log_interval_option

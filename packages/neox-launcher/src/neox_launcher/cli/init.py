@@ -17,7 +17,7 @@ from neox_config.atomic import atomic_write
 from neox_config.command_line import INTERRUPTED, Command, option, quiet_option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
-from neox_config.facts.corpora import ENDINGS
+from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES
 from neox_config.files import configuration_in
 from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
@@ -135,7 +135,7 @@ class _Time(click.types.StringParamType):
 @option(
     "--vocab-size",
     heading=_TEXTS,
-    type=click.IntRange(1),
+    type=click.IntRange(FEWEST_ENTRIES),
     help="Entries of the tokenizer that is trained. Default: 512 to 32,768, by the size of the texts.",
 )
 @option(
