@@ -152,9 +152,11 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.BadParameter as error:
-            for name, words in _NO_NUMBERS.items():
-                error.message = error.message.replace(name, words)
-            raise
+            found = next((name for name in _NO_NUMBERS if name in error.message), None)
+            if found is None:
+                raise
+            message = error.message.replace(found, _NO_NUMBERS[found])
+            raise click.BadParameter(message, ctx=error.ctx, param=error.param) from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; a standard output that cannot be written to, such as a full disk, is reported."""
