@@ -15,7 +15,12 @@ from neox_data.indexed import layout
 from neox_data.preprocess.inputs import ENDINGS, format_of
 from neox_data.splits import split_documents
 from neox_data.tokenizers import TOKENIZERS, build_tokenizer
+from neox_data.tokenizers.train import FEWEST_ENTRIES
 from neox_launcher.plan import dataset_files
+
+
+def test_the_smallest_vocabulary_is_the_same():
+    assert corpora.FEWEST_ENTRIES == FEWEST_ENTRIES
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_two_commands_lead_from_a_folder_of_texts_to_a_trained_model(tmp_path):
     found = shell(tmp_path, command, seconds=SECONDS)
     assert found.returncode == 0, found.stderr
     assert "read 3 files: 3 documents" in found.stdout
-    assert "skipped 1: another ending than that of texts: my texts/picture.png" in found.stdout
+    assert "skipped 1: the file type is not supported: my texts/picture.png" in found.stdout
     path = tmp_path / "a run" / "config.yml"
     checked = shell(tmp_path, "neox-config check --files 'a run/config.yml'", seconds=SECONDS)
     assert (checked.returncode, "valid" in checked.stdout) == (0, True), checked.stderr

@@ -41,7 +41,7 @@ from neox_data.preprocess.stdlib_corpus import write_stdlib_corpus
 from neox_data.sources import cut_offsets, merge_offsets
 from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, Tokenizer, build_tokenizer
 from neox_data.tokenizers.added import add_special_tokens
-from neox_data.tokenizers.train import train_byte_level_bpe
+from neox_data.tokenizers.train import FEWEST_ENTRIES, train_byte_level_bpe
 from neox_data.trace_cli import trace
 
 __all__ = ["main"]
@@ -253,7 +253,7 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
 @jsonl_key_option
 @click.option(
     "--vocab-size",
-    type=click.IntRange(1),
+    type=click.IntRange(FEWEST_ENTRIES),
     default=8192,
     help="Vocabulary size, including the special tokens.",
 )

@@ -1,6 +1,6 @@
 """Exceptions of the data package; each message names the file and the remedy in one sentence."""
 
-__all__ = ["CorpusError", "DataError", "IndexedDatasetError", "TokenizerError"]
+__all__ = ["CorpusError", "DataError", "IndexedDatasetError", "OtherResultError", "TokenizerError"]
 
 
 class DataError(Exception):
@@ -19,3 +19,9 @@ class TokenizerError(DataError):
 
 class CorpusError(DataError):
     """Raised when a corpus file, or one line of it, cannot be read as text."""
+
+
+class OtherResultError(DataError):
+    """Raised when a folder contains the result of other texts or options; commands exit with code 3."""
+
+    exit_code = 3

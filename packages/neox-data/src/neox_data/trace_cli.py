@@ -230,7 +230,7 @@ class _Report:
             for passage in reading.passages
             if (passage.document, passage.indexed.prefix) == (document, indexed.prefix)
         ]
-        yield from lines or [f"  not read in these {self._data.train_iters:,} iterations"]
+        yield from lines or [f"  not read in {counted(self._data.train_iters, 'iteration')}"]
 
     def _passages(self, reading: Reading) -> Iterator[str]:
         for passage in reading.passages:

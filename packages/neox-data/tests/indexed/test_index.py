@@ -107,6 +107,13 @@ def test_a_missing_file_is_named(prefix: Path, missing: str) -> None:
         open_indexed(prefix)
 
 
+def test_the_prefix_that_was_given_is_not_suggested(prefix: Path) -> None:
+    Path(f"{prefix}.bin").unlink()
+    message = rf"correct the prefix '{prefix}' or create the data"
+    with pytest.raises(IndexedDatasetError, match=message):
+        open_indexed(prefix)
+
+
 def test_a_file_name_for_a_prefix_is_noticed(prefix: Path) -> None:
     with pytest.raises(IndexedDatasetError, match="pass the prefix without the ending"):
         open_indexed(f"{prefix}.bin")

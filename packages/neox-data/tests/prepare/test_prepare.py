@@ -66,11 +66,12 @@ def test_all_kinds_of_files_become_one_dataset_and_others_are_counted(tmp_path):
     assert result_in(output)["skipped"] == {
         "the same file as another one": 1,
         "cannot be read (No such file or directory)": 1,
-        "cannot be read as text": 2,
+        "files that cannot be read as text": 1,
+        "lines or other parts of files that cannot be read as text": 1,
         "binary": 1,
-        "empty": 1,
+        "the file is empty": 1,
         "blank": 1,
-        "another ending than that of texts": 1,
+        "the file type is not supported": 1,
         "hidden": 1,
         "not a regular file": 1,
         "a link to a folder": 1,
@@ -78,7 +79,47 @@ def test_all_kinds_of_files_become_one_dataset_and_others_are_counted(tmp_path):
     assert (result_in(output)["files"], result_in(output)["documents"]) == (7, 6)
     assert "three.jsonl, line 2: no key 'text'; its keys are 'other'" in found.output
     assert "latin.txt: not UTF-8 (byte 0xe9 at position 4)" in found.output
-    assert "to use texts in Latin-1, convert them: iconv -f latin1 -t utf8 FILE > NEW" in found.output
+    assert "to use texts in Latin-1, convert them: iconv -f latin1 -t utf-8 FILE > NEW" in found.output
+
+
+LATIN = "to use texts in Latin-1, convert them: iconv -f latin1 -t utf-8 FILE > NEW"
+UTF_16 = "to use texts in UTF-16, convert them: iconv -f utf-16 -t utf-8 FILE > NEW"
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        ("caf\xe9".encode("latin-1"), LATIN),
+        ("hello".encode("utf-16"), UTF_16),
+        (b"\xfe\xff" + "hello".encode("utf-16-be"), UTF_16),
+        (b"\xff\0\xd8", None),
+    ],
+)
+def test_a_file_in_another_encoding_is_answered_with_how_to_convert_it(tmp_path, content, hint):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "good.txt").write_text(SENTENCE)
+    (tmp_path / "texts" / "other.txt").write_bytes(content)
+    found = prepare("--input", tmp_path / "texts", "--output", tmp_path / "run")
+    assert result_in(tmp_path / "run")["skipped"] == {"files that cannot be read as text": 1}
+    assert [line for line in found.output.splitlines() if "iconv" in line] == ([f"  {hint}"] if hint else [])
+
+
+def test_lines_without_the_key_are_counted_apart_from_files_and_name_the_keys(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "good.txt").write_text(SENTENCE)
+    (tmp_path / "texts" / "other.txt").write_bytes(b"\xff")
+    (tmp_path / "texts" / "lines.jsonl").write_text('{"content": "words", "id": 1}\n' * 300)
+    found = prepare("--input", tmp_path / "texts", "--output", tmp_path / "run")
+    assert "skipped 1: files that cannot be read as text: " in found.output
+    assert "skipped 300: lines or other parts of files that cannot be read as text: " in found.output
+    hint = "  to use the text under another key, pass --jsonl-key KEY; the keys are 'content', 'id'\n"
+    assert found.output.count(hint) == 1
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    found = prepare("--input", tmp_path / "empty.txt", "--output", tmp_path / "run")
+    assert (found.exit_code, found.output) == (2, f"Error: {tmp_path}/empty.txt: the file is empty\n")
 
 
 def test_of_many_files_that_are_left_out_the_first_are_named(tmp_path):
@@ -87,7 +128,7 @@ def test_of_many_files_that_are_left_out_the_first_are_named(tmp_path):
         (tmp_path / "texts" / name).write_text(SENTENCE)
     found = prepare("--input", tmp_path / "texts", "--output", tmp_path / "run")
     names = ", ".join(f"{tmp_path}/texts/{name}.csv" for name in "bcd")
-    assert f"skipped 5: another ending than that of texts: {names} and 2 more\n" in found.output
+    assert f"skipped 5: the file type is not supported: {names} and 2 more\n" in found.output
 
 
 def damaged(folder: Path, number: int) -> list[Path]:
@@ -104,7 +145,7 @@ def test_a_damaged_archive_is_reported_alone(tmp_path):
     found = prepare("--input", tmp_path, "--output", tmp_path / "run")
     assert found.exit_code == 2
     assert found.stderr.startswith(f"Error: {file} is damaged or truncated (")
-    assert f"{file} cannot be read; checking the other files before this ends\n" in found.stdout
+    assert f"{file} cannot be read; checking the other files before stopping\n" in found.stdout
     assert not (tmp_path / "run").exists()
 
 
@@ -186,6 +227,31 @@ def test_a_second_run_repeats_no_completed_step(tmp_path):
     assert [name for name in names if now[name] != before[name]] == ["data/corpus_text_document.bin"]
 
 
+@pytest.mark.parametrize("lost", ["bin", "idx", "half of bin", "tokenizer", "corpus"])
+def test_what_is_missing_of_a_result_is_written_again(tmp_path, lost):
+    texts, run = tmp_path / "texts", tmp_path / "run"
+    texts.mkdir()
+    for number in range(20):
+        (texts / f"{number}.txt").write_text(f"{number}: {SENTENCE}")
+    prepare("--input", texts, "--output", run)
+    file = {
+        "bin": run / "data" / "corpus_text_document.bin",
+        "idx": run / "data" / "corpus_text_document.idx",
+        "half of bin": run / "data" / "corpus_text_document.bin",
+        "tokenizer": run / "tokenizer.json",
+        "corpus": run / "corpus.jsonl",
+    }[lost]
+    whole = {path: path.read_bytes() for path in run.rglob("*.*") if path.suffix != ".json" or path == file}
+    if lost == "half of bin":
+        os.truncate(file, len(whole[file]) // 2)
+    else:
+        file.unlink()
+    again = prepare("--input", texts, "--output", run)
+    assert again.exit_code == 0, again.output
+    assert {path: path.read_bytes() for path in whole} == whole
+    assert again.output.count("complete since an earlier run") == 2
+
+
 @pytest.mark.parametrize("change", ["the file", "the vocabulary"])
 def test_the_result_of_other_texts_or_options_is_not_overwritten(tmp_path, change):
     (tmp_path / "book.txt").write_text(SENTENCE * 500)
@@ -195,10 +261,10 @@ def test_the_result_of_other_texts_or_options_is_not_overwritten(tmp_path, chang
     if change == "the file":
         (tmp_path / "book.txt").write_text(SENTENCE * 501)
     found = prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "run", *options)
-    assert found.exit_code == 2
-    assert (
-        "contains the result of other files, of earlier versions of these, or of other options"
-        in found.output
+    assert found.exit_code == 3
+    assert found.stderr == (
+        f"Error: {tmp_path}/run contains the result of other texts (files were added, removed or changed) "
+        "or of other options; give another --output\n"
     )
     assert (tmp_path / "run" / "corpus.jsonl").read_bytes() == before
 
@@ -229,14 +295,14 @@ def test_a_given_tokenizer_is_used(tmp_path):
     ("content", "message"),
     [
         (None, "has no file with text; pass a folder with files that end in .jsonl, .json, .txt, .md, "),
-        ({"program": b"\x7fELF"}, "skipped 1: another ending than that of texts"),
+        ({"program": b"\x7fELF"}, "skipped 1: the file type is not supported"),
         ({"blank.txt": b" \n"}, "none of the files contains text; pass other files\n"),
         ({"bad.txt": b"\xff"}, "none of the files contains text; pass other files\n"),
         (
             {"chats.jsonl": b'{"messages": []}\n'},
             "key of the text with --jsonl-key; for conversations use preprocess_data --loss-mask chat\n"
-            "  skipped 1: cannot be read as text: {}/chats.jsonl, line 1: no key 'text'; its keys are "
-            "'messages'",
+            "  skipped 1: lines or other parts of files that cannot be read as text: {}/chats.jsonl, line 1: "
+            "no key 'text'; its keys are 'messages'",
         ),
     ],
 )
@@ -316,6 +382,15 @@ def test_the_space_that_is_left_on_a_full_disk_is_named(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["one.txt"]
 
 
+@pytest.mark.parametrize(
+    ("size", "message"), [("257", "257 is not in the range x>=258."), ("4k", "'4k' is not a whole number.")]
+)
+def test_a_vocabulary_without_all_bytes_is_refused_before_texts_are_read(tmp_path, size, message):
+    found = prepare("--input", tmp_path / "absent", "--output", tmp_path / "run", "--vocab-size", size)
+    assert found.exit_code == 2
+    assert found.output.endswith(f"Error: Invalid value for '--vocab-size': {message}\n")
+
+
 def test_a_name_that_cannot_be_read_is_refused(tmp_path):
     found = prepare("--input", tmp_path / "absent", "--output", tmp_path / "run")
     assert found.exit_code == 2
@@ -328,6 +403,48 @@ def test_the_output_folder_is_not_an_input(tmp_path):
         found = prepare("--input", tmp_path, "--output", tmp_path / "run")
         assert found.exit_code == 0, found.output
     assert result_in(tmp_path / "run")["files"] == 1
+
+
+def test_the_result_of_an_earlier_run_within_the_folder_is_not_read_as_texts(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "book.txt").write_text(SENTENCE * 10)
+    assert prepare("--input", texts, "--output", texts / "run").exit_code == 0
+    # What a training writes there.
+    (texts / "run" / "metrics.jsonl").write_text('{"text": "a metric"}\n')
+    (texts / "run" / "checkpoints").mkdir()
+    (texts / "run" / "checkpoints" / "notes.txt").write_text("a checkpoint")
+    # A folder of texts may contain a file of this name.
+    (texts / "more").mkdir()
+    (texts / "more" / "corpus.json").write_text('{"text": "other words"}')
+    found = prepare("--input", texts, "--output", tmp_path / "run2")
+    assert found.exit_code == 0, found.output
+    assert f"skipped 1: the result of an earlier prepare or init: {texts}/run\n" in found.output
+    assert sorted(documents_in(tmp_path / "run2")) == sorted([SENTENCE * 10, "other words"])
+    # A file that is named is read.
+    named = prepare("--input", texts / "run" / "corpus.jsonl", "--output", tmp_path / "run3")
+    assert named.exit_code == 0, named.output
+    assert documents_in(tmp_path / "run3") == [SENTENCE * 10]
+
+
+def test_the_folder_of_the_texts_is_not_that_of_the_result(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 10)
+    found = prepare("--input", tmp_path, "--output", tmp_path)
+    assert found.exit_code == 2
+    assert (
+        f"{tmp_path} is the folder of the texts and also that of the result; give another --output, such as "
+        f"{tmp_path}/run\n" in found.output
+    )
+    assert os.listdir(tmp_path) == ["book.txt"]
+
+
+def test_a_result_is_not_taken_for_a_folder_of_texts(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 100)
+    prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
+    found = prepare("--input", tmp_path / "run", "--output", tmp_path / "run2")
+    assert found.exit_code == 2
+    assert f"{tmp_path}/run is the result of other texts, not a folder of texts" in found.output
+    assert not (tmp_path / "run2").exists()
 
 
 def test_a_note_names_files_of_which_each_line_is_a_document(tmp_path):

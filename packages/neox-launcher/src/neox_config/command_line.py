@@ -52,6 +52,13 @@ _SETTINGS: Mapping[str, Any] = {
     "show_default": True,
     "max_content_width": 110,
 }
+# Click's names of types in its errors, in the words that people use.
+_NO_NUMBERS: Mapping[str, str] = {
+    "is not a valid integer range": "is not a whole number",
+    "is not a valid integer": "is not a whole number",
+    "is not a valid float range": "is not a number",
+    "is not a valid float": "is not a number",
+}
 _OTHERS = "Options"
 _LONGEST_SENTENCE = 1_000
 _ENDINGS = (".yml", ".yaml", ".json", ".jsonl")
@@ -139,6 +146,17 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
         self.exit_codes = {**_EXIT_CODES, **(exit_codes or {})}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; name the kind of number that is expected in plain words."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            found = next((name for name in _NO_NUMBERS if name in error.message), None)
+            if found is None:
+                raise
+            message = error.message.replace(found, _NO_NUMBERS[found])
+            raise click.BadParameter(message, ctx=error.ctx, param=error.param) from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; a standard output that cannot be written to, such as a full disk, is reported."""

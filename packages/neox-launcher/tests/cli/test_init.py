@@ -2,7 +2,9 @@
 
 import errno
 import importlib.util
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,7 +70,7 @@ def terminal(monkeypatch):
 )
 def test_the_questions_are_about_texts_folder_size_and_time(monkeypatch, tmp_path, answers, seconds):
     def chosen(candidates, prepared, devices, *, shorten):
-        raise LaunchError(f"the time is {shorten(None)}")
+        raise LaunchError(f"the time is {shorten and shorten(None)}")
 
     monkeypatch.setattr("neox_launcher.cli.init.prepare_texts", lambda *arguments, **options: None)
     monkeypatch.setattr("neox_launcher.cli.init.choose_training", chosen)
@@ -114,6 +116,59 @@ def test_an_existing_configuration_is_never_overwritten(prepare, tmp_path):
     assert not any("neox_data" in command for command in prepare.calls)
 
 
+@pytest.fixture
+def trained(tmp_path):
+    """Write what an init and a training leave in a folder, as far as it is looked at."""
+    result = {
+        "data_path": "corpus",
+        "split": "1,0,0",
+        "vocab_file": str(tmp_path / "run" / "tokenizer.json"),
+        "tokenizer_type": "HFTokenizer",
+        "entries": 300,
+        "tokens": {"train": 5, "valid": 0},
+    }
+    (tmp_path / "run" / "checkpoints" / "global_step1").mkdir(parents=True)
+    (tmp_path / "run" / "prepared.json").write_text(json.dumps(result))
+    (tmp_path / "run" / "config.yml").write_text("mine")
+    return tmp_path / "run"
+
+
+FURTHER = """\
+To train the model of run further on these texts, give NEW, another folder, and the same --size or --model:
+  neox-launch init ... --output NEW --tokenizer run/tokenizer.json
+  neox-launch --config NEW/config.yml --set load=run/checkpoints --set finetune=true
+"""
+
+
+@pytest.mark.parametrize("config", ["there", "deleted"])
+def test_other_texts_are_noticed_before_anything_is_advised_about_the_configuration(
+    prepare, trained, monkeypatch, config
+):
+    monkeypatch.chdir(trained.parent)
+    prepare.end["code"] = 3
+    if config == "deleted":
+        (trained / "config.yml").unlink()
+    found = run("init", "--data", "texts", "--output", "run")
+    assert (found.exit_code, found.stderr) == (2, FURTHER)
+    # Without a training there is nothing to train further.
+    shutil.rmtree(trained / "checkpoints")
+    found = run("init", "--data", "texts", "--output", "run")
+    assert (found.exit_code, found.stderr) == (2, "")
+
+
+def test_with_checkpoints_no_deletion_is_advised(prepare, trained):
+    prepare.end["code"] = 0
+    found = run("init", "--data", "texts", "--output", trained)
+    assert found.exit_code == 2
+    assert "neox_data" in prepare.calls[-1]
+    assert "config.yml, or give another --output to choose again: a model of another size" in found.stderr
+    assert "delete" not in found.stderr
+    shutil.rmtree(trained / "checkpoints")
+    found = run("init", "--data", "texts", "--output", trained)
+    assert "config.yml, or delete it to choose again, or give another --output\n" in found.stderr
+    assert (trained / "config.yml").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,6 +180,9 @@ def test_an_existing_configuration_is_never_overwritten(prepare, tmp_path):
         ),
         (["init", "--model", "meta-llama/Llama-3.1-8B"], "--output NEW); did you mean llama-3.1-8b?"),
         (["init", "--data", "x", "--time", "soon"], "'--time': 'soon' is not a time; write it as 90s, 20m"),
+        (["init", "--data", "x", "--size", "3M", "--time", "5min", "--model", "gpt2"], "--size and --model"),
+        (["init", "--data", "x", "--vocab-size", "257"], "'--vocab-size': 257 is not in the range x>=258."),
+        (["init", "--data", "x", "--vocab-size", "4k"], "'--vocab-size': '4k' is not a whole number."),
         (["init", "--data", "x", "--device-memory", "much"], "'much' is not a memory size"),
         (["init", "--data", "x", "--output", "a\nb"], "contains characters that a YAML file cannot contain"),
         (["--set", "lr=1", "init", "--data", "x"], "init takes only its own options, after the word init"),

@@ -1,18 +1,36 @@
 """What `neox-launch init` prints about the time of a training."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from neox_config.errors import LaunchError
 from neox_launcher.init import duration
-from neox_launcher.init.duration import cpu_speed, describe_duration, in_words, parse_duration, within
+from neox_launcher.init.duration import (
+    cpu_speed,
+    describe_duration,
+    in_words,
+    parse_duration,
+    too_short,
+    within,
+)
 from neox_launcher.init.sizes import SIZES, of_size
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, choose_training
 
 CPU = Devices(count=1, memory=2**34, are_gpus=False)
 GPUS = Devices(count=8, memory=2**36, are_gpus=True)
+
+TEXTS = Prepared(
+    data_path="corpus",
+    split="95,5,0",
+    vocab_file="tokenizer.json",
+    tokenizer_type="HFTokenizer",
+    entries=8192,
+    training_tokens=10**9,
+    validation_tokens=10**6,
+)
 
 
 def training(**changes):
@@ -31,16 +49,7 @@ def training(**changes):
 
 
 def chosen(devices=CPU, **options):
-    texts = Prepared(
-        data_path="corpus",
-        split="95,5,0",
-        vocab_file="tokenizer.json",
-        tokenizer_type="HFTokenizer",
-        entries=8192,
-        training_tokens=10**9,
-        validation_tokens=10**6,
-    )
-    return choose_training([of_size(name) for name in SIZES], texts, devices, **options)
+    return choose_training([of_size(name) for name in SIZES], TEXTS, devices, **options)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,16 @@ def test_a_speed_is_printed_by_the_program(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("20m", 1200), (" 1.5 H ", 5400), ("2d", 2 * 86400)]
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("20m", 1200),
+        (" 1.5 H ", 5400),
+        ("2d", 2 * 86400),
+        ("5min", 300),
+        ("2 Hours", 7200),
+        ("90 seconds", 90),
+    ],
 )
 def test_a_duration_has_a_number_and_a_unit(text, seconds):
     assert parse_duration(text) == seconds
@@ -120,6 +138,31 @@ def test_a_time_limits_the_iterations_to_the_longest_time_of_the_estimate():
     # A time that is sufficient changes nothing, and no time leaves nothing to train.
     assert within(whole, 10**9, measure=measure) is whole
     assert within(whole, 0.001, measure=measure).iterations == 1
+
+
+def test_a_time_for_few_iterations_is_warned_of_with_a_time_and_a_size_that_are_enough():
+    def measure(rows, width):
+        return 1e11
+
+    def named(name):
+        return choose_training([of_size(name)], TEXTS, CPU)
+
+    seconds = 120.0
+    short = within(named("300m"), seconds, measure=measure)
+    assert short.iterations == 2
+    smaller = [within(named(name), seconds, measure=measure) for name in ("85m", "10m", "3m", "1m")]
+    sufficient = next(each for each in smaller if each.iterations >= 50)
+    assert sufficient.candidate.name == "1m"
+    line = too_short(short, smaller, measure=measure)
+    time = re.fullmatch(
+        r"warning: a model learns nothing useful in 2 iterations; give --time (\w+) for 50 iterations, or "
+        "more, or --size 1m",
+        line,
+    )[1]
+    enough = within(named("300m"), parse_duration(time), measure=measure)
+    assert 50 <= enough.iterations < 60
+    assert too_short(enough, smaller, measure=measure) is None
+    assert too_short(short, [], measure=measure).endswith("for 50 iterations, or more")
 
 
 def test_a_time_chooses_the_size_too():

@@ -193,8 +193,8 @@ def test_the_names_of_gpt_neoxs_scripts_are_answered_with_commands(script, comma
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("from-hf model out", "Missing option '--output'. write --output out.\n"),
-        ("to-hf ours out", "Missing option '--output'. write --output out.\n"),
+        ("from-hf model out", "Missing option '--output'. Write --output out.\n"),
+        ("to-hf ours out", "Missing option '--output'. Write --output out.\n"),
         ("from-hf model", "Missing option '--output'.\n"),
     ],
 )

@@ -113,7 +113,8 @@ def _hint(prefix: str) -> str:
     if prefix.endswith((".bin", ".idx")):
         return " (pass the prefix without the ending)"
     begin = f"{prefix}/" if Path(prefix).is_dir() else prefix
-    near = [path.removesuffix(".idx") for path in sorted(glob(f"{escape(begin)}*.idx"))]
+    found = (path.removesuffix(".idx") for path in sorted(glob(f"{escape(begin)}*.idx")))
+    near = [each for each in found if each != prefix]
     return f" (there is {first_few(near, _MOST_NAMED)})" if near else ""
 
 

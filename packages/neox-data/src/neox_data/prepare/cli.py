@@ -9,6 +9,7 @@ from neox_data.command_line import quiet_option
 from neox_data.prepare.run import RESULT
 from neox_data.prepare.run import prepare as run
 from neox_data.preprocess.inputs import ENDINGS
+from neox_data.tokenizers.train import FEWEST_ENTRIES
 
 __all__ = ["prepare"]
 
@@ -17,6 +18,7 @@ __all__ = ["prepare"]
     "prepare",
     cls=DataCommand,
     several=("--input",),
+    exit_codes={3: "the folder contains the result of other texts or options"},
     examples=(
         "neox-data prepare --input texts --output run",
         "neox-data prepare --input a.jsonl b.parquet --jsonl-key content --vocab-size 16384 --output run",
@@ -42,7 +44,7 @@ __all__ = ["prepare"]
 )
 @click.option(
     "--vocab-size",
-    type=click.IntRange(1),
+    type=click.IntRange(FEWEST_ENTRIES),
     help="Entries of the tokenizer that is trained.  [default: by the size of the corpus, 512 to 32,768]",
 )
 @log_interval_option
@@ -60,7 +62,7 @@ def prepare(
 
     Writes corpus.jsonl (all documents, mixed), tokenizer.json, data/corpus_text_document.bin and .idx, and
     prepared.json (the counts, and a split for training and validation). Run it again after an interruption:
-    steps that are complete are not repeated.
+    steps that are complete are not repeated, and what is missing is written again.
     """
     if vocab_file is not None and vocab_size is not None:
         raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --vocab-file")

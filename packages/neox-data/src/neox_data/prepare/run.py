@@ -11,11 +11,11 @@ from typing import Any
 
 from neox_data.amounts import bytes_in_words
 from neox_data.counted import counted
-from neox_data.errors import CorpusError, DataError
+from neox_data.errors import CorpusError, DataError, OtherResultError
 from neox_data.indexed import open_indexed
 from neox_data.manifest import check_tokenizer, read_manifest
 from neox_data.prepare.corpus import write_corpus
-from neox_data.prepare.texts import Skips, find_texts, texts_of
+from neox_data.prepare.texts import RECORD, Skips, find_texts, texts_of
 from neox_data.preprocess.inputs import format_of
 from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import CorpusReader
@@ -31,7 +31,7 @@ __all__ = ["RESULT", "prepare"]
 RESULT = "prepared.json"
 """Name of the file with the result of all steps, which is written last."""
 
-_CORPUS, _RECORD, _TOKENIZER = "corpus.jsonl", "corpus.json", "tokenizer.json"
+_CORPUS, _TOKENIZER = "corpus.jsonl", "tokenizer.json"
 _DATASET = "data/corpus"
 _TYPE = "HFTokenizer"
 # The smallest and largest vocabulary, and bytes of text per entry.
@@ -69,7 +69,8 @@ def prepare(
         say: called with a line for what begins and what is complete.
 
     Raises:
-        DataError: the texts cannot be used, or the folder contains the result of other texts or settings.
+        DataError: the texts cannot be used.
+        OtherResultError: the folder contains the result of other texts or options.
     """
     with (
         _folder_made(output),
@@ -113,26 +114,24 @@ def _folder_made(folder: Path) -> Iterator[None]:
 def _corpus(
     names: Sequence[Path], output: Path, key: str, vocab_file: Path | None, vocab_size: int | None, say: Say
 ) -> dict[str, Any]:
-    path, record, skips = output / _CORPUS, output / _RECORD, Skips()
+    path, record, skips = output / _CORPUS, output / RECORD, Skips()
     files = find_texts(names, skips, without=output)
     inputs = files if vocab_file is None else [vocab_file, *files]
     made_of = "\0".join([key, str(vocab_size), *map(_state, inputs)])
     identity = hashlib.sha256(made_of.encode(errors="surrogateescape")).hexdigest()
     if record.exists():
         known = _read_json(record)
-        if known.pop("identity", None) != identity or not path.exists():
-            raise DataError(
-                f"{output} contains the result of other files, of earlier versions of these, or of other "
-                "options; delete it, or choose another output folder"
+        if known.pop("identity", None) != identity:
+            raise OtherResultError(
+                f"{output} contains the result of other texts (files were added, removed or changed) or of "
+                "other options; give another --output"
             )
-        say(f"{path}: complete since an earlier run")
-        return known
-    for left in (path, output / _TOKENIZER, Path(f"{_prefix_in(output)}.idx")):
-        if left.exists() and not (vocab_file and left.samefile(vocab_file)):
-            raise DataError(
-                f"{left} exists, but not {_RECORD}, which names the texts that it was made of; delete it, or "
-                "choose another output folder"
-            )
+        if path.exists():
+            say(f"{path}: complete since an earlier run")
+            return known
+        say(f"{path} is missing; writing it again")
+    else:
+        _refuse_files_of_others(output, vocab_file)
     say(f"reading {counted(len(files), 'file')}")
     counts = write_corpus(_texts(files, key, skips, say), path, remedy=lambda: _remedy(files, skips))
     found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
@@ -155,6 +154,20 @@ def _corpus(
     return found
 
 
+def _refuse_files_of_others(output: Path, vocab_file: Path | None) -> None:
+    """Refuse a folder with files that have the names of those to write.
+
+    Raises:
+        DataError: there is such a file.
+    """
+    for left in (output / _CORPUS, output / _TOKENIZER, Path(f"{_prefix_in(output)}.idx")):
+        if left.exists() and not (vocab_file and left.samefile(vocab_file)):
+            raise DataError(
+                f"{left} exists, but not {RECORD}, which names the texts that it was made of; delete it, or "
+                "choose another output folder"
+            )
+
+
 def _texts(files: Sequence[Path], key: str, skips: Skips, say: Say) -> Iterator[str]:
     """Yield the texts of files up to the first file that cannot be read; then read on to find all of these.
 
@@ -170,7 +183,7 @@ def _texts(files: Sequence[Path], key: str, skips: Skips, say: Say) -> Iterator[
         except CorpusError as error:
             problems.append(str(error))
             if len(problems) == 1 and number < len(files):
-                say(f"{file} cannot be read; checking the other files before this ends")
+                say(f"{file} cannot be read; checking the other files before stopping")
     if len(problems) == 1:
         raise CorpusError(problems[0])
     if problems:
@@ -219,7 +232,10 @@ def _dataset(output: Path, tokenizer_file: Path, log_interval: int | None, say: 
     tokenizer = build_tokenizer(_TYPE, vocab_file=tokenizer_file)
     prefix = _prefix_in(output)
     prefix.parent.mkdir(exist_ok=True)
-    if read_manifest(prefix) is None:
+    if _is_complete(prefix):
+        check_tokenizer(prefix, tokenizer)
+        say(f"{prefix}.bin: complete since an earlier run")
+    else:
         options = Options(append_end=True, workers=prepare_threads())
         with report_progress(log_interval=log_interval) as report:
             preprocess(
@@ -229,9 +245,6 @@ def _dataset(output: Path, tokenizer_file: Path, log_interval: int | None, say: 
                 options=options,
                 report=report,
             )
-    else:
-        check_tokenizer(prefix, tokenizer)
-        say(f"{prefix}.bin: complete since an earlier run")
     dataset = open_indexed(prefix)
     split = _split(len(dataset))
     parts = split_documents(split, len(dataset))
@@ -248,6 +261,15 @@ def _dataset(output: Path, tokenizer_file: Path, log_interval: int | None, say: 
     }
 
 
+def _is_complete(prefix: Path) -> bool:
+    """Return whether a dataset has its manifest, and files of the sizes in it."""
+    manifest = read_manifest(prefix)
+    if manifest is None:
+        return False
+    files = {Path(f"{prefix}{suffix}"): known["bytes"] for suffix, known in manifest["files"].items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in files.items())
+
+
 def _split(num_documents: int) -> str:
     """Return a split in numbers of documents: a twentieth, at least one, for validation."""
     few = num_documents < _FEWEST_TO_SPLIT
@@ -259,7 +281,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error}); delete {path.parent} and start again") from error
+        raise DataError(f"{path} is damaged ({error}); give another --output") from error
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

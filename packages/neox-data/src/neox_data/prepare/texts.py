@@ -1,5 +1,7 @@
 """Find files with texts, and read them; everything that is left out is counted with its reason."""
 
+import codecs
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -12,9 +14,18 @@ from neox_data.preprocess.inputs import ENDINGS, format_of
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.read import CorpusReader
 
-__all__ = ["Skips", "find_texts", "texts_of"]
+__all__ = ["RECORD", "Skips", "find_texts", "texts_of"]
+
+RECORD = "corpus.json"
+"""Name of the file that names the texts of a corpus, and by which a folder is a result."""
 
 _MOST_NAMED = 3
+_LARGEST_RECORD = 1 << 20
+# As much of a file as shows whether it is binary.
+_HEAD_BYTES = 1 << 16
+_EMPTY = "the file is empty"
+_UNREADABLE_FILES = "files that cannot be read as text"
+_UNREADABLE_PARTS = "lines or other parts of files that cannot be read as text"
 
 
 @dataclass(slots=True)
@@ -24,25 +35,29 @@ class Skips:
     Args:
         counts: their number by reason.
         first: the first few names by reason.
+        hints: what to do, by reason.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, list[str]] = field(default_factory=dict)
+    hints: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, reason: str, name: object, count: int = 1) -> None:
-        """Record a file or document."""
+    def add(self, reason: str, name: object, count: int = 1, *, hint: str = "") -> None:
+        """Record a file, or documents of a file, with what to do about them."""
         self.counts[reason] = self.counts.get(reason, 0) + count
         names = self.first.setdefault(reason, [])
         if len(names) < _MOST_NAMED:
             names.append(str(name))
+        hints = self.hints.setdefault(reason, [])
+        if hint and hint not in hints and len(hints) < _MOST_NAMED:
+            hints.append(hint)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each reason."""
         for reason, count in self.counts.items():
             named = self.first[reason]
             yield f"skipped {count:,}: {reason}: {first_few(named, _MOST_NAMED, number=count)}"
-            if any("not UTF-8" in name for name in named):
-                yield "  to use texts in Latin-1, convert them: iconv -f latin1 -t utf8 FILE > NEW"
+            yield from (f"  {hint}" for hint in self.hints.get(reason, ()))
 
     def indented(self) -> str:
         """Return these lines for the end of a message; empty if nothing was left out."""
@@ -52,7 +67,8 @@ class Skips:
 def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Path]:
     """Return the files with texts: the given ones, and those below the given folders, sorted by name.
 
-    Links to folders are not followed, hidden files and folders are not read, and a file is read once.
+    Links to folders are not followed, hidden files and folders and results are not read, and a file is read
+    once.
 
     Args:
         names: files and folders.
@@ -60,13 +76,24 @@ def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Pa
         without: folder that is not searched.
 
     Raises:
-        CorpusError: a name does not exist, a given file cannot be read, or there is no file with texts.
+        CorpusError: a name does not exist, a given file cannot be read, a given folder is a result or the
+            one that is not searched, or there is no file with texts.
     """
     found: dict[tuple[int, int], Path] = {}
     names = list(names)
     for name in names:
+        if name.is_dir() and name.resolve() == without.resolve():
+            raise CorpusError(
+                f"{name} is the folder of the texts and also that of the result; give another --output, "
+                f"such as {name / 'run'}"
+            )
+        if name.is_dir() and _is_result(name):
+            raise CorpusError(
+                f"{name} is the result of other texts, not a folder of texts; give the folder of these"
+            )
         if not name.is_dir() and (reason := _why_not_read(name)):
-            raise CorpusError(f"{name}: {reason}; pass a folder, or a file that ends in {ENDINGS}")
+            remedy = "" if reason == _EMPTY else f"; pass a folder, or a file that ends in {ENDINGS}"
+            raise CorpusError(f"{name}: {reason}{remedy}")
         for path in _files_below(name, skips, without.resolve()) if name.is_dir() else [name]:
             status = path.stat()
             first = found.setdefault((status.st_dev, status.st_ino), path)
@@ -92,7 +119,11 @@ def _files_below(folder: Path, skips: Skips, without: Path) -> Iterator[Path]:
                 skips.add("a link to a folder", path)
             elif name.startswith("."):
                 skips.add("hidden", path)
-            elif path.resolve() != without:
+            elif path.resolve() == without:
+                continue
+            elif _is_result(path):
+                skips.add("the result of an earlier prepare or init", path)
+            else:
                 kept.append(name)
         folders[:] = kept
         for name in sorted(files):
@@ -101,6 +132,18 @@ def _files_below(folder: Path, skips: Skips, without: Path) -> Iterator[Path]:
                 skips.add(reason, path)
             else:
                 yield path
+
+
+def _is_result(folder: Path) -> bool:
+    """Return whether a folder is a result: its corpus, logs and tokenizer would be read as texts."""
+    record = folder / RECORD
+    try:
+        if record.stat().st_size > _LARGEST_RECORD:
+            return False
+        known = json.loads(record.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(known, dict) and "identity" in known and "written" in known
 
 
 def _why_not_read(path: Path) -> str:
@@ -112,10 +155,10 @@ def _why_not_read(path: Path) -> str:
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
     if not format_of(path).kind:
-        return "another ending than that of texts"
+        return "the file type is not supported"
     if not os.access(path, os.R_OK):
         return "cannot be read (Permission denied)"
-    return "" if status.st_size else "empty"
+    return "" if status.st_size else _EMPTY
 
 
 def texts_of(path: Path, key: str, skips: Skips) -> Iterator[str]:
@@ -144,6 +187,25 @@ def _all_texts(path: Path, key: str, skips: Skips) -> Iterator[str]:
     for document in reader:
         yield document.texts[0]
     if reader.num_skipped:
-        skips.add("cannot be read as text", reader.first_skipped[0], reader.num_skipped)
+        is_whole = format_of(path).kind == ".txt"
+        reason = _UNREADABLE_FILES if is_whole else _UNREADABLE_PARTS
+        first = reader.first_skipped[0]
+        skips.add(reason, first, reader.num_skipped, hint=_hint(path, first, key))
     if members.count:
-        skips.add("members of archives with another ending", members.first[0], members.count)
+        skips.add("members of archives whose file type is not supported", members.first[0], members.count)
+
+
+def _hint(path: Path, problem: str, key: str) -> str:
+    """Return what makes a file readable; empty if nothing is known to."""
+    _, is_without_key, keys = problem.partition(f"no key {key!r}; its keys are ")
+    if is_without_key:
+        return f"to use the text under another key, pass --jsonl-key KEY; the keys are {keys}"
+    if "not UTF-8" not in problem:
+        return ""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "to use texts in UTF-16, convert them: iconv -f utf-16 -t utf-8 FILE > NEW"
+    return (
+        "" if b"\0" in head else "to use texts in Latin-1, convert them: iconv -f latin1 -t utf-8 FILE > NEW"
+    )

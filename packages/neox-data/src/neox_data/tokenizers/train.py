@@ -16,9 +16,12 @@ from neox_data.errors import TokenizerError
 from neox_data.tokenizers.huggingface import END_OF_DOCUMENT, PADDING
 from neox_data.whole_files import written_aside
 
-__all__ = ["ended_by_ctrl_c", "train_byte_level_bpe"]
+__all__ = ["FEWEST_ENTRIES", "ended_by_ctrl_c", "train_byte_level_bpe"]
 
 _SPECIAL = [END_OF_DOCUMENT, PADDING]
+
+FEWEST_ENTRIES = 256 + len(_SPECIAL)
+"""Size of the smallest vocabulary: all bytes, and the tokens for the ends of documents and for padding."""
 
 
 def train_byte_level_bpe(

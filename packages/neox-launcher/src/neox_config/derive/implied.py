@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from neox_config.counted import counted
 from neox_config.derive.curricula import METRICS, enabled_sampling
 from neox_config.derive.engine import chosen_engine
 from neox_config.derive.learning_rate import peak_instead_of_lr, warmup_fraction
@@ -158,8 +159,8 @@ def _schedule_of_another_training(config: NeoXConfig, places: Mapping[str, Place
         return
     warmup = round(warmup_fraction(config, decay_iterations=decay) * decay)
     what = (
-        f"ends the training before its learning rate follows the schedule, which has {decay:,} iterations, "
-        f"{warmup:,} of them warmup ({places['lr_decay_iters']})"
+        "ends the training before its learning rate follows the schedule, which has "
+        f"{counted(decay, 'iteration')}, {warmup:,} of them warmup ({places['lr_decay_iters']})"
     )
     yield _note("train_iters", what, f"set lr-decay-iters: {last}, too", config, places)
 

@@ -1,8 +1,8 @@
-"""Files of texts by their names, as neox_data reads them."""
+"""Files of texts by their names, and tokenizers that are trained on them, as in neox_data."""
 
 from pathlib import PurePath
 
-__all__ = ["ENDINGS", "is_corpus_file"]
+__all__ = ["ENDINGS", "FEWEST_ENTRIES", "is_corpus_file"]
 
 _READABLE = (".jsonl", ".json", ".txt", ".md", ".markdown", ".dat", ".parquet", ".tar", ".zip")
 _PACKED = (".gz", ".zst", ".bz2", ".xz")
@@ -12,6 +12,8 @@ _NEVER_PACKED = (".parquet", ".zip")
 _PACKED_ARCHIVES = (".tgz", "_data.xz")
 ENDINGS = f"{', '.join(_READABLE)}, optionally followed by {', '.join(_PACKED[:-1])} or {_PACKED[-1]}"
 """The endings of files that are read, for messages."""
+FEWEST_ENTRIES = 258
+"""Size of the smallest vocabulary of a tokenizer that is trained."""
 
 
 def is_corpus_file(path: PurePath) -> bool:

@@ -56,7 +56,7 @@ def the_warmup_ends_before_the_decay(c: NeoXConfig) -> Iterator[Problem]:
     if c.optimizer.scheduler.type is None and (c.lr_schedule.warmup_iters or 0) > iterations:
         yield Problem(
             "warmup_iters",
-            f"is more than the {iterations:,} iterations of the schedule",
+            f"is more than the {counted(iterations, 'iteration')} of the schedule",
             f"use at most {iterations}, or set lr-decay-iters",
         )
 
@@ -156,7 +156,7 @@ def the_warmup_of_the_scheduler_ends_before_its_decay(c: NeoXConfig) -> Iterator
         origin = f"is not set; its default, {params.warmup_num_steps:,}," if is_default else ""
         yield Problem(
             f"{_PARAMS}.warmup_num_steps",
-            f"{origin} is more than the {steps:,} iterations of the schedule".strip(),
+            f"{origin} is more than the {counted(steps, 'iteration')} of the schedule".strip(),
             f"set it to at most {steps}, or set scheduler.params.total_num_steps",
         )
 

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,16 +17,23 @@ from neox_config.atomic import atomic_write
 from neox_config.command_line import INTERRUPTED, Command, option, quiet_option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
-from neox_config.facts.corpora import ENDINGS
+from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES
 from neox_config.files import configuration_in
 from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import parse_bytes
 from neox_launcher.cli.options import complete_models
-from neox_launcher.init.configuration import configuration_text
-from neox_launcher.init.duration import Measure, cpu_speed, describe_duration, parse_duration, within
+from neox_launcher.init.configuration import CHECKPOINTS, configuration_text
+from neox_launcher.init.duration import (
+    Measure,
+    cpu_speed,
+    describe_duration,
+    parse_duration,
+    too_short,
+    within,
+)
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
-from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts
+from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts, prepared_in
 from neox_launcher.init.training import Devices, Training, choose_training, unlike_published
 from neox_launcher.plan.planning import Request
 from neox_launcher.plan.preflight import check_files
@@ -36,6 +44,7 @@ __all__ = ["init"]
 # Headings of options.
 _TEXTS, _MODEL, _DEVICES, _WRITTEN = "Texts and tokenizer", "Model", "Devices", "Result"
 _AUTO = "auto"
+_SIZE = click.Choice([_AUTO, *SIZES], case_sensitive=False)
 _CONFIGURATION = "config.yml"
 _MOST_DEVICES = 1024
 
@@ -84,7 +93,7 @@ class _Time(click.types.StringParamType):
 @option(
     "--size",
     heading=_MODEL,
-    type=click.Choice([_AUTO, *SIZES]),
+    type=_SIZE,
     help="Parameters in the layers of the model. auto, the default: by the number of tokens and the devices.",
 )
 @option(
@@ -126,7 +135,7 @@ class _Time(click.types.StringParamType):
 @option(
     "--vocab-size",
     heading=_TEXTS,
-    type=click.IntRange(1),
+    type=click.IntRange(FEWEST_ENTRIES),
     help="Entries of the tokenizer that is trained. Default: 512 to 32,768, by the size of the texts.",
 )
 @option(
@@ -156,15 +165,17 @@ def init(
     """Write the configuration of a first training on your own texts.
 
     Finds the texts, trains a tokenizer, writes a dataset, chooses a model and its training, and prints the
-    command that starts it. On a terminal it asks for what is not given. No file is overwritten. After an
-    interruption, the same command continues.
+    command that starts it. On a terminal it asks for what is not given. No configuration is overwritten.
+    After an interruption, the same command continues.
     """
     if common != (Request(program="train", paths=()), None):
         raise click.UsageError("init takes only its own options, after the word init")
-    if size is not None and model is not None:
-        raise click.UsageError("--size and --model exclude each other; give one of them")
-    if tokenizer is not None and vocab_size is not None:
-        raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --tokenizer")
+    _refuse_together(("--size", size), ("--model", model), "give one of them")
+    _refuse_together(
+        ("--vocab-size", vocab_size),
+        ("--tokenizer", tokenizer),
+        "only a tokenizer that is trained has a size",
+    )
     has_begun = False
     try:
         named = None if model is None else _named(model)
@@ -175,13 +186,16 @@ def init(
             data, output, size, duration = _ask(data, output, size, model, duration)
         if not data:
             raise click.UsageError("no texts given; give --data FOLDER")
-        path = _new_configuration(output or Path("run"))
+        path = _path_of_configuration(output or Path("run"))
+        _refuse_existing(path, unless_prepared=True)
         candidates = [named] if named else _of_sizes(size or _AUTO)
         has_begun = True
         prepared = prepare_texts(
             data, path.parent, key=jsonl_key, tokenizer=tokenizer, vocab_size=vocab_size, quiet=quiet
         )
-        training = choose_training(candidates, prepared, found, shorten=_shorten(duration, measure))
+        _refuse_existing(path)
+        shorten = _shorten(duration, measure)
+        training = choose_training(candidates, prepared, found, shorten=shorten)
         text = configuration_text(path, training, prepared, found)
         _check(text, path, found)
         with atomic_write(path) as file:
@@ -189,20 +203,34 @@ def init(
     except PreparationError as error:
         if not error.is_reported:
             raise
-        if error.exit_code == INTERRUPTED:
-            click.echo("the same command continues", err=True)
-        sys.exit(error.exit_code)
+        sys.exit(_end(error, path.parent))
     except (KeyboardInterrupt, click.Abort):
         remedy = "; the same command continues" if has_begun else ""
         click.echo(f"\ninterrupted{remedy}", err=True)
         sys.exit(INTERRUPTED)
-    _report(path, training, prepared, found, measure, is_limited=duration not in (None, _AUTO))
+    _report(path, training, prepared, found, measure, shorten=shorten)
 
 
-def _shorten(duration: str | None, measure: Measure) -> Callable[[Training], Training]:
-    """Return the function that limits a training to the time that was given."""
+def _refuse_together(one: tuple[str, object], other: tuple[str, object], remedy: str) -> None:
+    """Refuse two options that exclude each other, if both are given."""
+    if None not in (one[1], other[1]):
+        raise click.UsageError(f"{one[0]} and {other[0]} exclude each other; {remedy}")
+
+
+def _end(error: PreparationError, folder: Path) -> int:
+    """Say what to do after neox-data has reported why it failed, and return the exit code."""
+    if error.exit_code == INTERRUPTED:
+        click.echo("the same command continues", err=True)
+    if not error.is_other_result:
+        return error.exit_code
+    click.echo(_further_training(folder), err=True, nl=False)
+    return LaunchError.exit_code
+
+
+def _shorten(duration: str | None, measure: Measure) -> Callable[[Training], Training] | None:
+    """Return the function that limits a training to the time that was given; None without one."""
     if duration in (None, _AUTO):
-        return lambda training: training
+        return None
     return partial(within, seconds=parse_duration(duration), measure=measure)
 
 
@@ -254,20 +282,18 @@ def _ask(
     if output is None:
         output = _ask_path("Folder to write to", default="run")
     if size is None and model is None:
-        size = click.prompt(
-            "Size of the model, in parameters", default=_AUTO, type=click.Choice([_AUTO, *SIZES])
-        )
+        size = click.prompt("Size of the model, in parameters", default=_AUTO, type=_SIZE)
     if duration is None:
         question = "Longest time of the training, such as 20m or 2h (auto: by the size of the texts)"
         duration = click.prompt(question, default=_AUTO, type=_Time())
     return data, output, size, duration
 
 
-def _new_configuration(folder: Path) -> Path:
-    """Return the path of the configuration, which must not exist.
+def _path_of_configuration(folder: Path) -> Path:
+    """Return the path of the configuration.
 
     Raises:
-        LaunchError: it exists, the folder is a file, or its name cannot be written to a file of text.
+        LaunchError: the folder is a file, or its name cannot be written to a file of text.
     """
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise LaunchError(f"{folder} is a file, not a folder; give another --output")
@@ -279,12 +305,49 @@ def _new_configuration(folder: Path) -> Path:
             f"--output {str(folder)!r} contains characters that a YAML file cannot contain; give another "
             f"folder{remedy}"
         )
-    if path.exists():
-        raise LaunchError(
-            f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, delete it to choose "
-            "again, or give another --output"
-        )
     return path
+
+
+def _refuse_existing(path: Path, *, unless_prepared: bool = False) -> None:
+    """Refuse a configuration that exists.
+
+    Args:
+        path: the configuration.
+        unless_prepared: accept one next to a result of neox-data for now, because what is advised depends on
+            whether the texts have changed, which only neox-data knows.
+
+    Raises:
+        LaunchError: it exists.
+    """
+    if not path.exists() or (unless_prepared and prepared_in(path.parent)):
+        return
+    again = (
+        "give another --output to choose again: a model of another size cannot load the checkpoints here"
+        if _has_checkpoints(path.parent)
+        else "delete it to choose again, or give another --output"
+    )
+    raise LaunchError(f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, or {again}")
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    checkpoints = folder / CHECKPOINTS
+    return checkpoints.is_dir() and any(checkpoints.iterdir())
+
+
+def _further_training(folder: Path) -> str:
+    """Return how a model is trained further on other texts; empty without one."""
+    prepared = prepared_in(folder)
+    if prepared is None or not _has_checkpoints(folder):
+        return ""
+    tokenizer, checkpoints = (
+        shlex.quote(os.path.relpath(each)) for each in (prepared.vocab_file, folder / CHECKPOINTS)
+    )
+    return (
+        f"To train the model of {os.path.relpath(folder)} further on these texts, give NEW, another folder, "
+        "and the same --size or --model:\n"
+        f"  neox-launch init ... --output NEW --tokenizer {tokenizer}\n"
+        f"  neox-launch --config NEW/{_CONFIGURATION} --set load={checkpoints} --set finetune=true\n"
+    )
 
 
 def _of_sizes(size: str) -> list[Candidate]:
@@ -324,6 +387,12 @@ def _check(text: str, path: Path, devices: Devices) -> None:
         raise config_error(problems, config.files)
 
 
+def _smaller(training: Training, prepared: Prepared, devices: Devices) -> list[Training]:
+    """Return the trainings of the models of the sizes that have fewer parameters, from large to small."""
+    ascending = (choose_training([of_size(name)], prepared, devices) for name in SIZES)
+    return [*takewhile(lambda each: each.parameters < training.parameters, ascending)][::-1]
+
+
 def _report(
     path: Path,
     training: Training,
@@ -331,7 +400,7 @@ def _report(
     devices: Devices,
     measure: Measure,
     *,
-    is_limited: bool,
+    shorten: Callable[[Training], Training] | None,
 ) -> None:
     passes = training.tokens / prepared.training_tokens
     lines = [
@@ -347,8 +416,10 @@ def _report(
         f"the loss begins near {math.log(prepared.entries):.2f}, that of a uniform guess",
         f"estimated time with evaluations: {describe_duration(training, devices, measure=measure)}",
     ]
-    if not is_limited:
+    if shorten is None:
         lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
+    elif warning := too_short(training, map(shorten, _smaller(training, prepared, devices)), measure=measure):
+        lines.append(warning)
     if prepared.training_tokens < training.layout.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
     command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"

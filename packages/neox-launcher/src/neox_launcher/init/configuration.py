@@ -10,9 +10,12 @@ from neox_config.describe.estimate_tables import recomputation_settings
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, Training
 
-__all__ = ["configuration_text"]
+__all__ = ["CHECKPOINTS", "configuration_text"]
 
-_CHECKPOINTS = 10
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints, in that of the configuration."""
+
+_NUM_CHECKPOINTS = 10
 _HIGHEST_RATE, _RATE_TIMES_WIDTH = 0.002, 0.5
 
 _TEXT = """\
@@ -121,8 +124,8 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         stages=layout.stages if layout.stages > 1 else 0,
         model_parallel=layout.model_parallel,
         recomputation="".join(f"{line}\n" for line in lines_of_recomputation),
-        save=_quoted(str(folder / "checkpoints")),
-        save_interval=max(1, training.iterations // _CHECKPOINTS),
+        save=_quoted(str(folder / CHECKPOINTS)),
+        save_interval=max(1, training.iterations // _NUM_CHECKPOINTS),
         eval_interval=training.evaluation_interval,
         evaluated=training.evaluation_batches,
         log_interval=max(1, min(10, training.iterations // 20)),

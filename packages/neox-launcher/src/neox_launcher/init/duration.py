@@ -4,19 +4,21 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from neox_config.counted import counted
 from neox_config.errors import LaunchError
 from neox_launcher.init.training import MOST_EVALUATION_SHARE, Devices, Training
 
-__all__ = ["Measure", "cpu_speed", "describe_duration", "parse_duration", "within"]
+__all__ = ["Measure", "cpu_speed", "describe_duration", "parse_duration", "too_short", "within"]
 
 Measure = Callable[[int, int], float | None]
 """Returns the operations per second of the CPU, as `cpu_speed`."""
 
-# Multiplies matrices for half a second, after a first time that is not counted, and prints operations per
-# second. The mean, because other programs slow a training down in the same way.
+# Multiplies matrices for some seconds, after a first time that is not counted, and prints operations per
+# second. The mean, because other programs slow a training down in the same way, and not for a moment only,
+# because what they take changes.
 _MULTIPLY = """\
 import sys, time
 import numpy
@@ -24,17 +26,20 @@ rows, width = int(sys.argv[1]), int(sys.argv[2])
 one, other = numpy.ones((rows, width), numpy.float32), numpy.ones((width, 4 * width), numpy.float32)
 one @ other
 count, started = 0, time.perf_counter()
-while time.perf_counter() - started < 0.5:
+while time.perf_counter() - started < 1.5:
     one @ other
     count += 1
 print(8 * rows * width * width * count / (time.perf_counter() - started))
 """
 _TIMEOUT_SECONDS = 60
+# With fewer, a model has hardly left its random weights: the warmup alone takes some of them.
+_FEWEST_ITERATIONS = 50
 # A training takes this many times as long as its matrix products would alone: models of 1 and 3 million
 # parameters on two cores, idle and shared with other programs. The smaller the model, the more other work.
 _LEAST_OTHER_WORK, _MOST_OTHER_WORK = 2.0, 5.0
 # Names of units, with their seconds and the number of them from which the next one is used.
 _UNITS = (("second", 1, 90), ("minute", 60, 90), ("hour", 3600, 48), ("day", 86400, math.inf))
+_DURATION = re.compile(r"(\d+\.?\d*)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?)")
 
 
 def cpu_speed(rows: int, width: int) -> float | None:
@@ -90,14 +95,7 @@ def within(training: Training, seconds: float, *, measure: Measure = cpu_speed) 
     Raises:
         LaunchError: the CPU's speed could not be measured.
     """
-    per_iteration = training.seconds_per_iteration
-    if per_iteration is None:
-        speed = _measured(training, measure)
-        if not speed:
-            raise LaunchError("--time requires the CPU's speed, which could not be measured; leave it out")
-        # The longest time of the estimate.
-        per_iteration = training.operations / training.iterations / speed * _MOST_OTHER_WORK
-    iterations = max(1, int(seconds / (per_iteration * (1 + MOST_EVALUATION_SHARE))))
+    iterations = max(1, int(seconds / _longest_iteration(training, measure)))
     if iterations >= training.iterations:
         return training
     operations = training.operations / training.iterations * iterations
@@ -106,17 +104,57 @@ def within(training: Training, seconds: float, *, measure: Measure = cpu_speed) 
     )
 
 
+def too_short(training: Training, smaller: Iterable[Training], *, measure: Measure = cpu_speed) -> str | None:
+    """Return the warning about a time in which a model learns nothing; None if it has enough iterations.
+
+    Args:
+        training: the training, within a time.
+        smaller: trainings of smaller models within the same time, from large to small.
+        measure: measures the CPU.
+    """
+    if training.iterations >= _FEWEST_ITERATIONS:
+        return None
+    enough = _as_option(_FEWEST_ITERATIONS * _longest_iteration(training, measure))
+    size = next((each.candidate.name for each in smaller if each.iterations >= _FEWEST_ITERATIONS), None)
+    instead = "" if size is None else f", or --size {size}"
+    return (
+        f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; give "
+        f"--time {enough} for {_FEWEST_ITERATIONS} iterations, or more{instead}"
+    )
+
+
+def _longest_iteration(training: Training, measure: Measure) -> float:
+    """Return the longest time of an iteration by the estimate, with its share of the evaluations.
+
+    Raises:
+        LaunchError: the CPU's speed could not be measured.
+    """
+    seconds = training.seconds_per_iteration
+    if seconds is None:
+        speed = _measured(training, measure)
+        if not speed:
+            raise LaunchError("--time requires the CPU's speed, which could not be measured; leave it out")
+        seconds = training.operations / training.iterations / speed * _MOST_OTHER_WORK
+    return seconds * (1 + MOST_EVALUATION_SHARE)
+
+
+def _as_option(seconds: float) -> str:
+    """Write at least this time as `parse_duration` reads it."""
+    unit, size, _ = next(each for each in _UNITS if seconds < each[1] * each[2])
+    return f"{math.ceil(seconds / size)}{unit[0]}"
+
+
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as `20m`, `1.5h` or `2d`.
+    """Return the seconds of a duration such as `20m`, `5 min`, `1.5h` or `2 days`.
 
     Raises:
         ValueError: the text is not a duration.
     """
     sizes = {name[0]: size for name, size, _ in _UNITS}
-    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([smhd])\s*", text.lower())
+    found = _DURATION.fullmatch(text.strip().lower())
     if found is None or not float(found[1]):
         raise ValueError(f"{text!r} is not a time; write it as 90s, 20m, 2h or 1d")
-    return float(found[1]) * sizes[found[2]]
+    return float(found[1]) * sizes[found[2][0]]
 
 
 def _measured(training: Training, measure: Measure) -> float | None:

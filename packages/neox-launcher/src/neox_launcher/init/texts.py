@@ -12,10 +12,12 @@ from pathlib import Path
 
 from neox_config.errors import LaunchError
 
-__all__ = ["PreparationError", "Prepared", "prepare_texts"]
+__all__ = ["PreparationError", "Prepared", "prepare_texts", "prepared_in"]
 
 # Written last by `neox-data prepare`.
 _RESULT = "prepared.json"
+# Exit code of `neox-data prepare` for a folder with the result of other texts or options.
+_OTHER_RESULT = 3
 
 
 class PreparationError(LaunchError):
@@ -30,6 +32,8 @@ class PreparationError(LaunchError):
         self.exit_code = status if status > 0 else 128 - status
         self.is_reported = status > 0
         """It has printed why."""
+        self.is_other_result = status == _OTHER_RESULT
+        """The folder contains the result of other texts or options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,16 @@ def prepare_texts(
     if received:
         # A signal to this process alone, or one that came when the other was complete.
         raise KeyboardInterrupt
-    result = json.loads((output / _RESULT).read_bytes())
+    return _read(output)
+
+
+def prepared_in(folder: Path) -> Prepared | None:
+    """Return what an earlier run has prepared in a folder; None without a complete result."""
+    return _read(folder) if (folder / _RESULT).exists() else None
+
+
+def _read(folder: Path) -> Prepared:
+    result = json.loads((folder / _RESULT).read_bytes())
     return Prepared(
         data_path=result["data_path"],
         split=result["split"],

@@ -138,7 +138,7 @@ def choose_training(
     prepared: Prepared,
     devices: Devices,
     *,
-    shorten: Callable[[Training], Training] = lambda training: training,
+    shorten: Callable[[Training], Training] | None = None,
 ) -> Training:
     """Return the training of the largest model that the texts and the devices are sufficient for.
 
@@ -146,7 +146,7 @@ def choose_training(
         candidates: the models, from small to large; a single one is chosen whatever the texts are.
         prepared: the texts.
         devices: the devices.
-        shorten: returns a training with fewer iterations, if a time requires it.
+        shorten: returns a training with fewer iterations, if a time requires it; None: there is no time.
 
     Raises:
         LaunchError: the texts are too short, or no model fits into the memory.
@@ -156,7 +156,7 @@ def choose_training(
         training = _training(candidate, prepared, devices)
         if training is None:
             break
-        training = shorten(training)
+        training = shorten(training) if shorten else training
         if chosen is not None and not _is_sufficient(training, prepared):
             break
         chosen = training

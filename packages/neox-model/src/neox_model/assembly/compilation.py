@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_config import Resolved
+from neox_config.counted import counted
 from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
 from neox_config.derive.objective import separates_tokens
 from neox_model.assembly.activation_checkpointing import run_layers
@@ -241,8 +242,8 @@ def _why_not(trial: _Trial, resolved: Resolved, groups: Groups) -> str | None:
     if all_ranks_agree(groups.control, is_long):
         return None
     return (
-        f"the expected gain, a tenth of their time in all {iterations:,} iterations, is {gained:.0f} s, less "
-        "than compilation takes"
+        f"the expected gain, a tenth of their time in {counted(iterations, 'iteration')}, is {gained:.0f} s, "
+        "less than compilation takes"
     )
 
 

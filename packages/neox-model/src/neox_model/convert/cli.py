@@ -104,7 +104,7 @@ class _Conversion(ModelCommand):
             _, others, _ = self.make_parser(ctx).parse_args(words)
             if error.param is None or error.param.name != "output" or not others:
                 raise
-            hint = f"write --output {others[0]}."
+            hint = f"Write --output {others[0]}."
             raise click.MissingParameter(hint, ctx=error.ctx, param=error.param) from None
         except click.NoSuchOption as error:
             advice = self._advice(error.option_name.lstrip("-").replace("-", "_"))

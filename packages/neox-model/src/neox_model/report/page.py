@@ -96,15 +96,16 @@ def _head(run: Run, *, named: bool) -> Html:
     word, kind = status(run)
     about = run.about
     planned = about.get("last_iteration")
-    of_planned = f" of {planned:,}" if planned else ""
+    done = f"{run.last_iteration:,} of " if planned else ""
+    iterations = counted(planned or run.last_iteration, "iteration")
     name = [element("b", run.name), " "] if named else []
     ended = clock(run.attempts[-1].ended)
     first = element(
         "p",
         *name,
         badge(word, kind),
-        f" {run.last_iteration:,}{of_planned} iterations in {len(run.attempts)} "
-        f"attempt{'s' if len(run.attempts) > 1 else ''}; last record {ended} UTC; log folder ",
+        f" {done}{iterations} in {counted(len(run.attempts), 'attempt')}; last record {ended} UTC; "
+        "log folder ",
         element("code", str(run.folder)),
     )
     told = element("ol", *(element("li", sentence) for sentence in story(run)))
