@@ -588,7 +588,7 @@ def _own_name(leaf: Leaf) -> Leaf:
     for length in range(len(leaf.path), 0, -1):
         target = shorthand_of(".".join(leaf.path[:length]))
         if target is not None:
-            leaf = Leaf((*target.split("."), *leaf.path[length:]), leaf.value, leaf.place)
+            leaf = replace(leaf, path=(*target.split("."), *leaf.path[length:]))
             break
     if leaf.value is None and leaf.name in _NULL_MEANS_ZERO:
         return replace(leaf, value=0.0)
