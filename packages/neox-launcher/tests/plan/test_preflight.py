@@ -13,7 +13,7 @@ from neox_config import resolve
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.derive.resume import IN_EFFECT, flat_values, in_effect
 from neox_config.problems import DEFAULTS, Place
-from neox_launcher.plan.preflight import check_files, check_loaded, notes_on_save, preflight
+from neox_launcher.plan.preflight import check_files, check_loaded, notes_on_record, notes_on_save, preflight
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.world import World
 
@@ -424,6 +424,22 @@ def test_checkpoints_that_a_training_would_replace_are_noted(load, files, text, 
     assert note.what.endswith("stay until keep-last-n-checkpoints: 2, which counts them, deletes them")
 
 
+def test_the_record_of_another_training_is_noted(load, files):
+    text = f"{SETTINGS}log-dir: logs\nsave: saved\nload: saved\nsave-interval: 5"
+    assert notes_on_record(load(text)) == []
+    (files / "logs").mkdir()
+    (files / "logs" / "metrics.jsonl").touch()
+    (note,) = notes_on_record(load(text))
+    assert (note.name, note.place.line, note.value) == ("log_dir", 4, "logs")
+    assert note.what.endswith("the earlier record is kept as metrics.1.jsonl, or the next free number")
+    assert note.remedy == "to keep both apart, set log-dir to another folder"
+    saved = files / "saved" / "global_step5"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    assert notes_on_record(load(text)) == []
+    assert len(notes_on_record(load(f"{text}\nfinetune: true"))) == 1
+
+
 STUDENT = """\
 compression_training:
   layer_reduction:
@@ -573,6 +589,8 @@ def test_a_checkpoint_that_does_not_fit_is_found_before_the_start(load, trained,
     assert len(problems) == len(found)
     for problem, expected in zip(problems, found, strict=True):
         assert (problem.name, problem.place.line) == ("load", 4)
+        starts_anew = "different model" in problem.what or "nothing is left" in problem.what
+        assert ("set load, save and log-dir to other folders" in problem.remedy) == starts_anew
         assert problem.what.startswith("global_step5: the checkpoint")
         assert expected in problem.what
 

@@ -113,7 +113,9 @@ def _read_text(value: str, kinds: frozenset[Any], may_have_lines: bool) -> Any:
         return _wrong(kinds, f"; {is_read}for {int(plain):,} write {plain}")
     if int in kinds or float in kinds or _has_choices(kinds, int):
         number = number_from(value)
-        return _wrong(kinds, _as_number(value, takes_fractions=float in kinds)) if number is None else _read_number(number, kinds)
+        if number is None:
+            return _wrong(kinds, _as_number(value, takes_fractions=float in kinds))
+        return _read_number(number, kinds)
     return value if folded and bool not in kinds else _wrong(kinds)
 
 

@@ -58,6 +58,7 @@ __all__ = [
     "check_files",
     "check_loaded",
     "notes_on_data",
+    "notes_on_record",
     "notes_on_save",
     "preflight",
     "refuse_worker_by_hand",
@@ -66,6 +67,7 @@ __all__ = [
 
 Check = Callable[[NeoXConfig], Iterator[Problem]]
 
+_RECORD = "metrics.jsonl"
 _NO_CHECKPOINT = "contains no checkpoint"
 # Programs that load the whole model in `load`.
 _LOADING = ("train", "generate", "serve", "evaluate")
@@ -237,6 +239,25 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
             f"folder; to load an old one later, name it: load: {Path(section.save, last)}",
             value=section.save,
             place=place_of(config.sources, "save"),
+        )
+    ]
+
+
+def notes_on_record(config: NeoXConfig) -> list[Problem]:
+    """Return a note if `log_dir` has the record of another training, which this one renames."""
+    folder, section = config.logging.log_dir, config.checkpoint
+    if folder is None or not Path(folder, _RECORD).is_file():
+        return []
+    if not section.finetune and _continues(config):
+        return []
+    return [
+        Problem(
+            "log_dir",
+            f"has the record of an earlier training ({_RECORD}), and this one starts from the beginning\n"
+            f"the earlier record is kept as metrics.1.jsonl, or the next free number",
+            "to keep both apart, set log-dir to another folder",
+            value=folder,
+            place=place_of(config.sources, "log_dir"),
         )
     ]
 

@@ -105,7 +105,7 @@ def _head(run: Run, *, named: bool) -> Html:
         badge(word, kind),
         f" {run.last_iteration:,}{of_planned} iterations in {len(run.attempts)} "
         f"attempt{'s' if len(run.attempts) > 1 else ''}; last record {ended} UTC; log folder ",
-        element("code", str(run.folder)),
+        element("code", str(run.source)),
     )
     told = element("ol", *(element("li", sentence) for sentence in story(run)))
     return element(
