@@ -370,6 +370,29 @@ def test_local_checkpoints_are_not_looked_for_on_this_host(load, files):
     assert problem.name == "save"
 
 
+@pytest.mark.parametrize(("workers", "gpus", "is_refused"), [(1, 0, False), (2, 0, True), (2, 2, False)])
+def test_a_training_on_cpus_that_needs_more_memory_than_the_host_has_is_refused(
+    load, files, monkeypatch, workers, gpus, is_refused
+):
+    # float32 weights, gradients and two moments of 12 h^2 weights per layer.
+    states = 16 * 12 * 1024**2 * 48
+    monkeypatch.setattr("neox_launcher.plan.preflight.usable_memory", lambda: 3 * states // 2)
+    config = load(f"{SETTINGS}precision: fp32\n", "hidden-size=1024", "num-layers=48")
+    plan = SimpleNamespace(
+        resolved=resolve(config, devices=workers),
+        program="train",
+        world=World(hosts=(Host("localhost", tuple(range(workers))),), gpus=gpus),
+        max_restarts=0,
+    )
+    found = [problem for problem in preflight(plan) if problem.name == "hidden_size"]
+    assert len(found) == is_refused
+    for problem in found:
+        assert problem.value == "1024"
+        assert problem.what.startswith("is too large for this host: the training needs about 18")
+        assert problem.what.endswith("GiB of memory for 2 workers, and the host has 13.5 GiB")
+        assert ", or start fewer workers: --set num-gpus=1 (neox-config" in problem.remedy
+
+
 def test_restarts_with_local_checkpoints_require_that_they_resume(load, files):
     loads = LOCAL + "load: runs/local\n"
     for text, found in (
@@ -378,7 +401,7 @@ def test_restarts_with_local_checkpoints_require_that_they_resume(load, files):
         (loads + "no-load-optim: true\nno-load-rng: true\n", ["no_load_optim", "no_load_rng"]),
     ):
         plan = SimpleNamespace(
-            resolved=SimpleNamespace(config=load(text)),
+            resolved=resolve(load(text), devices=1),
             program="train",
             world=World(hosts=(Host("localhost", (0,)),), gpus=0),
             max_restarts=3,

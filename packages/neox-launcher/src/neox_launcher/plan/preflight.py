@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.counted import counted
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
 from neox_config.derive.evaluation import evaluates_texts
@@ -19,6 +20,8 @@ from neox_config.derive.generation import generation_mode
 from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder, is_retrieval
 from neox_config.derive.recorded import contents_of, latest_checkpoint
 from neox_config.derive.refusals import refusals_of
+from neox_config.errors import ConfigError
+from neox_config.estimate.resolved import estimate_resolved
 from neox_config.facts.checkpoints import (
     MANIFEST,
     TOKEN_EMBEDDING,
@@ -52,6 +55,7 @@ from neox_launcher.plan.resuming import PARTIAL_LOADS
 from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.local_gpus import count_gpus
+from neox_launcher.resources.local_memory import usable_memory
 from neox_launcher.resources.world import World, missing_devices
 
 __all__ = [
@@ -79,7 +83,34 @@ def preflight(plan: LaunchPlan) -> list[Problem]:
     problems = _preflight(config, program=plan.program, world=plan.world)
     if not any(problem.name == "load" for problem in problems):
         problems += check_loaded(plan.resolved, program=plan.program)
-    return [*problems, *_restarts_from_local_checkpoints(plan)]
+    return [*problems, *_memory_without_gpus(plan), *_restarts_from_local_checkpoints(plan)]
+
+
+def _memory_without_gpus(plan: LaunchPlan) -> Iterator[Problem]:
+    """Refuse a training on CPUs that needs more memory than this host has, which would only swap.
+
+    The workers on GPUs end by themselves when these are full.
+    """
+    if plan.program != "train" or plan.world.gpus != 0:
+        return
+    config, workers = plan.resolved.config, plan.world.size
+    try:
+        stages = estimate_resolved(plan.resolved, device="cpu")[0].memory
+    except ConfigError:
+        return  # The vocabulary cannot be counted here; the checks of files say why.
+    needed = sum(stage.total + stage.host for stage in stages) * workers // len(stages)
+    present = usable_memory()
+    if needed <= present:
+        return
+    fewer = "" if workers == 1 else ", or start fewer workers: --set num-gpus=1"
+    problem = Problem(
+        "hidden_size",
+        f"is too large for this host: the training needs about {needed / 2**30:,.1f} GiB of memory for "
+        f"{counted(workers, 'worker')}, and the host has {present / 2**30:,.1f} GiB",
+        f"set a smaller hidden-size, num-layers or train-micro-batch-size-per-gpu{fewer} (neox-config "
+        "estimate shows what needs the memory)",
+    )
+    yield problem.located(place_of(config.sources, "hidden_size"), in_words(config.model.hidden_size))
 
 
 def check_loaded(resolved: Resolved, *, program: str) -> list[Problem]:
