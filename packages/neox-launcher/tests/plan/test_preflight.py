@@ -447,6 +447,63 @@ def test_checkpoints_that_a_training_would_replace_are_noted(load, files, text, 
     assert note.what.endswith("stay until keep-last-n-checkpoints: 2, which counts them, deletes them")
 
 
+MOVED = """\
+data-path: old/run/data/corpus
+vocab-file: old/run/tokenizer.json
+tokenizer-type: HFTokenizer
+load: old/run/checkpoints
+save: old/run/checkpoints
+save-interval: 5
+"""
+
+
+@pytest.mark.parametrize("program", ["train", "generate"])
+def test_a_moved_folder_is_recognized_and_reported_once(load, files, program):
+    config = load(MOVED)
+    (files / "tokenizer.json").rename(files / "elsewhere.json")
+    names = [problem.name for problem in check_files(config, program=program)]
+    assert names == {"train": ["data_path", "vocab_file"], "generate": ["vocab_file", "load"]}[program]
+    (files / "elsewhere.json").rename(files / "tokenizer.json")
+    (files / "data").mkdir()
+    for end in ("bin", "idx"):
+        (files / f"data.{end}").rename(files / "data" / f"corpus.{end}")
+    saved = files / "checkpoints" / "global_step5"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    (problem,) = check_files(config, program=program)
+    file = files / "more.yml"
+    found = (problem.name, problem.place.line, problem.value)
+    assert (
+        found
+        == {
+            "train": ("data_path", 1, "old/run/data/corpus"),
+            "generate": ("vocab_file", 2, "old/run/tokenizer.json"),
+        }[program]
+    )
+    assert problem.what.endswith("has what it names (found there: data-path, vocab-file, load)")
+    assert problem.remedy == f"the folder was moved: write {files} in place of old/run in {file}"
+
+
+def test_a_new_training_beside_checkpoints_does_not_continue_them(load, files):
+    saved = files / "checkpoints" / "global_step5"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    config = load(f"{SETTINGS}load: new/checkpoints\nsave: new/checkpoints\nsave-interval: 5")
+    assert check_files(config, program="train") == []
+    (problem,) = check_files(config, program="generate")
+    assert problem.remedy.startswith("the folder was moved")
+
+
+def test_a_dataset_without_its_tokens_is_not_answered_with_its_own_name(load, files):
+    (files / "data.bin").unlink()
+    (problem,) = check_files(load(SETTINGS), program="train")
+    assert problem.what == "data.bin does not exist"
+    assert problem.remedy == (
+        "its index is there, so the dataset lacks only this file: copy it again, or create both files again "
+        "with neox-data prepare or preprocess_data"
+    )
+
+
 def test_the_record_of_another_training_is_noted(load, files):
     text = f"{SETTINGS}log-dir: logs\nsave: saved\nload: saved\nsave-interval: 5"
     assert notes_on_record(load(text)) == []

@@ -50,6 +50,7 @@ from neox_launcher.plan.dataset_files import (
     index_path,
     manifest_path,
 )
+from neox_launcher.plan.moved import name_moved_folder
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS
 from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
@@ -352,6 +353,8 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
         # In a configuration that was refused, a value may be invalid, which has been reported.
         with suppress(InvalidValue):
             problems.extend(check(config))
+    with suppress(InvalidValue):
+        problems = name_moved_folder(config, problems)
     return [
         problem.located(place_of(config.sources, problem.name), in_words(config.value_of(problem.name)))
         for problem in problems
@@ -540,6 +543,11 @@ def _dataset_remedy(prefix: str, found: str) -> str:
         return "create the two files again with preprocess_data"
     if prefix.endswith((".bin", ".idx")):
         return f"write the prefix only: {prefix[:-4]}"
+    if os.path.isfile(index_path(prefix)):
+        return (
+            "its index is there, so the dataset lacks only this file: copy it again, or create both files "
+            "again with neox-data prepare or preprocess_data"
+        )
     folder, name = Path(prefix).parent, Path(prefix).name
     names = sorted(path.stem for path in folder.glob("*.idx")) if os.path.isdir(folder) else []
     # preprocess_data appends a key to the prefix that it is given.

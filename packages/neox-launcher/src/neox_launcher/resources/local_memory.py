@@ -10,7 +10,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_memory() -> int:
-    """Return the bytes of memory of this host, or the limit of this process's control groups if it is smaller.
+    """Return the bytes of memory of this host, or the limit of its control groups if that is smaller.
 
     Containers and schedulers set the limits of control groups. Memory that other processes use is counted.
     """
