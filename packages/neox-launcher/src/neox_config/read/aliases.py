@@ -175,6 +175,8 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
     "dp": "remove it: the data-parallel size is the number of devices divided by model-parallel-size and "
     "pipe-parallel-size",
     "dropout": "use hidden-dropout and attention-dropout",
+    "max_tokens": "use maximum-tokens for the tokens to generate, or serve.max_tokens for the most that a "
+    "request to a server may state",
     **dict.fromkeys(
         (
             *("num_experts", "num_local_experts", "n_routed_experts", "moe_expert_parallel_size"),

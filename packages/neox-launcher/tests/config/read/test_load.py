@@ -33,6 +33,7 @@ WRONG = [
     ("autotuning:\n  arg_mappings: {enabled: true}", ["line 2  autotuning.arg_mappings", "must be text"]),
     ("warmpup: 0.01", ["line 1  warmpup: 0.01", "is not a parameter", "did you mean warmup?"]),
     ("num-layer: 4", ["did you mean num-layers?"]),
+    ("max-tokens: 1", ["use maximum-tokens for the tokens to generate, or serve.max_tokens for the most"]),
     ("stage: 1", ["move it into its block: zero_optimization.stage"]),
     ("zero_optimization: {stag: 1}", ["zero_optimization.stag: 1", "did you mean stage?"]),
     ("zero_optimization: {x: 1}", ["is not a parameter", "use one of: stage, allgather_partitions"]),
