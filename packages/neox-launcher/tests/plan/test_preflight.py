@@ -504,6 +504,15 @@ def test_a_dataset_without_its_tokens_is_not_answered_with_its_own_name(load, fi
     )
 
 
+def test_a_folder_in_which_no_file_can_be_created_is_found(load, files):
+    (problem,) = check_files(load(f"{SETTINGS}save: /proc/x\nsave-interval: 5"), program="train")
+    assert (problem.name, problem.place.line) == ("save", 4)
+    assert "/proc" in problem.what
+    before = sorted(files.iterdir())
+    assert check_files(load(f"{SETTINGS}save: x\nsave-interval: 5"), program="train") == []
+    assert sorted(files.iterdir()) == sorted({*before, files / "more.yml"})
+
+
 def test_the_record_of_another_training_is_noted(load, files):
     text = f"{SETTINGS}log-dir: logs\nsave: saved\nload: saved\nsave-interval: 5"
     assert notes_on_record(load(text)) == []

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shlex
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
@@ -669,6 +670,11 @@ def _why_not_writable(path: Path) -> str | None:
         return f"{path}: {error.strerror}"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"no write permission for {existing}"
+    try:
+        # Permissions do not tell what a file system accepts: /proc, or a network's for its root user.
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        return f"no file can be created in {existing} ({error.strerror})"
     return None
 
 

@@ -102,7 +102,8 @@ class Trainer:
     ) -> None:
         if not isinstance(config, NeoXConfig):
             raise NeoXError(
-                f"{config!r} is not a configuration; read one from a file: Trainer(load_config(FILE))"
+                f"{str(config)!r} is not a configuration; to read one from this file: "
+                f"Trainer(load_config({str(config)!r}))"
             )
         self._is_running = self._has_ended = self._has_failed = self._is_closed = False
         difficulties = _difficulties(with_iterations(config, devices=1), curriculum)
