@@ -48,7 +48,8 @@ def _moved(config: NeoXConfig, name: str) -> tuple[Path, Path, str] | None:
         parts = Path(path).parts
         for count in range(len(parts) - 1, 0, -1):
             if exists(folder.joinpath(*parts[-count:])):
-                return Path(*parts[:-count]), folder, place.file
+                new = folder.absolute() if os.path.isabs(path) else folder
+                return Path(*parts[:-count]), new, place.file
     return None
 
 
