@@ -201,7 +201,7 @@ def completed(line: str) -> list[str]:
         ("neox-convert to-hf --dtype bf", ["plain,bf16", "plain,bfloat16"]),
         ("neox-kernels stat", ["plain,status"]),
         ("neox-kernels status --dtype bf", ["plain,bfloat16", "plain,bf16"]),
-        ("neox-report runs", ["dir,runs"]),
+        ("neox-report runs", ["file,runs"]),
         ("preprocess_data --tokenizer-type HFT", ["plain,HFTokenizer"]),
     ],
 )

@@ -27,7 +27,7 @@ ROOMS = {
         "finite_json": set(),
         "formats": set(),
         "files": set(),
-        "limits": set(),
+        "limits": {"errors"},
         "facts": {"files"},
         "problems": {"errors"},
         "schema": {"facts", "problems"},

@@ -436,11 +436,27 @@ def test_a_configuration_is_the_same_from_a_file_a_text_and_a_dictionary(tmp_pat
     assert neox_model.load_config(path, overrides={"train-iters": 9}).training.train_iters == 9
 
 
+def test_a_file_in_place_of_a_folder_or_a_configuration_is_named(tmp_path):
+    file = tmp_path / "config.yml"
+    file.touch()
+    with pytest.raises(
+        neox_model.NeoXError, match=r"is a file; pass the folder .* load_model\(load_config\('"
+    ):
+        neox_model.load_model(file)
+    with pytest.raises(neox_model.NeoXError, match=r"is not a configuration; .*\(load_config\('config.yml"):
+        neox_model.Trainer("config.yml")
+
+
 def test_settings_of_generation_are_checked(data):
     with neox_model.Trainer(config_of(data)) as trainer:
         model = trainer.model()
     with pytest.raises(neox_model.ConfigError, match=r"temperatur\n +is not a parameter of generation"):
         model.generate("a", temperatur=1.0)
+    with pytest.raises(neox_model.ConfigError, match="did you mean temperature"):
+        model.generate("a", temperatur=1.0)
+    for theirs in ("max_tokens", "max_new_tokens"):
+        with pytest.raises(neox_model.ConfigError, match=r"(use|did you mean) maximum_tokens"):
+            model.generate("a", **{theirs: 3})
     with pytest.raises(neox_model.ConfigError, match=r"num_samples\n +has no effect"):
         model.generate("a", num_samples=3)
     with pytest.raises(neox_model.ConfigError, match="contains an empty string"):

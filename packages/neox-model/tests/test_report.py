@@ -558,6 +558,29 @@ def test_a_record_without_losses_has_a_page_and_no_plot(tmp_path):
     assert CliRunner().invoke(main, [str(tmp_path), "--png", str(tmp_path / "a.png")]).exit_code == 1
 
 
+def test_the_record_of_an_earlier_training_is_named_and_read(tmp_path):
+    head = {"attempt": 1, "time": BEGIN}
+    for name, loss in (("metrics.10.jsonl", 3.0), ("metrics.2.jsonl", 2.0), ("metrics.jsonl", 1.0)):
+        begin = {**head, "iteration": 0, "event": "attempt", "format": "neox-metrics-1"}
+        write_record(tmp_path, [begin, {**head, "iteration": 1, "loss/train": loss}])
+        (tmp_path / "metrics.jsonl").rename(tmp_path / name)
+    (tmp_path / "failures.2.jsonl").write_text(json.dumps({"time": BEGIN + 1, "message": "of the earlier"}))
+    done = CliRunner().invoke(main, [str(tmp_path)])
+    assert done.stderr.splitlines() == [
+        f"{tmp_path}/metrics.{number}.jsonl is the record of an earlier training; "
+        f"show it with: neox-report {tmp_path}/metrics.{number}.jsonl"
+        for number in (2, 10)
+    ]
+    assert (done.exit_code, read_run(tmp_path).last_value("loss/train")) == (0, 1.0)
+    done = CliRunner().invoke(main, [str(tmp_path / "metrics.2.jsonl")])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == f"{tmp_path}/report.2.html\n{tmp_path}/loss.2.png\n"
+    earlier = read_run(tmp_path / "metrics.2.jsonl")
+    assert earlier.last_value("loss/train") == 2.0
+    assert [failure["message"] for failure in earlier.attempts[0].failures] == ["of the earlier"]
+    assert earlier.name == "metrics.2.jsonl"
+
+
 def test_a_file_is_answered_with_its_folder(tmp_path, monkeypatch):
     folder = tmp_path / "my run"
     folder.mkdir()

@@ -85,6 +85,9 @@ def test_libraries_raise_failures_to_lock_memory_as_text(monkeypatch, text):
     assert limit_reached(error) is None
 
 
+_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000000 bytes."
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -94,6 +97,14 @@ def test_libraries_raise_failures_to_lock_memory_as_text(monkeypatch, text):
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None),
         (NeoXError("Too many open files: raise it with ulimit -n"), None),
         (ValueError("24"), None),
+        (
+            RuntimeError(f"[enforce fail at alloc_cpu.cpp:127] err == 0. {_ALLOCATOR}"),
+            "this host has too little",
+        ),
+        (RuntimeError(_ALLOCATOR), "or start fewer workers"),
+        (MemoryError(), "this host has too little"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "divide the model among more devices"),
+        (NeoXError(f"the device has too little memory: {_ALLOCATOR}; set a smaller"), None),
     ],
 )
 def test_other_errors_are_left_alone(error, expected):

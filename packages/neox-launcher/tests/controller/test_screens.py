@@ -107,7 +107,7 @@ def test_the_end_screen_shows_results_and_commands(plan, request_, minimal):
         "duration": "1:15",
         "checkpoint": "ck pt/global_step10",
         "restarts": "1",
-        "warnings": '3, in the lines of rank 0 marked "warning:"',
+        "warnings": '3, in the lines of rank 0 marked "warning:" or "error:"',
         "generate": f"neox-launch generate {settings}",
         "evaluate": f"neox-launch evaluate {settings}",
     }

@@ -685,6 +685,7 @@ time.sleep(0.6)
 def test_the_display_follows_short_phases_and_shows_no_old_one_at_the_end(tmp_path):
     class Seen(Display):
         def __init__(self):
+            super().__init__()
             self.phases = []
 
         def show_phase(self, phase):

@@ -13,7 +13,7 @@ from neox_config import resolve
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.derive.resume import IN_EFFECT, flat_values, in_effect
 from neox_config.problems import DEFAULTS, Place
-from neox_launcher.plan.preflight import check_files, check_loaded, notes_on_save, preflight
+from neox_launcher.plan.preflight import check_files, check_loaded, notes_on_record, notes_on_save, preflight
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.world import World
 
@@ -370,6 +370,29 @@ def test_local_checkpoints_are_not_looked_for_on_this_host(load, files):
     assert problem.name == "save"
 
 
+@pytest.mark.parametrize(("workers", "gpus", "is_refused"), [(1, 0, False), (2, 0, True), (2, 2, False)])
+def test_a_training_on_cpus_that_needs_more_memory_than_the_host_has_is_refused(
+    load, files, monkeypatch, workers, gpus, is_refused
+):
+    # float32 weights, gradients and two moments of 12 h^2 weights per layer.
+    states = 16 * 12 * 1024**2 * 48
+    monkeypatch.setattr("neox_launcher.plan.preflight.usable_memory", lambda: 3 * states // 2)
+    config = load(f"{SETTINGS}precision: fp32\n", "hidden-size=1024", "num-layers=48")
+    plan = SimpleNamespace(
+        resolved=resolve(config, devices=workers),
+        program="train",
+        world=World(hosts=(Host("localhost", tuple(range(workers))),), gpus=gpus),
+        max_restarts=0,
+    )
+    found = [problem for problem in preflight(plan) if problem.name == "hidden_size"]
+    assert len(found) == is_refused
+    for problem in found:
+        assert problem.value == "1024"
+        assert problem.what.startswith("is too large for this host: the training needs about 18")
+        assert problem.what.endswith("GiB of memory for 2 workers, and the host has 13.5 GiB")
+        assert ", or start fewer workers: --set num-gpus=1 (neox-config" in problem.remedy
+
+
 def test_restarts_with_local_checkpoints_require_that_they_resume(load, files):
     loads = LOCAL + "load: runs/local\n"
     for text, found in (
@@ -378,7 +401,7 @@ def test_restarts_with_local_checkpoints_require_that_they_resume(load, files):
         (loads + "no-load-optim: true\nno-load-rng: true\n", ["no_load_optim", "no_load_rng"]),
     ):
         plan = SimpleNamespace(
-            resolved=SimpleNamespace(config=load(text)),
+            resolved=resolve(load(text), devices=1),
             program="train",
             world=World(hosts=(Host("localhost", (0,)),), gpus=0),
             max_restarts=3,
@@ -422,6 +445,88 @@ def test_checkpoints_that_a_training_would_replace_are_noted(load, files, text, 
         load(f"{SETTINGS}save: saved\nsave-interval: 5\n{text}\nkeep-last-n-checkpoints: 2")
     )
     assert note.what.endswith("stay until keep-last-n-checkpoints: 2, which counts them, deletes them")
+
+
+MOVED = """\
+data-path: old/run/data/corpus
+vocab-file: old/run/tokenizer.json
+tokenizer-type: HFTokenizer
+load: old/run/checkpoints
+save: old/run/checkpoints
+save-interval: 5
+"""
+
+
+@pytest.mark.parametrize("program", ["train", "generate"])
+def test_a_moved_folder_is_recognized_and_reported_once(load, files, program):
+    config = load(MOVED)
+    (files / "tokenizer.json").rename(files / "elsewhere.json")
+    names = [problem.name for problem in check_files(config, program=program)]
+    assert names == {"train": ["data_path", "vocab_file"], "generate": ["vocab_file", "load"]}[program]
+    (files / "elsewhere.json").rename(files / "tokenizer.json")
+    (files / "data").mkdir()
+    for end in ("bin", "idx"):
+        (files / f"data.{end}").rename(files / "data" / f"corpus.{end}")
+    saved = files / "checkpoints" / "global_step5"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    (problem,) = check_files(config, program=program)
+    file = files / "more.yml"
+    found = (problem.name, problem.place.line, problem.value)
+    assert (
+        found
+        == {
+            "train": ("data_path", 1, "old/run/data/corpus"),
+            "generate": ("vocab_file", 2, "old/run/tokenizer.json"),
+        }[program]
+    )
+    assert problem.what.endswith("has what it names (found there: data-path, vocab-file, load)")
+    assert problem.remedy == f"the folder was moved: write {files} in place of old/run in {file}"
+
+
+def test_a_new_training_beside_checkpoints_does_not_continue_them(load, files):
+    saved = files / "checkpoints" / "global_step5"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    config = load(f"{SETTINGS}load: new/checkpoints\nsave: new/checkpoints\nsave-interval: 5")
+    assert check_files(config, program="train") == []
+    (problem,) = check_files(config, program="generate")
+    assert problem.remedy.startswith("the folder was moved")
+
+
+def test_a_dataset_without_its_tokens_is_not_answered_with_its_own_name(load, files):
+    (files / "data.bin").unlink()
+    (problem,) = check_files(load(SETTINGS), program="train")
+    assert problem.what == "data.bin does not exist"
+    assert problem.remedy == (
+        "its index is there, so the dataset lacks only this file: copy it again, or create both files again "
+        "with neox-data prepare or preprocess_data"
+    )
+
+
+def test_a_folder_in_which_no_file_can_be_created_is_found(load, files):
+    (problem,) = check_files(load(f"{SETTINGS}save: /proc/x\nsave-interval: 5"), program="train")
+    assert (problem.name, problem.place.line) == ("save", 4)
+    assert "/proc" in problem.what
+    before = sorted(files.iterdir())
+    assert check_files(load(f"{SETTINGS}save: x\nsave-interval: 5"), program="train") == []
+    assert sorted(files.iterdir()) == sorted({*before, files / "more.yml"})
+
+
+def test_the_record_of_another_training_is_noted(load, files):
+    text = f"{SETTINGS}log-dir: logs\nsave: saved\nload: saved\nsave-interval: 5"
+    assert notes_on_record(load(text)) == []
+    (files / "logs").mkdir()
+    (files / "logs" / "metrics.jsonl").touch()
+    (note,) = notes_on_record(load(text))
+    assert (note.name, note.place.line, note.value) == ("log_dir", 4, "logs")
+    assert note.what.endswith("the earlier record is kept as metrics.1.jsonl, or the next free number")
+    assert note.remedy == "to keep both apart, set log-dir to another folder"
+    saved = files / "saved" / "global_step5"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    assert notes_on_record(load(text)) == []
+    assert len(notes_on_record(load(f"{text}\nfinetune: true"))) == 1
 
 
 STUDENT = """\
@@ -573,6 +678,8 @@ def test_a_checkpoint_that_does_not_fit_is_found_before_the_start(load, trained,
     assert len(problems) == len(found)
     for problem, expected in zip(problems, found, strict=True):
         assert (problem.name, problem.place.line) == ("load", 4)
+        starts_anew = "different model" in problem.what or "nothing is left" in problem.what
+        assert ("set load, save and log-dir to other folders" in problem.remedy) == starts_anew
         assert problem.what.startswith("global_step5: the checkpoint")
         assert expected in problem.what
 

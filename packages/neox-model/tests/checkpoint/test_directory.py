@@ -100,6 +100,11 @@ def test_an_earlier_one_is_offered_whatever_the_name_of_the_damaged_one(tmp_path
         save(tmp_path, iteration)
     text = folders.offer_earlier(tmp_path, tmp_path / damaged)
     assert text.endswith(f"run: echo {offered} > {tmp_path / 'latest'}")
+    alone = folders.offer_earlier(tmp_path, tmp_path / "global_step3")
+    assert alone.endswith(
+        "no earlier complete checkpoint: without a copy of its files, train anew with load, "
+        "save and log-dir set to other folders"
+    )
 
 
 def test_latest_with_too_many_digits_is_an_error(tmp_path):

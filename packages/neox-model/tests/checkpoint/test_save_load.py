@@ -549,10 +549,17 @@ def test_changed_order_of_samples_is_logged_on_resume(tmp_path, trained, caplog)
         for digests in ({"train": "b", "valid": "c"}, {"train": "a", "valid": "c"}, {"train": "a"}):
             run.config = run.config | {"samples_digest": digests}
             run.load(tmp_path)
+        run.config = run.config | {"samples_digest": {"train": "a", "valid": "d"}}
+        run.load(tmp_path)
     assert caplog.messages == [
         "training samples are in a different order than before the checkpoint: some will be read twice, "
         "others not at all"
     ]
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        run.load(tmp_path)
+    (record,) = [each for each in caplog.records if each.message.startswith("validation samples are others")]
+    assert record.levelname == "INFO"
 
 
 def two_layers() -> Run:

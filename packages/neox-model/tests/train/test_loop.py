@@ -244,8 +244,10 @@ def test_a_training_that_is_complete_is_not_stopped():
 # Saving
 
 
-def run_saving(save, *, last=7, interval=3, hooks=()):
-    hook = CheckpointHook(save, interval=interval, timers=Timers(), before_save=lambda: None)
+def run_saving(save, *, last=7, interval=3, hooks=(), keep_last=None):
+    hook = CheckpointHook(
+        save, interval=interval, timers=Timers(), before_save=lambda: None, keep_last=keep_last
+    )
     return run(*hooks, hook, last=last)
 
 
@@ -388,6 +390,11 @@ def test_a_save_that_fails_on_a_full_disk_has_a_remedy(caplog, iteration):
     else:
         run_saving(save)
         assert caplog.messages[0].endswith(remedy)
+        caplog.clear()
+        run_saving(save, keep_last=1)
+        assert caplog.messages[0].endswith(
+            "free disk space (while a checkpoint is written, the one before it is kept, too)"
+        )
 
 
 class Slow:

@@ -41,8 +41,8 @@ SAME_MODEL = "set the checkpoint's values, or set load to another folder"
 """What to do about a different model without training it."""
 
 OR_FINETUNE = (
-    "set the checkpoint's values, or load and save in another folder to train this model from new weights, "
-    "or, if all weights have the same shapes, set finetune: true to load only these"
+    "set the checkpoint's values, or set load, save and log-dir to other folders to train this model from "
+    "new weights, or, if all weights have the same shapes, set finetune: true to load only these"
 )
 """What to do about a different model in a training."""
 
@@ -149,7 +149,8 @@ def _nothing_left(iteration: int, last: int) -> Refusal:
     return Refusal(
         f"the checkpoint is at iteration {iteration:,} and train-iters is {last:,}, so that nothing is left "
         "to train",
-        f"set train-iters above {iteration:,} and override-lr-scheduler: true in the file to continue",
+        f"set train-iters above {iteration:,} and override-lr-scheduler: true in the file to continue, or "
+        "set load, save and log-dir to other folders for a new training",
     )
 
 

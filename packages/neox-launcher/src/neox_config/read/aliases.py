@@ -175,6 +175,8 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
     "dp": "remove it: the data-parallel size is the number of devices divided by model-parallel-size and "
     "pipe-parallel-size",
     "dropout": "use hidden-dropout and attention-dropout",
+    "max_tokens": "use maximum-tokens for the tokens to generate, or serve.max_tokens for the most that a "
+    "request to a server may state",
     **dict.fromkeys(
         (
             *("num_experts", "num_local_experts", "n_routed_experts", "moe_expert_parallel_size"),
@@ -588,7 +590,7 @@ def _own_name(leaf: Leaf) -> Leaf:
     for length in range(len(leaf.path), 0, -1):
         target = shorthand_of(".".join(leaf.path[:length]))
         if target is not None:
-            leaf = Leaf((*target.split("."), *leaf.path[length:]), leaf.value, leaf.place)
+            leaf = replace(leaf, path=(*target.split("."), *leaf.path[length:]))
             break
     if leaf.value is None and leaf.name in _NULL_MEANS_ZERO:
         return replace(leaf, value=0.0)

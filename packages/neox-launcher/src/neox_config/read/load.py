@@ -42,7 +42,7 @@ from neox_config.schema.config import (
     section_of,
     sections,
 )
-from neox_config.schema.parameter import Section, entry_section, inner_section
+from neox_config.schema.parameter import Section, entry_section, inner_section, scalars_of
 
 __all__ = ["Draft", "draft_config", "load_config"]
 
@@ -304,7 +304,9 @@ class _Assembly:
             self._no_entry(leaf, entry)
         else:
             if leaf.value is not None or _takes_none(declared.annotation):
-                at[part] = leaf.value
+                # A section refuses 10.000 as a whole number, which 10.0 is.
+                is_whole = {int, float, str}.intersection(scalars_of(kind, part)) == {int}
+                at[part] = leaf.written if leaf.written and is_whole else leaf.value
             self.places[leaf.name] = leaf.place
 
     def _put_entry(self, leaf: Leaf, path: tuple[str, ...], at: dict[str, Any], kind: type[Section]) -> None:

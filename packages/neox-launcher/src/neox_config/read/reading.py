@@ -21,7 +21,7 @@ import yaml
 from neox_config.files import configuration_in, names_in, nearest_folder, why_not_readable
 from neox_config.problems import COMMAND_LINE, Place, Problem, in_words
 from neox_config.read.syntax import TOO_DEEP, explain_syntax, lines_of
-from neox_config.schema.scalars import number_from
+from neox_config.schema.scalars import has_points, number_from
 
 __all__ = [
     "Leaf",
@@ -72,11 +72,13 @@ class Leaf:
         path: names from the outermost block inwards, with underscores instead of dashes.
         value: the value; never a non-empty mapping.
         place: where the value was written.
+        written: the text of a number whose points may separate thousands; None for all other values.
     """
 
     path: tuple[str, ...]
     value: Any
     place: Place
+    written: str | None = None
 
     @property
     def name(self) -> str:
@@ -348,7 +350,7 @@ class _Reader:
             self.is_complete = False
             return []
         value = self._value(node, depth=0)
-        return [] if self.problems else [Leaf(path, value, self._place)]
+        return [] if self.problems else [Leaf(path, value, self._place, _with_points(node))]
 
     def _compose(self, text: str) -> Any:
         try:
@@ -413,7 +415,8 @@ class _Reader:
         if isinstance(node, yaml.MappingNode) and node.value and self._is_plain_tag(node):
             self._walk(node, at, leaves, depth + 1)
         else:
-            leaves.append(Leaf(at.path, self._value(node, depth + 1), self._at(key, at.spelling)))
+            value, place = self._value(node, depth + 1), self._at(key, at.spelling)
+            leaves.append(Leaf(at.path, value, place, _with_points(node)))
 
     def _walk_merged(
         self, node: yaml.MappingNode, at: "_Names", leaves: list[Leaf], taken: set[str], depth: int
@@ -513,6 +516,12 @@ def _line_of(text: str, line: int | None) -> str:
     """Return a line (numbered from 1) for display, or an empty string after the end."""
     lines = lines_of(text)
     return in_words(lines[line - 1].strip()) if line is not None and line <= len(lines) else ""
+
+
+def _with_points(node: yaml.Node) -> str | None:
+    """Return the text of a number whose points may separate thousands."""
+    is_one = isinstance(node, yaml.ScalarNode) and has_points(node.value)
+    return str(node.value) if is_one else None
 
 
 def _plain_value(text: str) -> Any:

@@ -34,6 +34,7 @@ __all__ = [
     "named_blocks",
     "param",
     "resume_of",
+    "scalars_of",
 ]
 
 # Effect of a change when training resumes: another model (refused), another training (reported), or nothing.
@@ -207,7 +208,7 @@ class Section(BaseModel):
         if name is None or name not in cls.model_fields:
             return value
         may_have_lines = bool(_details(cls.model_fields[name]).get("may_have_lines"))
-        return read_scalar(value, _scalars_of(cls, name), may_have_lines=may_have_lines)
+        return read_scalar(value, scalars_of(cls, name), may_have_lines=may_have_lines)
 
     @classmethod
     def parameters(cls, prefix: str = "", around: Resume | None = None) -> Iterator[Parameter]:
@@ -360,7 +361,7 @@ def _limits_in_words(field: FieldInfo, kinds: tuple[Any, ...]) -> str:
 
 
 @cache
-def _scalars_of(section: type[Section], name: str) -> frozenset[Any]:
+def scalars_of(section: type[Section], name: str) -> frozenset[Any]:
     """Return the scalar types and choices of a field; empty if it is not a scalar."""
     kinds = [str if kind is SecretStr else kind for kind in _members(section.model_fields[name].annotation)]
     scalars = {kind for kind in kinds if kind in (bool, int, float, str)}

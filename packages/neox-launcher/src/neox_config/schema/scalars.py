@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticCustomError
 
-__all__ = ["LARGEST", "NUMBER", "WORDS", "number_from", "read_scalar", "written_limit"]
+__all__ = ["LARGEST", "NUMBER", "WORDS", "has_points", "number_from", "read_scalar", "written_limit"]
 
 # Upper limits of numbers, also of those in lists, whose parameters have no smaller one.
 LARGEST: dict[type, float] = {int: 10**18, float: 1e30}
@@ -22,6 +22,10 @@ _LINES, _CONTROLS = "\n\r\t", "\f\b\a\v\0\x1b"
 _SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 # Accepted spellings of numbers.
 NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
+# A number with commas between its thousands.
+_GROUPED = re.compile(r"[-+]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?")
+# A number that looks like thousands where a point separates them; a whole number needs no fraction of zeros.
+_POINTS = re.compile(r"[-+]?[1-9][0-9]{0,2}(\.000)+")
 # Names of the types in messages and in the documentation.
 WORDS: dict[Any, str] = {
     bool: "true or false",
@@ -103,9 +107,15 @@ def _read_text(value: str, kinds: frozenset[Any], may_have_lines: bool) -> Any:
         return value.casefold() == "true"
     if bool in kinds and value.casefold() in _SWITCHES:
         return _wrong(kinds, f"; write {_SWITCHES[value.casefold()]}")
+    if int in kinds and float not in kinds and has_points(value):
+        plain = value.strip().replace(".", "")
+        is_read = f"{value.strip()} is {float(value):g}; " if value.count(".") == 1 else ""
+        return _wrong(kinds, f"; {is_read}for {int(plain):,} write {plain}")
     if int in kinds or float in kinds or _has_choices(kinds, int):
         number = number_from(value)
-        return _wrong(kinds, _as_number(value)) if number is None else _read_number(number, kinds)
+        if number is None:
+            return _wrong(kinds, _as_number(value, takes_fractions=float in kinds))
+        return _read_number(number, kinds)
     return value if folded and bool not in kinds else _wrong(kinds)
 
 
@@ -131,10 +141,21 @@ def _checked_text(value: str, may_have_lines: bool) -> str:
     return value
 
 
-def _as_number(value: str) -> str:
-    """Return the remedy for a text that is almost a number."""
-    plain = value.replace(",", "").strip()
-    return f"; write {plain}" if plain != value and number_from(plain) is not None else ""
+def _as_number(value: str, *, takes_fractions: bool) -> str:
+    """Return the remedy for a text that is almost a number: its comma may mean thousands, or a fraction."""
+    # The comma after a value of JSON.
+    if value.endswith(",") and number_from(value.removesuffix(",")) is not None:
+        return f"; write {value.removesuffix(',').strip()}"
+    value = value.strip()
+    grouped, fraction = value.replace(",", ""), value.replace(",", ".")
+    has_groups = _GROUPED.fullmatch(value) is not None
+    if has_groups and value.count(",") == 1 and "." not in value and takes_fractions:
+        return f"; write {fraction} if the comma begins the fraction, or {grouped} if it separates thousands"
+    if has_groups:
+        return f"; write {grouped}"
+    if value.count(",") == 1 and takes_fractions and number_from(fraction) is not None:
+        return f"; write {fraction}"
+    return ""
 
 
 def number_from(text: str) -> int | float | None:
@@ -144,6 +165,11 @@ def number_from(text: str) -> int | float | None:
         return None
     digits = text.replace("_", "")
     return int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
+
+
+def has_points(text: str) -> bool:
+    """Return whether points may separate the thousands of a number, as in `10.000`, which is 10."""
+    return _POINTS.fullmatch(text.strip()) is not None
 
 
 def _has_choices(kinds: frozenset[Any], kind: type) -> bool:

@@ -220,7 +220,7 @@ def _end_rows(plan: LaunchPlan, result: Result) -> Iterator[Row]:
     yield "duration", format_duration(result.seconds)
     yield "checkpoint", _saved(plan, result)
     yield "restarts", f"{result.restarts}" if result.restarts else ""
-    marked = 'in the lines of rank 0 marked "warning:"'
+    marked = 'in the lines of rank 0 marked "warning:" or "error:"'
     yield "warnings", f"{result.warnings:,}, {marked}" if result.warnings else ""
 
 

@@ -6,12 +6,14 @@ import importlib.util
 import json
 import os
 import shlex
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.counted import counted
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
 from neox_config.derive.evaluation import evaluates_texts
@@ -19,6 +21,8 @@ from neox_config.derive.generation import generation_mode
 from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder, is_retrieval
 from neox_config.derive.recorded import contents_of, latest_checkpoint
 from neox_config.derive.refusals import refusals_of
+from neox_config.errors import ConfigError
+from neox_config.estimate.resolved import estimate_resolved
 from neox_config.facts.checkpoints import (
     MANIFEST,
     TOKEN_EMBEDDING,
@@ -47,17 +51,20 @@ from neox_launcher.plan.dataset_files import (
     index_path,
     manifest_path,
 )
+from neox_launcher.plan.moved import name_moved_folder
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS
 from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.local_gpus import count_gpus
+from neox_launcher.resources.local_memory import usable_memory
 from neox_launcher.resources.world import World, missing_devices
 
 __all__ = [
     "check_files",
     "check_loaded",
     "notes_on_data",
+    "notes_on_record",
     "notes_on_save",
     "preflight",
     "refuse_worker_by_hand",
@@ -66,6 +73,7 @@ __all__ = [
 
 Check = Callable[[NeoXConfig], Iterator[Problem]]
 
+_RECORD = "metrics.jsonl"
 _NO_CHECKPOINT = "contains no checkpoint"
 # Programs that load the whole model in `load`.
 _LOADING = ("train", "generate", "serve", "evaluate")
@@ -77,7 +85,34 @@ def preflight(plan: LaunchPlan) -> list[Problem]:
     problems = _preflight(config, program=plan.program, world=plan.world)
     if not any(problem.name == "load" for problem in problems):
         problems += check_loaded(plan.resolved, program=plan.program)
-    return [*problems, *_restarts_from_local_checkpoints(plan)]
+    return [*problems, *_memory_without_gpus(plan), *_restarts_from_local_checkpoints(plan)]
+
+
+def _memory_without_gpus(plan: LaunchPlan) -> Iterator[Problem]:
+    """Refuse a training on CPUs that needs more memory than this host has, which would only swap.
+
+    The workers on GPUs end by themselves when these are full.
+    """
+    if plan.program != "train" or plan.world.gpus != 0:
+        return
+    config, workers = plan.resolved.config, plan.world.size
+    try:
+        stages = estimate_resolved(plan.resolved, device="cpu")[0].memory
+    except ConfigError:
+        return  # The vocabulary cannot be counted here; the checks of files say why.
+    needed = sum(stage.total + stage.host for stage in stages) * workers // len(stages)
+    present = usable_memory()
+    if needed <= present:
+        return
+    fewer = "" if workers == 1 else ", or start fewer workers: --set num-gpus=1"
+    problem = Problem(
+        "hidden_size",
+        f"is too large for this host: the training needs about {needed / 2**30:,.1f} GiB of memory for "
+        f"{counted(workers, 'worker')}, and the host has {present / 2**30:,.1f} GiB",
+        f"set a smaller hidden-size, num-layers or train-micro-batch-size-per-gpu{fewer} (neox-config "
+        "estimate shows what needs the memory)",
+    )
+    yield problem.located(place_of(config.sources, "hidden_size"), in_words(config.model.hidden_size))
 
 
 def check_loaded(resolved: Resolved, *, program: str) -> list[Problem]:
@@ -241,6 +276,25 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
     ]
 
 
+def notes_on_record(config: NeoXConfig) -> list[Problem]:
+    """Return a note if `log_dir` has the record of another training, which this one renames."""
+    folder, section = config.logging.log_dir, config.checkpoint
+    if folder is None or not Path(folder, _RECORD).is_file():
+        return []
+    if not section.finetune and _continues(config):
+        return []
+    return [
+        Problem(
+            "log_dir",
+            f"has the record of an earlier training ({_RECORD}), and this one starts from the beginning\n"
+            f"the earlier record is kept as metrics.1.jsonl, or the next free number",
+            "to keep both apart, set log-dir to another folder",
+            value=folder,
+            place=place_of(config.sources, "log_dir"),
+        )
+    ]
+
+
 def _place_of_split(config: NeoXConfig) -> Place:
     return place_of(config.sources, "split") or Place(DEFAULTS)
 
@@ -300,6 +354,8 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
         # In a configuration that was refused, a value may be invalid, which has been reported.
         with suppress(InvalidValue):
             problems.extend(check(config))
+    with suppress(InvalidValue):
+        problems = name_moved_folder(config, problems)
     return [
         problem.located(place_of(config.sources, problem.name), in_words(config.value_of(problem.name)))
         for problem in problems
@@ -488,6 +544,11 @@ def _dataset_remedy(prefix: str, found: str) -> str:
         return "create the two files again with preprocess_data"
     if prefix.endswith((".bin", ".idx")):
         return f"write the prefix only: {prefix[:-4]}"
+    if os.path.isfile(index_path(prefix)):
+        return (
+            "its index is there, so the dataset lacks only this file: copy it again, or create both files "
+            "again with neox-data prepare or preprocess_data"
+        )
     folder, name = Path(prefix).parent, Path(prefix).name
     names = sorted(path.stem for path in folder.glob("*.idx")) if os.path.isdir(folder) else []
     # preprocess_data appends a key to the prefix that it is given.
@@ -609,6 +670,11 @@ def _why_not_writable(path: Path) -> str | None:
         return f"{path}: {error.strerror}"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"no write permission for {existing}"
+    try:
+        # Permissions do not tell what a file system accepts: /proc, or a network's for its root user.
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        return f"no file can be created in {existing} ({error.strerror})"
     return None
 
 

@@ -16,7 +16,8 @@ from neox_config.derive.recorded import fusions_off
 from neox_config.derive.resolve import Precision
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import MANIFEST
-from neox_config.problems import Problem, config_error, in_words
+from neox_config.problems import Problem, config_error, did_you_mean, in_words
+from neox_config.read.aliases import FOREIGN_NAMES
 from neox_config.read.wording import sentence_about
 from neox_config.rules import broken_rules
 from neox_config.schema.sections.generation import GenerationSection
@@ -247,7 +248,7 @@ def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
     problems = [
         Problem(name, "has no effect on texts that Python requests", f"use {', '.join(_SETTINGS)}")
         if name in GenerationSection.model_fields
-        else Problem(name, "is not a parameter of generation", "use one of docs/generation.md")
+        else Problem(name, "is not a parameter of generation", _meant(name))
         for name in sorted(settings.keys() - names)
     ]
     try:
@@ -267,6 +268,13 @@ def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
     if problems:
         raise config_error(problems, ["generate"])
     return config
+
+
+def _meant(name: str) -> str:
+    """Return the remedy for a name that is not one of the settings."""
+    if FOREIGN_NAMES.get(name) in _SETTINGS:
+        return f"use {FOREIGN_NAMES[name]}"
+    return did_you_mean(name, _SETTINGS) or f"use one of {', '.join(_SETTINGS)}"
 
 
 def load_model(
@@ -337,6 +345,11 @@ def _of_config(config: NeoXConfig, precision: Precision | None) -> Model:
 def _checkpoint_in(folder: Path) -> Checkpoint:
     if (folder / MANIFEST).is_file():
         return Checkpoint(folder)
+    if folder.is_file():
+        raise CheckpointError(
+            f"{folder} is a file; pass the folder of checkpoints, or a configuration: "
+            f"load_model(load_config({str(folder)!r}))"
+        )
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; check the path")
     latest = find_latest(folder)

@@ -100,6 +100,11 @@ class Trainer:
         curriculum: Schedule | Mapping[str, Schedule] | None = None,
         start_from: Model | None = None,
     ) -> None:
+        if not isinstance(config, NeoXConfig):
+            raise NeoXError(
+                f"{str(config)!r} is not a configuration; to read one from this file: "
+                f"Trainer(load_config({str(config)!r}))"
+            )
         self._is_running = self._has_ended = self._has_failed = self._is_closed = False
         difficulties = _difficulties(with_iterations(config, devices=1), curriculum)
         if start_from is not None and config.checkpoint.load is not None:

@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 # Recorded with the parameters: digests of the samples read, by part.
 SAMPLES_DIGEST = "samples_digest"
-_PARTS = {"train": "training samples", "valid": "validation samples"}
 _NONE = "none"
 # Counts in the training loop's state: those that give the position in the data, and the others.
 _USED = {
@@ -127,20 +126,26 @@ def log_training_changes(changes: Changes, *, keeps_curve: bool) -> None:
 
 
 def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
-    """Log a warning if samples are in a different order than before the checkpoint.
+    """Log a warning if training samples are in a different order than before the checkpoint.
+
+    Validation samples in a different order change only what is evaluated, which is logged as information.
 
     Args:
         manifest: the checkpoint's.
         config: this run's.
     """
     there, here = manifest.config.get(SAMPLES_DIGEST, {}), config.get(SAMPLES_DIGEST, {})
-    for part, samples in _PARTS.items():
-        if part in there and part in here and there[part] != here[part]:
-            logger.warning(
-                "%s are in a different order than before the checkpoint: some will be read twice, others not "
-                "at all",
-                samples,
-            )
+    changed = {part for part in there.keys() & here.keys() if there[part] != here[part]}
+    if "train" in changed:
+        logger.warning(
+            "training samples are in a different order than before the checkpoint: some will be read twice, "
+            "others not at all"
+        )
+    if "valid" in changed:
+        logger.info(
+            "validation samples are others than before the checkpoint; the training is the same, only its "
+            "validation losses are of other samples"
+        )
 
 
 def log_other_versions(manifest: Manifest, packages: Mapping[str, str]) -> None:

@@ -116,7 +116,10 @@ def offer_earlier(directory: Path, damaged: Path | None, *, on_every_host: bool 
         if path != damaged and (before is None or _iteration(path) < before)
     ]
     if not others:
-        return "; this folder contains no earlier complete checkpoint"
+        return (
+            "; this folder contains no earlier complete checkpoint: without a copy of its files, train anew "
+            "with load, save and log-dir set to other folders"
+        )
     name = others[-1].name
     where = " on every host" if on_every_host else ""
     return f"; to resume from the complete checkpoint {name}, run{where}: echo {name} > {directory / LATEST}"

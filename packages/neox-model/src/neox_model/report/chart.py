@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from neox_config.atomic import atomic_write
-from neox_model.metrics.writers.jsonl import RECORD
 from neox_model.optional import require
 from neox_model.report.markup import printable
 from neox_model.report.reading import Column, Run
@@ -36,9 +35,7 @@ def draw_loss_curve(run: Run, picture: Path) -> Path:
     """
     curves = {name: _points(run.columns[name]) for name in _CURVES if name in run.columns}
     if not curves:
-        raise ValueError(
-            f"{run.folder / RECORD} contains no loss; wait until the training has logged some iterations"
-        )
+        raise ValueError(f"{run.record} contains no loss; wait until the training has logged some iterations")
     require("matplotlib", because="neox-report", install="matplotlib")
     from matplotlib.figure import Figure
 

@@ -12,7 +12,7 @@ from neox_config.command_line import Command
 from neox_model.optional import MissingPackageError
 from neox_model.report.chart import draw_loss_curve
 from neox_model.report.page import render_page
-from neox_model.report.reading import Run, UnknownFormatError, read_runs
+from neox_model.report.reading import Run, UnknownFormatError, earlier_records, is_record, read_runs
 
 __all__ = ["main"]
 
@@ -21,15 +21,15 @@ class _Report(Command):
     reported: ClassVar[tuple[type[Exception], ...]] = (OSError, UnknownFormatError)
 
 
-class _RunFolder(click.Path):
-    """A folder; a file in its place is answered with its folder."""
+class _Run(click.Path):
+    """A log folder, or a record in it; another file is answered with its folder."""
 
     def __init__(self) -> None:
-        super().__init__(exists=True, file_okay=False, path_type=Path)
+        super().__init__(exists=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path of a folder that exists."""
-        if os.path.isfile(value):
+        """Return the path of a log folder, or of a record."""
+        if os.path.isfile(value) and not is_record(Path(value)):
             folder = shlex.quote(os.path.dirname(value) or ".")
             self.fail(f"{value} is a file; give the folder of the run: neox-report {folder}", param, ctx)
         return super().convert(value, param, ctx)
@@ -45,10 +45,12 @@ class _RunFolder(click.Path):
     metavar="RUN [RUN ...]",
     nargs=-1,
     required=True,
-    type=_RunFolder(),
+    type=_Run(),
 )
 @click.option(
-    "--output", type=click.Path(path_type=Path), help="Page to write. Default: report.html in the first RUN."
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Page to write. Default: report.html in the first RUN; report.N.html for metrics.N.jsonl.",
 )
 @click.option(
     "--png", type=click.Path(path_type=Path), help="Loss plot to write. Default: loss.png in a single RUN."
@@ -56,20 +58,33 @@ class _RunFolder(click.Path):
 def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     """Write one HTML page about the runs with the log folders RUN (log-dir), and plot the loss.
 
+    RUN may also be the record of an earlier training: a training that starts from the beginning renames the
+    metrics.jsonl that it finds in its log-dir to metrics.1.jsonl, or the next free number.
+
     The page opens without a network: curves of the loss, learning rate, norms, throughput and memory,
     evaluations, restarts and their causes, skipped updates and loss spikes with their documents, the
     configuration with the origin of each value, and the estimate next to the measurements. With several runs
     it compares them: what differs in configuration, data, packages and code. What the records lack is named
     on the page.
     """
-    page = output or runs[0] / "report.html"
+    page = output or _beside(runs[0], "report.html")
     found = read_runs(runs)
     text = render_page(found)
     with atomic_write(page) as file:
         file.write(text)
     click.echo(click.format_filename(page))
     if len(runs) == 1 or png is not None:
-        _plot(found[0], png or runs[0] / "loss.png", is_requested=png is not None)
+        _plot(found[0], png or _beside(runs[0], "loss.png"), is_requested=png is not None)
+    for record in (record for run in runs for record in earlier_records(run)):
+        command = f"neox-report {shlex.quote(str(record))}"
+        click.echo(f"{record} is the record of an earlier training; show it with: {command}", err=True)
+
+
+def _beside(run: Path, name: str) -> Path:
+    """Return the file to write in a log folder; for metrics.1.jsonl report.html becomes report.1.html."""
+    if run.is_dir():
+        return run / name
+    return run.with_name(f"{Path(name).stem}{Path(run.stem).suffix}{Path(name).suffix}")
 
 
 def _plot(run: Run, picture: Path, *, is_requested: bool) -> None:

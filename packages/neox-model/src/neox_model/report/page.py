@@ -106,7 +106,7 @@ def _head(run: Run, *, named: bool) -> Html:
         badge(word, kind),
         f" {done}{iterations} in {counted(len(run.attempts), 'attempt')}; last record {ended} UTC; "
         "log folder ",
-        element("code", str(run.folder)),
+        element("code", str(run.source)),
     )
     told = element("ol", *(element("li", sentence) for sentence in story(run)))
     return element(

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,21 @@ from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iterat
 from neox_model.metrics.writers.jsonl import FAILURES, FORMAT, RECORD, read_records, superseded_from
 from neox_model.report.checking import is_time, unsound
 
-__all__ = ["Attempt", "Column", "Run", "UnknownFormatError", "read_run", "read_runs"]
+__all__ = [
+    "Attempt",
+    "Column",
+    "Run",
+    "UnknownFormatError",
+    "earlier_records",
+    "is_record",
+    "read_run",
+    "read_runs",
+]
 
 _HEAD = ("time", "attempt", "iteration")
 _MOST_NAMED = 3
+# A training that starts from the beginning renames the record of an earlier one to metrics.1.jsonl.
+_EARLIER = re.compile(rf"{Path(RECORD).stem}\.([0-9]+){Path(RECORD).suffix}")
 
 
 class UnknownFormatError(ValueError):
@@ -80,8 +92,8 @@ class Run:
     """A run as its files show it.
 
     Args:
-        folder: the log folder.
-        label: its name among several runs; empty: the name of the folder.
+        source: the log folder, or in it the record of an earlier training.
+        label: its name among several runs; empty: the name of the source.
         columns: the metrics in effect, by name.
         repeated: the metrics of iterations that a later attempt repeated, by number of the attempt.
         events: all events in the order of the record, except those that describe attempts.
@@ -92,7 +104,7 @@ class Run:
         missing: what the files lack, in words.
     """
 
-    folder: Path
+    source: Path
     label: str = ""
     columns: dict[str, Column] = field(default_factory=dict)
     repeated: dict[int, dict[str, Column]] = field(default_factory=dict)
@@ -105,8 +117,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of the log folder, or the part of its path that differs from those of other runs."""
-        return self.label or self.folder.resolve().name
+        """The name of the source, or the part of its path that differs from those of other runs."""
+        return self.label or self.source.resolve().name
+
+    @property
+    def record(self) -> Path:
+        """The file with its metrics and events."""
+        return self.source / RECORD if self.source.is_dir() else self.source
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -134,21 +151,21 @@ class Run:
         return self.columns[metric].last if metric in self.columns else None
 
 
-def read_run(folder: Path) -> Run:
+def read_run(source: Path) -> Run:
     """Read the files of a run.
 
     Args:
-        folder: its log folder.
+        source: its log folder, or in it the record of an earlier training.
 
     Raises:
         OSError: the folder has no readable `metrics.jsonl`.
         UnknownFormatError: another version wrote it.
     """
-    path = folder / RECORD
+    run, attempts = Run(source=source), dict[int, Attempt]()
+    path = run.record
     if not path.exists():
-        raise FileNotFoundError(errno.ENOENT, f"no such file; {_log_folder_near(folder)}", str(path))
+        raise FileNotFoundError(errno.ENOENT, f"no such file; {_log_folder_near(source)}", str(path))
     limits = superseded_from(path)
-    run, attempts = Run(folder=folder), dict[int, Attempt]()
     for record in read_records(path):
         number, iteration = record.get("attempt", 1), record["iteration"]
         attempt = attempts.setdefault(number, Attempt(number=number, first=0))
@@ -171,6 +188,18 @@ def read_run(folder: Path) -> Run:
     return run
 
 
+def earlier_records(source: Path) -> list[Path]:
+    """Return the records of earlier trainings in a log folder, oldest first; none of a file."""
+    found = {path: _EARLIER.fullmatch(path.name) for path in source.glob("*")}
+    numbers = {path: int(match[1]) for path, match in found.items() if match}
+    return sorted(numbers, key=numbers.__getitem__)
+
+
+def is_record(path: Path) -> bool:
+    """Return whether a file has the name of a record."""
+    return path.name == RECORD or _EARLIER.fullmatch(path.name) is not None
+
+
 def _log_folder_near(folder: Path) -> str:
     """Return what to pass in place of a folder without a record."""
     found = sorted(str(record.parent) for record in folder.glob(f"*/{RECORD}"))
@@ -179,15 +208,15 @@ def _log_folder_near(folder: Path) -> str:
     return f"pass the folder that has it: {' or '.join(found[:_MOST_NAMED])}"
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read several runs, and name each by the shortest ends of their paths that differ.
+def read_runs(sources: Sequence[Path]) -> list[Run]:
+    """Read several runs by `read_run`, and name each by the shortest ends of their paths that differ.
 
     Raises:
         OSError: a folder has no readable `metrics.jsonl`.
         UnknownFormatError: another version wrote one.
     """
-    runs = [read_run(folder) for folder in folders]
-    paths = [folder.resolve() for folder in folders]
+    runs = [read_run(source) for source in sources]
+    paths = [source.resolve() for source in sources]
     for run, label in zip(runs, _shortest_ends(paths), strict=True):
         run.label = label
     return runs
@@ -208,7 +237,7 @@ def _add_event(run: Run, attempt: Attempt, record: dict[str, Any], *, is_in_effe
     elif kind == "attempt":
         if record.get("format") != FORMAT:
             raise UnknownFormatError(
-                f"{run.folder / RECORD} has the format {record.get('format')}, and this version reads "
+                f"{run.record} has the format {record.get('format')}, and this version reads "
                 f"{FORMAT}; use neox-report of the version that trained it"
             )
         attempt.first, attempt.began = record["iteration"], record.get("time")
@@ -225,14 +254,14 @@ def _add_event(run: Run, attempt: Attempt, record: dict[str, Any], *, is_in_effe
 
 def _add_failures(run: Run) -> None:
     """Give each recorded failure to the attempt that was running."""
-    path = run.folder / FAILURES
+    path = run.record.with_name(run.record.name.replace(Path(RECORD).stem, Path(FAILURES).stem, 1))
     if not path.exists():
         run.missing.append("failures of workers: none were recorded by the agents of neox-launch")
         return
     failures = sorted(_failures(path), key=lambda one: one["time"])
     earlier = sum(not _is_placed(failure, run) for failure in failures)
     if earlier:
-        run.missing.append(f"{counted(earlier, 'failure')} of {FAILURES}, older than the first attempt")
+        run.missing.append(f"{counted(earlier, 'failure')} of {path.name}, older than the first attempt")
 
 
 def _is_placed(failure: Mapping[str, Any], run: Run) -> bool:

@@ -121,6 +121,7 @@ def build_checkpoint_hook(
         while_saving=partial(while_saving, outputs.progress),
         events=outputs.events,
         after_save=_after_save(training, directory, saved),
+        keep_last=section.keep_last_n_checkpoints,
     )
 
 

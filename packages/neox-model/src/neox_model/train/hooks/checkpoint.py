@@ -76,6 +76,7 @@ class CheckpointHook(Hook):
         while_saving: function of the iteration that returns a context manager around the save.
         events: records each save and each failure to save.
         after_save: called with the iteration of each complete checkpoint.
+        keep_last: number of checkpoints that are kept; None: all.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class CheckpointHook(Hook):
         while_saving: Callable[[int], AbstractContextManager[object]] = nullcontext,
         events: Events = NO_EVENTS,
         after_save: Callable[[int], None] = lambda iteration: None,
+        keep_last: int | None = None,
     ) -> None:
+        self._keep_last = keep_last
         self._events = events
         self._after_save = after_save
         self._save = save
@@ -170,9 +173,10 @@ class CheckpointHook(Hook):
             self._save_now(state, self._save)
         except CheckpointError as error:
             self._events.record("save_failed", state.iteration, message=str(error))
+            remedy = _remedy(error, self._keep_last) or "remove the cause"
             raise NeoXError(
-                f"cannot save the training's last iteration, {state.iteration}: {error}; "
-                f"{_remedy(error) or 'remove the cause'}, then start again from the latest checkpoint"
+                f"cannot save the training's last iteration, {state.iteration}: {error}; {remedy}, then "
+                "start again from the latest checkpoint"
             ) from error
 
     def _try_to_save(self, state: TrainState) -> None:
@@ -212,12 +216,15 @@ class CheckpointHook(Hook):
 
     def _report_failure(self, iteration: int, error: CheckpointError) -> None:
         self._events.record("save_failed", iteration, message=str(error))
-        what = f"{error}; {_remedy(error)}" if _remedy(error) else str(error)
+        remedy = _remedy(error, self._keep_last)
+        what = f"{error}; {remedy}" if remedy else str(error)
         logger.error("iteration %d was not saved, training continues: %s", iteration, what)
 
 
-def _remedy(error: CheckpointError) -> str:
+def _remedy(error: CheckpointError, keep_last: int | None) -> str:
     """Return what to do about a full disk, possibly that of another rank, known by its text; else nothing."""
     if any(os.strerror(code) in str(error) for code in _FULL_DISK):
+        if keep_last == 1:
+            return "free disk space (while a checkpoint is written, the one before it is kept, too)"
         return "free disk space (keep-last-n-checkpoints limits the number of checkpoints)"
     return ""
