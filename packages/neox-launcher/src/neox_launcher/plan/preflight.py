@@ -24,6 +24,7 @@ from neox_config.facts.checkpoints import (
     TOKEN_EMBEDDING,
     checkpoint_name,
     complete_checkpoints,
+    gpt_neox_checkpoint,
     is_checkpoint,
     iteration_of,
 )
@@ -67,6 +68,7 @@ __all__ = [
 Check = Callable[[NeoXConfig], Iterator[Problem]]
 
 _NO_CHECKPOINT = "contains no checkpoint"
+_GPT_NEOX = "is a checkpoint of GPT-NeoX"
 # Programs that load the whole model in `load`.
 _LOADING = ("train", "generate", "serve", "evaluate")
 
@@ -678,7 +680,9 @@ def _why_no_checkpoint(folder: str) -> str | None:
     if is_url(folder):
         return None
     try:
-        return None if complete_checkpoints(Path(folder)) else _NO_CHECKPOINT
+        if complete_checkpoints(Path(folder)):
+            return None
+        return _NO_CHECKPOINT if gpt_neox_checkpoint(Path(folder)) is None else _GPT_NEOX
     except OSError as error:
         return f"cannot be read ({error.strerror})"
 
@@ -766,6 +770,9 @@ def _base_of_loaded(config: NeoXConfig, base: Path) -> Path | None:
 
 
 def _load_remedy(load: str, reason: str, *, name: str = "load") -> str:
+    if reason == _GPT_NEOX:
+        theirs = shlex.quote(str(gpt_neox_checkpoint(Path(load))))
+        return f"convert it with neox-convert from-neox {theirs} --output imported, then set {name}: imported"
     if reason != _NO_CHECKPOINT:
         return "check the path and the permissions of its folders"
     if _is_hugging_face(Path(load)):
