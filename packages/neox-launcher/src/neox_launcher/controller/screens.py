@@ -11,6 +11,7 @@ from rich.text import Text
 from neox_config import NeoXConfig, load_config
 from neox_config.counted import counted
 from neox_config.derive.objective import is_encoder, is_retrieval
+from neox_config.derive.recorded import latest_checkpoint
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
@@ -246,6 +247,14 @@ def _has_saved(plan: LaunchPlan, result: Result) -> bool:
         return False  # The file server may have ended the training.
 
 
+def _has_checkpoint(plan: LaunchPlan, folder: str) -> bool:
+    """Return whether a folder has a complete checkpoint that this machine can read."""
+    try:
+        return not is_url(folder) and latest_checkpoint(Path(plan.working_directory, folder)) is not None
+    except OSError:
+        return False
+
+
 def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finished: bool) -> Iterator[Row]:
     """Yield commands that can be typed now, with what each does."""
     section = plan.resolved.config.checkpoint
@@ -253,10 +262,10 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
     if not is_finished:
         # Without a new checkpoint, the same command starts from where this launch did.
         resuming = _resuming(plan) if has_saved else {}
-        again = "once corrected" if _would_repeat(result.outcome) else "start again"
+        again = "after the fix" if _would_repeat(result.outcome) else "start again"
         yield "resume" if has_saved else again, _command(request, settings=resuming)
     is_same = section.load == section.save
-    if section.save is not None and (has_saved or (is_same and _first_iteration(plan))):
+    if section.save is not None and (has_saved or (is_same and _has_checkpoint(plan, section.save))):
         settings = {} if is_same else {"load": section.save}
         if not is_encoder(plan.resolved.config):
             yield "generate", _command(request, "generate", settings=settings)

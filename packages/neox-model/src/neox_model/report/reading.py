@@ -146,7 +146,9 @@ def read_run(folder: Path) -> Run:
     """
     path = folder / RECORD
     if not path.exists():
-        raise FileNotFoundError(errno.ENOENT, f"no such file; {_log_folder_near(folder)}", str(path))
+        failed = _only_failures(folder / FAILURES)
+        what = f"no such file; {_log_folder_near(folder)}" if failed is None else failed
+        raise FileNotFoundError(errno.ENOENT, what, str(path))
     limits = superseded_from(path)
     run, attempts = Run(folder=folder), dict[int, Attempt]()
     for record in read_records(path):
@@ -169,6 +171,18 @@ def read_run(folder: Path) -> Run:
     _add_checkpoints(run)
     run.missing += _missing(run)
     return run
+
+
+def _only_failures(path: Path) -> str | None:
+    """Return what failed before a first iteration was recorded; None if no failure was recorded either."""
+    failures = sorted(_failures(path), key=lambda one: one["time"]) if path.is_file() else []
+    if not failures:
+        return None
+    last = failures[-1]
+    rank, host = last.get("rank"), last.get("host")
+    where = (f"worker {rank} on " if rank is not None else "") + (host or "")
+    message = f"{where}: {last.get('message')}" if where else last.get("message")
+    return f"no iteration was recorded; {FAILURES} has {counted(len(failures), 'failure')}, last {message}"
 
 
 def _log_folder_near(folder: Path) -> str:
