@@ -72,7 +72,7 @@ def test_the_start_screen_shows_what_will_be_trained(plan):
         "evaluates": "every 1,000 iterations and at the end, 100 batches",
         "logs": "logs (metrics.jsonl)",
         "restarts": "at most 2",
-        "stop with": "Ctrl-C: finishes the iteration and saves",
+        "stop with": "Ctrl-C: stops after this iteration or the next, and saves",
     }
 
 

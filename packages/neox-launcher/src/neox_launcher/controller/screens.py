@@ -127,7 +127,10 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     yield "evaluates", _evaluates(config)
     yield "logs", _logs(config)
     yield "restarts", f"at most {plan.max_restarts}" if plan.max_restarts else ""
-    yield "stop with", "Ctrl-C: finishes the iteration" + (" and saves" if config.checkpoint.save else "")
+    yield (
+        "stop with",
+        "Ctrl-C: stops after this iteration or the next" + (", and saves" if config.checkpoint.save else ""),
+    )
 
 
 def _workers(plan: LaunchPlan) -> str:
