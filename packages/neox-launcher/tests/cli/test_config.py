@@ -179,7 +179,10 @@ def test_a_schedule_that_the_training_does_not_finish_is_noted(minimal):
         file.write("\nlr-decay-iters: 320000\nwarmup: 0.01\nlr-decay-style: cosine\n")
     result = run("check", minimal, "--set", "train-iters=20")
     assert result.exit_code == 0
-    note = "    ends the training before its learning rate has reached min-lr: the schedule has 320,000 iterations ("
+    note = (
+        "    ends the training before its learning rate has reached min-lr: the schedule has 320,000 "
+        "iterations ("
+    )
     assert f"train-iters: 20\n{note}" in result.stderr
     assert "    set lr-decay-iters: 20, too\n" in result.stderr
     # Wherever the values are from.

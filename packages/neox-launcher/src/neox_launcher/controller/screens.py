@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from rich.text import Text
 
 from neox_config import NeoXConfig, load_config
@@ -19,7 +18,7 @@ from neox_config.estimate.suggest import ATTAINED_TFLOPS
 from neox_config.facts.checkpoints import is_checkpoint, iteration_of
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
-from neox_config.read.reading import normal_name
+from neox_config.read.reading import normal_name, text_as_yaml
 from neox_launcher.plan.of_training import is_of_training
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
@@ -350,12 +349,8 @@ def _name_of(override: str) -> str:
 
 
 def _as_yaml(value: str) -> str:
-    """Return a value of `--set`, quoted where YAML would read something else than this text."""
-    try:
-        is_plain = yaml.safe_load(value) == value
-    except yaml.YAMLError:
-        is_plain = False
-    return value if is_plain or value == "false" else "'" + value.replace("'", "''") + "'"
+    """Return a value of `--set`: a text, or false."""
+    return value if value == "false" else text_as_yaml(value)
 
 
 def _count(number: int) -> str:
