@@ -208,9 +208,7 @@ def _replaced(used: Leaf, earlier: Leaf) -> Problem:
     return Problem(used.name, what, "", value=in_words(used.value), place=used.place)
 
 
-def _disagreements(
-    different: Sequence[tuple[Leaf, Leaf]], *, written: Mapping[Place, Any]
-) -> list[Problem]:
+def _disagreements(different: Sequence[tuple[Leaf, Leaf]], *, written: Mapping[Place, Any]) -> list[Problem]:
     """Return one problem for each two files that give parameters different values.
 
     Args:
