@@ -60,7 +60,9 @@ def test_a_replaced_dataset_is_named_with_its_size(
     assert "replaced a" not in first.output
     tokens = open_indexed(f"{tmp_path}/a_text_document").num_tokens
     # One document of fewer tokens.
+
     again = run(*words, "--num-docs", 1, output=tmp_path / "a")
+    assert again.exit_code == 0, again.output
     assert open_indexed(f"{tmp_path}/a_text_document").num_tokens < tokens
     note = f"replaced a dataset of 3 documents and {tokens:,} tokens, {tmp_path}/a_text_document\n"
     assert note in again.stdout

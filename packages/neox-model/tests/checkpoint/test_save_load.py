@@ -134,8 +134,14 @@ def test_optimizer_states_can_be_left_out_when_loading_or_saving(tmp_path, train
         assert run.weights == trained.weights
         assert not run.engine.update.optimizer.state
         assert run.schedule.state == {"applied_updates": 2}
-    with pytest.raises(CheckpointError, match=r"contains no optimizer states .* set no-load-optim: true"):
+    remedy = "to continue with new ones, set finetune: false, no-load-optim: true; to start at iteration 0"
+    with pytest.raises(CheckpointError, match=f"contains no optimizer states; {remedy}"):
         Run().load(tmp_path / "weights")
+    # As a checkpoint that was converted from GPT-NeoX.
+    trained.save(tmp_path / "bare", save_optimizer=False, save_rng=False)
+    every = "no-load-optim: true, no-load-rng: true, override-lr-scheduler: true; to start"
+    with pytest.raises(CheckpointError, match=f"set finetune: false, {every}"):
+        Run().load(tmp_path / "bare")
 
 
 def _draw() -> list[float]:
