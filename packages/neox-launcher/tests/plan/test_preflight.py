@@ -90,7 +90,10 @@ def test_packages_of_monitors_are_checked_if_neox_model_is_installed(load, files
     installed = {"neox_model", "tensorboard"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
     (problem,) = check_files(config, program="train")
-    assert (problem.name, problem.remedy) == ("use_wandb", "pip install wandb")
+    assert (problem.name, problem.remedy) == (
+        "use_wandb",
+        "pip install wandb, or --set use-wandb=false",
+    )
     installed.clear()
     assert check_files(config, program="train") == []
 

@@ -560,7 +560,8 @@ def _packages(config: NeoXConfig) -> Iterator[Problem]:
         ("comet.enabled", monitors.comet.enabled, "comet_ml"),
     ):
         if is_on:
-            yield from _missing(name, package)
+            off = f"{name.replace('_', '-')}={'null' if name == 'tensorboard_dir' else 'false'}"
+            yield from _missing(name, package, instead=f"--set {off}")
 
 
 def _server(config: NeoXConfig) -> Iterator[Problem]:
@@ -591,12 +592,15 @@ def _store_packages(name: str, url: str | None) -> Iterator[Problem]:
         yield from _missing(name, package)
 
 
-def _missing(name: str, package: str, *, install: str | None = None) -> Iterator[Problem]:
+def _missing(
+    name: str, package: str, *, install: str | None = None, instead: str | None = None
+) -> Iterator[Problem]:
     """Yield a problem if a package is not installed, but neox-model, which uses it, is installed here."""
     if importlib.util.find_spec("neox_model") is None or importlib.util.find_spec(package) is not None:
         return
     what = f"needs the package {package}, which is not installed here"
-    yield Problem(name, what, f"pip install {install or package}")
+    remedy = f"pip install {install or package}"
+    yield Problem(name, what, remedy if instead is None else f"{remedy}, or {instead}")
 
 
 def _why_not_writable(path: Path) -> str | None:
