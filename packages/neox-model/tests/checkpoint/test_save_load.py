@@ -561,6 +561,24 @@ def test_changed_order_of_samples_is_logged_on_resume(tmp_path, trained, caplog)
     ]
 
 
+def test_other_data_is_named_on_resume_with_its_documents(tmp_path, trained, caplog):
+    trained.config = trained.config | {"samples_digest": {"train": "a"}, "documents": 1000}
+    trained.save(tmp_path)
+    run = Run()
+    with caplog.at_level(logging.WARNING):
+        for documents in (2000, 1000, None):
+            run.config = run.config | {"samples_digest": {"train": "b"}, "documents": documents}
+            run.load(tmp_path)
+    end = "some will be read twice, others not at all"
+    same = f"training samples are in a different order than before the checkpoint: {end}"
+    assert caplog.messages == [
+        "training samples are of other data than before the checkpoint (1,000 documents then, 2,000 now): "
+        f"{end}",
+        same,
+        same,
+    ]
+
+
 def two_layers() -> Run:
     run = Run(layers=2)
     run.train()

@@ -23,6 +23,7 @@ from neox_model.checkpoint.contents import Manifest, is_count
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 
 __all__ = [
+    "DOCUMENTS",
     "SAMPLES_DIGEST",
     "changes_since",
     "check_schedule",
@@ -42,8 +43,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Recorded with the parameters: digests of the samples read, by part.
+# Recorded with the parameters: digests of the samples read, by part, and the documents of the training data.
 SAMPLES_DIGEST = "samples_digest"
+DOCUMENTS = "documents"
 _PARTS = {"train": "training samples", "valid": "validation samples"}
 _NONE = "none"
 # Counts in the training loop's state: those that give the position in the data, and the others.
@@ -127,20 +129,20 @@ def log_training_changes(changes: Changes, *, keeps_curve: bool) -> None:
 
 
 def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
-    """Log a warning if samples are in a different order than before the checkpoint.
+    """Log a warning if samples are others, or in a different order, than before the checkpoint.
 
     Args:
         manifest: the checkpoint's.
         config: this run's.
     """
     there, here = manifest.config.get(SAMPLES_DIGEST, {}), config.get(SAMPLES_DIGEST, {})
+    before, now = manifest.config.get(DOCUMENTS), config.get(DOCUMENTS)
+    how = "in a different order than before the checkpoint"
+    if is_count(before) and is_count(now) and before != now:
+        how = f"of other data than before the checkpoint ({before:,} documents then, {now:,} now)"
     for part, samples in _PARTS.items():
         if part in there and part in here and there[part] != here[part]:
-            logger.warning(
-                "%s are in a different order than before the checkpoint: some will be read twice, others not "
-                "at all",
-                samples,
-            )
+            logger.warning("%s are %s: some will be read twice, others not at all", samples, how)
 
 
 def log_other_versions(manifest: Manifest, packages: Mapping[str, str]) -> None:
