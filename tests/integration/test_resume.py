@@ -18,6 +18,7 @@ from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.schema.config import all_parameters
 from neox_config.schema.parameter import Parameter
+from neox_data.indexed import open_indexed
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
@@ -228,6 +229,10 @@ def test_changed_order_of_samples_is_logged(tmp_path, corpus):
     # The third one's checkpoint was written in the new order; the fourth goes back, with another seed.
     assert says == [False, False, True, True]
     assert re.search(r"train-iters +20 +200\n", "\n".join(results[2]["warnings"]) + "\n")
+    # They are of the same data, of which each checkpoint records the number of documents.
+    for manifest in Path(saved).glob(f"global_step*/{MANIFEST}"):
+        recorded = json.loads(manifest.read_text())["contents"]["config"]["documents"]
+        assert recorded == len(open_indexed(corpus).document_starts) - 1
 
 
 # 100 changed configurations

@@ -599,6 +599,18 @@ def test_a_folder_without_record_is_refused_by_name(tmp_path):
     assert f"{tmp_path / 'metrics.jsonl'}: no such file; pass the folder that log-dir names" in result.output
 
 
+def test_a_folder_with_failures_and_no_record_is_answered_with_the_last_failure(tmp_path):
+    failures = [
+        {"time": 20.0, "host": "node-1", "rank": 3, "message": "data-path: no such file"},
+        {"time": 10.0, "host": "node-0", "rank": 0, "message": "out of memory"},
+    ]
+    (tmp_path / "failures.jsonl").write_text("".join(json.dumps(one) + "\n" for one in failures))
+    result = CliRunner().invoke(main, [str(tmp_path)])
+    assert result.exit_code == 1
+    last = "last worker 3 on node-1: data-path: no such file"
+    assert f"no iteration was recorded; failures.jsonl has 2 failures, {last}\n" in result.output
+
+
 def test_a_folder_whose_subfolder_has_the_record_is_refused_with_its_name(tmp_path):
     (tmp_path / "logs").mkdir()
     write_record(tmp_path / "logs", [])

@@ -50,6 +50,26 @@ def test_documents_are_written_in_order(corpus: Path, tokenizer_json: Path, tmp_
     assert "4 documents (100%)" in result.stderr
 
 
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_replaced_dataset_is_named_with_its_size(
+    corpus: Path, tokenizer_json: Path, tmp_path: Path, resume: list[str]
+) -> None:
+    words = ("--input", corpus, "--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer_json, *resume)
+    first = run(*words, output=tmp_path / "a")
+    assert first.exit_code == 0, first.output
+    assert "replaced a" not in first.output
+    tokens = open_indexed(f"{tmp_path}/a_text_document").num_tokens
+    corpus.write_text(json.dumps({"text": TEXTS[0]}))
+    again = run(*words, output=tmp_path / "a")
+    assert again.exit_code == 0, again.output
+    assert open_indexed(f"{tmp_path}/a_text_document").num_tokens < tokens
+    note = f"replaced a dataset of 3 documents and {tokens:,} tokens, {tmp_path}/a_text_document\n"
+    assert note in again.stdout
+    Path(f"{tmp_path}/a_text_document.idx").write_bytes(b"cut")
+    damaged = run(*words, output=tmp_path / "a")
+    assert f"replaced {tmp_path}/a_text_document, which was no complete dataset\n" in damaged.stdout
+
+
 def test_the_vocabulary_may_be_given_as_in_the_readme_of_gpt_neox(
     corpus: Path, tokenizer_json: Path, tmp_path: Path
 ) -> None:

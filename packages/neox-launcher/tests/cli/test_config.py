@@ -174,16 +174,33 @@ def test_a_hostfile_that_is_not_on_this_machine_is_noted(minimal):
     )
 
 
-def test_a_schedule_of_another_training_is_noted(minimal):
+def test_a_schedule_that_the_training_does_not_finish_is_noted(minimal):
     with minimal.open("a") as file:
-        file.write("\nlr-decay-iters: 320000\nwarmup: 0.01\n")
+        file.write("\nlr-decay-iters: 320000\nwarmup: 0.01\nlr-decay-style: cosine\n")
     result = run("check", minimal, "--set", "train-iters=20")
     assert result.exit_code == 0
-    assert "train-iters: 20\n    ends the training before its learning rate follows" in result.stderr
-    assert "which has 320,000 iterations, 3,200 of them warmup (" in result.stderr
+    note = (
+        "    ends the training before its learning rate has reached min-lr: the schedule has 320,000 "
+        "iterations ("
+    )
+    assert f"train-iters: 20\n{note}" in result.stderr
     assert "    set lr-decay-iters: 20, too\n" in result.stderr
+    # Wherever the values are from.
     both = ("--set", "train-iters=20", "--set", "lr-decay-iters=320000")
-    assert "follows the schedule" not in run("check", minimal, *both).stderr
+    assert note in run("check", minimal, *both).stderr
+    assert note in run("check", minimal).stderr
+    for reached in ("lr-decay-iters=20", "lr-decay-style=constant"):
+        assert note not in run("check", minimal, "--set", "train-iters=20", "--set", reached).stderr
+
+
+def test_the_remedy_for_a_schedule_is_one_that_a_resume_accepts(minimal):
+    with minimal.open("a") as file:
+        file.write("\nlr-decay-iters: 320000\nlr-decay-style: cosine\nload: old\n")
+    remedy = "set lr-decay-iters: 20, too; if this continues a checkpoint, also override-lr-scheduler: true\n"
+    assert remedy in run("check", minimal, "--set", "train-iters=20").stderr
+    for other in ("finetune=true", "override-lr-scheduler=true"):
+        result = run("check", minimal, "--set", "train-iters=20", "--set", other)
+        assert "set lr-decay-iters: 20, too\n" in result.stderr
 
 
 def test_checkpoints_of_another_training_are_noted(minimal):

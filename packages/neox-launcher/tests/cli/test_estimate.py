@@ -96,6 +96,7 @@ def test_an_estimate_for_cpus_has_no_memory_of_cuda(write):
 
 def test_estimate_reports_insufficient_memory_with_a_remedy(write):
     result = run("estimate", write(), "--device-memory", "2GiB")
+    assert result.exit_code == 1
     assert "DOES NOT FIT" in result.output
     assert "neox-config suggest --devices 1 --device-memory 2.00GiB" in result.output
 
@@ -197,13 +198,13 @@ def test_suggest_fails_if_nothing_fits(write):
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("80GiB", 80 * 2**30), ("40 gb", 40 * 10**9), ("1.5MiB", 3 * 2**19), ("1TiB", 2**40), ("7", 7)],
+    [("80GiB", 80 * 2**30), ("40 gb", 40 * 10**9), ("1.5MiB", 3 * 2**19), ("1TiB", 2**40)],
 )
 def test_memory_sizes_are_parsed(text, count):
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "80 apples"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "80 apples", "40"])
 def test_malformed_sizes_are_refused(text):
     with pytest.raises(ValueError, match="is not a memory size"):
         parse_bytes(text)

@@ -102,7 +102,7 @@ def test_a_dry_run_before_a_file_keeps_the_file(requests):
 def test_a_dry_run_that_is_a_value_of_another_option_stays_as_it_is(requests):
     assert run("a.yml", "--hostfile", "--dry-run", "--dry-run").exit_code == 0
     (request, dry_run) = requests.pop()
-    assert (request.overrides, dry_run) == (("hostfile='--dry-run'",), "text")
+    assert (request.overrides, dry_run) == (("hostfile=--dry-run",), "text")
 
 
 def test_a_command_after_two_dashes_has_options(requests):
@@ -123,9 +123,9 @@ def test_parameters_of_the_launcher_are_options(requests, spelling):
     assert run("--set", "seed=1", "doctor", "a.yml", *words).exit_code == 0
     (request, _) = requests.pop()
     assert request.overrides == (
-        *("seed=1", "hostfile='my ''hosts'''", "include='[fd00::7]:0,1'", "exclude='n1'"),
-        *("num_nodes=2", "num_gpus=4", "master_addr='::1'", "master_port=5", "launcher='ssh'"),
-        "hf_export='out'",
+        *("seed=1", "hostfile=my 'hosts'", "include='[fd00::7]:0,1'", "exclude=n1"),
+        *("num_nodes=2", "num_gpus=4", "master_addr=::1", "master_port=5", "launcher=ssh"),
+        "hf_export=out",
     )
 
 
@@ -242,6 +242,16 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("tools/ckpts/convert_neox_to_hf.py", "use neox-convert to-hf, after neox-convert from-neox"),
         ("generate --num-samples=3 a.yml", "parameters are set with --set: --set num-samples=3."),
         ("generate --max_new_tokens 5 a.yml", "parameters are set with --set: --set maximum-tokens=5."),
+        ("a.yml --autotuning run", "autotuning is a block of parameters: use --set autotuning.enabled=true."),
+        ("a.yml --optimizer Adam", "set them one by one, such as --set optimizer.type=VALUE."),
+        ("a.yml --deepspeed_slurm", "use --launcher slurm."),
+        ("-c a.yml", "No such option: -c; give the name of the file alone."),
+        ("a.yml --no_python", "leave it out."),
+        ("a.yml -i node-0", "use --include HOSTS"),
+        ("a.yml -e node-0", "use --exclude HOSTS"),
+        ("-d configs/big.yml a", "configs/big.yml is a file, not a folder; give it without -d."),
+        ("a.yml train_iters=10", "parameters are set with --set: --set train_iters=10"),
+        ("generate a.yml temperature=0", "parameters are set with --set: --set temperature=0"),
         ("--hostfil hosts a.yml", "Did you mean '--hostfile'?"),
     ],
 )
@@ -271,6 +281,8 @@ def test_other_words_are_answered_with_what_to_type(requests, words, answer):
             "No such option: --train_iters; parameters are set with --set: --set train-iters=",
         ),
         ("--learning_rate 10", "--set optimizer.params.lr=10."),
+        ("--autotuning run", "use --set autotuning.enabled=true."),
+        ("train_iters=10", "parameters are set with --set: --set train_iters=10"),
         ("--conf_dir configs", "use -d DIR"),
         ("--conf_file a.yml", "give the name of the file alone"),
     ],
@@ -315,6 +327,7 @@ def test_words_after_a_setting_that_are_files_or_commands_are_no_settings(reques
             "did you mean imported/model.yml",
         ),
         ("-d llama", "no configuration file given: llama is a model of transformers"),
+        ("-d configs/big.yml", "configs/big.yml is a file, not a folder; give it without -d"),
         ("-d nowhere", "no configuration file given, and nowhere is not a folder"),
     ],
 )

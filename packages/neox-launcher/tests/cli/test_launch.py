@@ -105,6 +105,27 @@ def test_a_dry_run_notes_that_it_resolves_no_host_name(minimal, folder, monkeypa
     assert ("a dry run resolves no host name" in result.stderr) == is_noted
 
 
+@pytest.mark.usefixtures("can_train")
+def test_a_future_allocation_of_slurm_can_be_planned_outside(minimal, folder, monkeypatch):
+    for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    words = ["--config", minimal, *FILES, "--launcher", "slurm"]
+    numbers = ["--num-nodes", "2", "--num-gpus", "4"]
+    planned = run(*words, *numbers, "--dry-run")
+    assert planned.exit_code == 0, planned.stderr
+    assert (
+        "this plan is for a future Slurm allocation; to launch it, start neox-launch inside" in planned.stderr
+    )
+    assert json.loads(run(*words, *numbers, "--dry-run=json").stdout)["problems"] == []
+    refused = run(*words, "--dry-run")
+    assert refused.exit_code == 2
+    assert "add --num-nodes N --num-gpus M for a --dry-run outside" in refused.stderr
+    # Without --dry-run, it is refused as before.
+    started = run(*words, *numbers)
+    assert started.exit_code == 2
+    assert "launcher: slurm requires " in started.stderr
+
+
 @pytest.mark.parametrize("program", ["generate", "evaluate"])
 def test_other_programs_take_the_same_options_on_either_side(minimal, folder, program):
     one = run("--config", minimal, program, *FILES, "--dry-run")

@@ -181,7 +181,11 @@ time.sleep(600)
     assert termios.tcgetattr(job.writing) == before
     lines = screen.feed(job.written.replace(b"^C", b"")).lines
     assert lines == [
-        *("ready", "", "Ctrl-C received: stopping after this iteration; repeat to stop immediately"),
+        *(
+            "ready",
+            "",
+            "Ctrl-C received: stopping after this iteration or the next; repeat to stop immediately",
+        ),
         *("saving", ""),
     ]
     assert any("stopping" in line for line in screen.drawn)
@@ -304,7 +308,7 @@ time.sleep(600)
     os.write(job.reading, b"\x03")
     assert job.end() == 130
     lines = screen.feed(job.written.replace(b"^C", b"")).lines
-    assert "Ctrl-C received: stopping after this iteration; repeat to stop immediately" in lines
+    assert "Ctrl-C received: stopping after this iteration or the next; repeat to stop immediately" in lines
     assert " 45%|##" in lines
 
 

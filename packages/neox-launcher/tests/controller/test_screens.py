@@ -72,7 +72,7 @@ def test_the_start_screen_shows_what_will_be_trained(plan):
         "evaluates": "every 1,000 iterations and at the end, 100 batches",
         "logs": "logs (metrics.jsonl)",
         "restarts": "at most 2",
-        "stop with": "Ctrl-C: finishes the iteration and saves",
+        "stop with": "Ctrl-C: stops after this iteration or the next, and saves",
     }
 
 
@@ -140,7 +140,7 @@ def test_a_command_has_each_setting_once(plan, request_):
     failed = replace(DONE, outcome=FAILED)
     shown = rows(render_end(plan, replace(request_, overrides=given), failed, width=120))
     expected = ["seed=1", "fp16={hysteresis: 3}", "train_iters=7", "fp16={min_scale: 2}"]
-    assert shlex.split(shown["once corrected"])[3::2] == expected
+    assert shlex.split(shown["after the fix"])[3::2] == expected
 
 
 @pytest.mark.usefixtures("checkpoint")
@@ -162,7 +162,7 @@ def test_a_training_that_failed_without_a_checkpoint_is_started_again(plan, requ
     shown = rows(text)
     assert text.plain.startswith("neox-launch: failed\n")
     assert (shown["iterations"], shown["checkpoint"]) == ("0 of 10", "none in ck pt on this machine")
-    assert shown["once corrected"].startswith("neox-launch ")
+    assert shown["after the fix"].startswith("neox-launch ")
     lost = replace(FAILED.first_failure, unreported=True)
     failed = replace(failed, outcome=replace(FAILED, first_failure=lost))
     assert "start again" in rows(render_end(plan, request_, failed, width=120))
@@ -302,3 +302,16 @@ def test_the_start_screen_counts_the_iterations_that_remain(
     plan = plan_launch(replace(request_, overrides=(*request_.overrides, setting)), gpus=2)
     assert rows(render_start(plan, width=120))["starts from"] == source
     assert counted == [iterations]
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_only_a_checkpoint_that_can_be_loaded_is_offered(request_, tmp_path, is_complete):
+    folder = tmp_path / "ck pt" / "global_step3"
+    folder.mkdir(parents=True)
+    (folder.parent / "latest").write_text("global_step3\n")
+    if is_complete:
+        (folder / "manifest.json").touch()
+    request = replace(request_, overrides=(*SAME, "save=ck pt"))
+    failed = replace(DONE, outcome=FAILED, saved_before=written_checkpoints(tmp_path / "ck pt"))
+    shown = rows(render_end(plan_launch(request, gpus=0), request, failed, width=120))
+    assert {"generate", "evaluate"} & shown.keys() == ({"generate", "evaluate"} if is_complete else set())

@@ -90,7 +90,10 @@ def test_packages_of_monitors_are_checked_if_neox_model_is_installed(load, files
     installed = {"neox_model", "tensorboard"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
     (problem,) = check_files(config, program="train")
-    assert (problem.name, problem.remedy) == ("use_wandb", "pip install wandb")
+    assert (problem.name, problem.remedy) == (
+        "use_wandb",
+        "pip install wandb, or --set use-wandb=false",
+    )
     installed.clear()
     assert check_files(config, program="train") == []
 
@@ -209,6 +212,31 @@ def test_load_may_be_empty_only_if_it_is_the_folder_of_save(load, files, folders
     (problem,) = problems
     assert (problem.name, problem.what) == ("load", "contains no checkpoint")
     assert problem.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize("program", ["train", "generate", "serve", "evaluate"])
+@pytest.mark.parametrize(
+    ("file", "folders"),
+    [
+        ("layer_00-model_00-model_states.pt", "load: theirs"),
+        ("mp_rank_00_model_states.pt", "load: theirs/global_step20"),
+        # The usual style of GPT-NeoX.
+        ("mp_rank_00_model_states.pt", "load: theirs\nsave: theirs\nsave-interval: 1"),
+    ],
+)
+def test_load_of_a_checkpoint_of_gpt_neox_names_the_command_that_converts_it(
+    load, files, program, file, folders
+):
+    for iteration in (9, 20):
+        folder = files / f"theirs/global_step{iteration}"
+        folder.mkdir(parents=True)
+        (folder / file).touch()
+    (files / "theirs/latest").write_text("global_step20")
+    problems = check_files(load(f"{SETTINGS}{folders}\n"), program=program)
+    (problem,) = (each for each in problems if each.name == "load")
+    assert problem.what == "is a checkpoint of GPT-NeoX"
+    command = "neox-convert from-neox theirs/global_step20 --output imported"
+    assert problem.remedy == f"convert it with {command}, then set load: imported"
 
 
 @pytest.mark.parametrize(

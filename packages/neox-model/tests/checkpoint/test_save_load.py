@@ -134,8 +134,14 @@ def test_optimizer_states_can_be_left_out_when_loading_or_saving(tmp_path, train
         assert run.weights == trained.weights
         assert not run.engine.update.optimizer.state
         assert run.schedule.state == {"applied_updates": 2}
-    with pytest.raises(CheckpointError, match=r"contains no optimizer states .* set no-load-optim: true"):
+    remedy = "to continue with new ones, set finetune: false, no-load-optim: true; to start at iteration 0"
+    with pytest.raises(CheckpointError, match=f"contains no optimizer states; {remedy}"):
         Run().load(tmp_path / "weights")
+    # As a checkpoint that was converted from GPT-NeoX.
+    trained.save(tmp_path / "bare", save_optimizer=False, save_rng=False)
+    every = "no-load-optim: true, no-load-rng: true, override-lr-scheduler: true; to start"
+    with pytest.raises(CheckpointError, match=f"set finetune: false, {every}"):
+        Run().load(tmp_path / "bare")
 
 
 def _draw() -> list[float]:
@@ -560,6 +566,24 @@ def test_changed_order_of_samples_is_logged_on_resume(tmp_path, trained, caplog)
         run.load(tmp_path)
     (record,) = [each for each in caplog.records if each.message.startswith("validation samples are others")]
     assert record.levelname == "INFO"
+
+
+def test_other_data_is_named_on_resume_with_its_documents(tmp_path, trained, caplog):
+    trained.config = trained.config | {"samples_digest": {"train": "a"}, "documents": 1000}
+    trained.save(tmp_path)
+    run = Run()
+    with caplog.at_level(logging.WARNING):
+        for documents in (2000, 1000, None):
+            run.config = run.config | {"samples_digest": {"train": "b"}, "documents": documents}
+            run.load(tmp_path)
+    end = "some will be read twice, others not at all"
+    same = f"training samples are in a different order than before the checkpoint: {end}"
+    assert caplog.messages == [
+        "training samples are of other data than before the checkpoint (1,000 documents then, 2,000 now): "
+        f"{end}",
+        same,
+        same,
+    ]
 
 
 def two_layers() -> Run:

@@ -122,6 +122,12 @@ def test_inspect_shows_the_latest_or_the_given_iteration(saved, folder):
     for words in ((saved, 2), (saved / "global_step2",)):
         assert (answer("inspect", *words)["iteration"], answer("inspect", *words)["is_latest"]) == (2, False)
     text = command("inspect", saved, "--tensors").stdout
+    # What only the training loop reads is in the JSON alone.
+    (data,) = (line for line in text.splitlines() if line.startswith("  data "))
+    shown = [entry.split()[0] for entry in data.removeprefix("  data ").split(", ")]
+    position = ["samples_per_iteration", "samples", "validation_samples", "tokens", "skipped_iterations"]
+    assert shown == [name for name in position if name in found["data"]]
+    assert "batch_sizes" in found["data"]
     assert "any other layout loads it as well" in text
     assert "12 in 1 weight, stored as F32 (1)" in text
     assert "layers.0/exp_avg_sq" in text

@@ -7,13 +7,17 @@ from click.core import ParameterSource
 
 from neox_data.command import DataCommand, log_interval_option
 from neox_data.command_line import option, quiet_option
+from neox_data.counted import counted
+from neox_data.errors import IndexedDatasetError
+from neox_data.indexed.index import read_index
+from neox_data.indexed.layout import idx_path
 from neox_data.preprocess.chat_template import load_chat_template
 from neox_data.preprocess.inputs import ENDINGS, find_inputs
 from neox_data.preprocess.loss_mask import ChatMask, LossMask, PromptMask
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import MAX_DOCUMENT_BYTES
-from neox_data.preprocess.run import Options, preprocess
+from neox_data.preprocess.run import Options, output_prefix_of, preprocess
 from neox_data.preprocess.shards import preprocess_resumably, take_shard
 from neox_data.preprocess.threads import prepare_threads
 from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, build_tokenizer
@@ -240,6 +244,8 @@ def main(
     tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
     if not append_eod:
         click.echo(_NO_END_NOTE, err=True)
+    prefixes = [output_prefix_of(output_prefix + ending, key) for key in options.keys]
+    earlier = [note for prefix in prefixes if (note := _note_on_replaced(prefix)) is not None]
     run = preprocess_resumably if resume else preprocess
     with report_progress(log_interval=None if quiet else log_interval) as report:
         summary = run(
@@ -250,8 +256,20 @@ def main(
             report=report,
             passed_over=passed_over,
         )
-    for line in summary.lines():
+    for line in (*summary.lines(), *earlier):
         click.echo(line)
+
+
+def _note_on_replaced(prefix: Path) -> str | None:
+    """Return what is said after the dataset of a prefix has been replaced; None if there is none yet."""
+    if not idx_path(prefix).exists():
+        return None
+    try:
+        index = read_index(prefix)
+    except (IndexedDatasetError, OSError):
+        return f"replaced {prefix}, which was no complete dataset"
+    documents = counted(len(index.document_starts) - 1, "document")
+    return f"replaced a dataset of {documents} and {counted(index.num_tokens, 'token')}, {prefix}"
 
 
 def _check_prefix(prefix: str) -> None:

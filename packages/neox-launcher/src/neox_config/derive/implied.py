@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from neox_config.counted import counted
 from neox_config.derive.curricula import METRICS, enabled_sampling
 from neox_config.derive.engine import chosen_engine
-from neox_config.derive.learning_rate import peak_instead_of_lr, warmup_fraction
+from neox_config.derive.learning_rate import peak_instead_of_lr
 from neox_config.derive.local_steps import first_local_step, last_average
 from neox_config.derive.resolve import MLP_SIZES, mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
@@ -148,21 +148,22 @@ def _without_effect(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator
             yield Problem(name, f"has no effect: {why}", value=in_words(value), place=places[name])
 
 
-def _schedule_of_another_training(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
-    """Note a training that one file, or the command line, ends long before the schedule of another one."""
-    last, decay = config.training.train_iters, config.lr_schedule.lr_decay_iters
+def _schedule_after_the_end(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """Note a training that ends before its learning rate has decayed, as a shorter run of another one."""
+    schedule, section = config.lr_schedule, config.checkpoint
+    last, decay = config.training.train_iters, schedule.lr_decay_iters
     if last is None or decay is None or decay <= last or config.optimizer.scheduler.type is not None:
         return
-    if not {"train_iters", "lr_decay_iters"} <= places.keys():
+    if schedule.lr_decay_style == "constant" or not {"train_iters", "lr_decay_iters"} <= places.keys():
         return
-    if places["train_iters"].file == places["lr_decay_iters"].file:
-        return
-    warmup = round(warmup_fraction(config, decay_iterations=decay) * decay)
     what = (
-        "ends the training before its learning rate follows the schedule, which has "
-        f"{counted(decay, 'iteration')}, {warmup:,} of them warmup ({places['lr_decay_iters']})"
+        "ends the training before its learning rate has reached min-lr: the schedule has "
+        f"{counted(decay, 'iteration')} ({places['lr_decay_iters']})"
     )
-    yield _note("train_iters", what, f"set lr-decay-iters: {last}, too", config, places)
+    remedy = f"set lr-decay-iters: {last}, too"
+    if section.load is not None and not section.finetune and not schedule.override_lr_scheduler:
+        remedy += "; if this continues a checkpoint, also override-lr-scheduler: true"
+    yield _note("train_iters", what, remedy, config, places)
 
 
 def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
@@ -171,7 +172,7 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
     if "attention_softmax_in_fp32" in places and not config.attention.attention_softmax_in_fp32:
         what = "has no effect: the softmax of attention is always computed in float32"
         yield _note("attention_softmax_in_fp32", what, "remove it", config, places)
-    yield from _schedule_of_another_training(config, places)
+    yield from _schedule_after_the_end(config, places)
     if kind == "sm3" and is_fp16:
         yield _note("optimizer.type", "does not work well with fp16", "use bf16", config, places)
     peak, lr = peak_instead_of_lr(config), config.optimizer.optimizer.params.lr

@@ -9,6 +9,7 @@ from neox_config.estimate.step import Collective, not_counted
 from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, Suggestion
 
 __all__ = [
+    "fits",
     "recomputation_settings",
     "render_estimate",
     "render_step",
@@ -208,11 +209,14 @@ def _communication_rows(result: Estimate) -> list[Row]:
     ]
 
 
+def fits(result: Estimate, device_memory: int) -> bool:
+    """Return whether a training fits into the memory of its devices, in bytes, without what is reserved."""
+    return result.memory[result.fullest_stage].total <= USABLE_MEMORY * device_memory
+
+
 def _verdict(result: Estimate, device_memory: int) -> str:
-    needed = result.memory[result.fullest_stage].total
-    usable = USABLE_MEMORY * device_memory
-    part = f"{_size(needed)} of {_size(device_memory)}"
-    if needed <= usable:
+    part = f"{_size(result.memory[result.fullest_stage].total)} of {_size(device_memory)}"
+    if fits(result, device_memory):
         return f"fits: {part}"
     short = f"{100 * (1 - USABLE_MEMORY):.0f} % is reserved for the allocator"
     return (

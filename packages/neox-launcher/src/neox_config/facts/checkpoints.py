@@ -11,7 +11,9 @@ __all__ = [
     "TOKEN_EMBEDDING",
     "checkpoint_name",
     "complete_checkpoints",
+    "gpt_neox_checkpoint",
     "is_checkpoint",
+    "is_gpt_neox",
     "iteration_of",
 ]
 
@@ -26,6 +28,8 @@ TOKEN_EMBEDDING = "embedding.word_embeddings.weight"
 
 _PREFIX = "global_step"
 _NAME = re.compile(_PREFIX + r"(\d{1,18})")
+# `layer_00-model_00-model_states.pt`, `mp_rank_00_model_states.pt`
+_FILES_OF_GPT_NEOX = "*model_states.pt"
 
 
 def checkpoint_name(iteration: int) -> str:
@@ -43,6 +47,19 @@ def is_checkpoint(folder: Path) -> bool:
     """Return whether a folder is one complete checkpoint, under the name that a training gave it."""
     is_named = iteration_of(os.path.basename(os.path.abspath(folder))) is not None
     return is_named and (folder / MANIFEST).is_file()
+
+
+def is_gpt_neox(folder: Path) -> bool:
+    """Return whether a folder has the files of one of GPT-NeoX's checkpoints."""
+    return next(folder.glob(_FILES_OF_GPT_NEOX), None) is not None
+
+
+def gpt_neox_checkpoint(directory: Path) -> Path | None:
+    """Return the newest checkpoint of GPT-NeoX in a folder, or the folder itself if it is one; else None."""
+    if is_gpt_neox(directory):
+        return directory
+    named = (path for path in directory.glob("*") if iteration_of(path.name) is not None)
+    return max(filter(is_gpt_neox, named), key=lambda path: iteration_of(path.name) or 0, default=None)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:

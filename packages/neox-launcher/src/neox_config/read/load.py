@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,7 +32,7 @@ from neox_config.read.aliases import (
     fold_aliases,
 )
 from neox_config.read.features import missing_features, names_of_features
-from neox_config.read.reading import Leaf, Text, add_text, read_files, read_override
+from neox_config.read.reading import Leaf, Text, add_text, normal_name, read_files, read_override
 from neox_config.read.wording import homes_of, sentence_about, written_elsewhere
 from neox_config.rules import broken_rules
 from neox_config.schema.config import (
@@ -134,7 +134,7 @@ def draft_config(
     different: list[tuple[Leaf, Leaf]] = []
     for leaf in _merge(unfolded.leaves, different, repeated):
         assembly.put(leaf)
-    problems += _disagreements(different)
+    problems += _disagreements(different, written={leaf.place: leaf.value for leaf in reading.leaves})
     config, notices = assembly.build(), (*unfolded.notices, *repeated, *assembly.notices)
     if problems:
         refused = [*(problem.name for problem in problems), *(leaf.name for leaf, _ in different)]
@@ -208,42 +208,62 @@ def _replaced(used: Leaf, earlier: Leaf) -> Problem:
     return Problem(used.name, what, "", value=in_words(used.value), place=used.place)
 
 
-def _disagreements(different: Sequence[tuple[Leaf, Leaf]]) -> list[Problem]:
-    """Return one problem for each two files that give parameters different values."""
+def _disagreements(different: Sequence[tuple[Leaf, Leaf]], *, written: Mapping[Place, Any]) -> list[Problem]:
+    """Return one problem for each two files that give parameters different values.
+
+    Args:
+        different: values of the same parameter, after older spellings were translated.
+        written: values as they were written.
+    """
     by_files: dict[tuple[str, str], list[tuple[Leaf, Leaf]]] = {}
     for first, other in different:
         by_files.setdefault((first.place.file, other.place.file), []).append((first, other))
-    return [_disagreement(found) for found in by_files.values()]
+    return [_disagreement(found, written) for found in by_files.values()]
 
 
-def _disagreement(different: Sequence[tuple[Leaf, Leaf]]) -> Problem:
-    settings = [f"{other.place.spelling}={in_words(other.value, whole=True)}" for _, other in different]
-    options = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+def _disagreement(different: Sequence[tuple[Leaf, Leaf]], written: Mapping[Place, Any]) -> Problem:
+    def value(leaf: Leaf) -> str:
+        return in_words(written.get(leaf.place, leaf.value))
+
+    settings = [_valid_setting(other, first) for first, other in different]
+    options = " ".join(f"--set {shlex.quote(setting)}" for setting in settings if setting is not None)
+    replacing = "" if None in settings else f", or replace both with {options}"
     (first, other), *more = different
     if not more:
-        where = f"{first.place}, as {first.place.spelling}: {in_words(first.value)}"
         return Problem(
             other.name,
-            f"has a different value in {where}",
-            f"keep only one of them, or replace both with {options}",
-            value=in_words(other.value),
+            f"has a different value in {first.place}, as {first.place.spelling}: {value(first)}",
+            f"keep only one of them{replacing}",
+            value=value(other),
             place=other.place,
         )
     elsewhere = "other lines" if first.place.file == other.place.file else first.place.file
     what = f"gives {len(different)} parameters other values than {elsewhere}:"
+    rows = (_row(first, other, value) for first, other in different)
     return Problem(
         "",
-        "\n".join([what, *map(_row, different)]),
-        f"keep only one of each, or replace both with {options}",
+        "\n".join([what, *rows]),
+        f"keep only one of each{replacing}",
         place=Place(other.place.file),
     )
 
 
-def _row(different: tuple[Leaf, Leaf]) -> str:
-    first, other = different
+def _row(first: Leaf, other: Leaf, value: Callable[[Leaf], str]) -> str:
     here, there = ("" if leaf.place.line is None else f"line {leaf.place.line}" for leaf in (other, first))
-    written = f"{other.place.spelling}: {in_words(other.value)}"
-    return f"{here}  {written} (there {there}: {in_words(first.value)})".strip()
+    return f"{here}  {other.place.spelling}: {value(other)} (there {there}: {value(first)})".strip()
+
+
+def _valid_setting(*leaves: Leaf) -> str | None:
+    """Return the setting of the first value that is valid alone; None if none is."""
+    for leaf in leaves:
+        assembly = _Assembly([], is_complete=False)
+        assembly.put(leaf)
+        assembly.build()
+        if not assembly.problems:
+            is_older = normal_name(leaf.place.spelling) in OLDER_SPELLINGS
+            name = leaf.name if is_older else leaf.place.spelling
+            return f"{name}={in_words(leaf.value, whole=True)}"
+    return None
 
 
 @dataclass

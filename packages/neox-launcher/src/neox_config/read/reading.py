@@ -35,6 +35,7 @@ __all__ = [
     "read_files",
     "read_override",
     "read_text",
+    "text_as_yaml",
     "text_of",
 ]
 
@@ -295,6 +296,14 @@ def read_text(text: str, file: str) -> tuple[list[Leaf], list[Problem]]:
     """Return the values of a file's text, and the errors in it."""
     reader = _Reader(Place(file))
     return reader.leaves_of(text, ()), reader.problems
+
+
+def text_as_yaml(text: str) -> str:
+    """Return a text as a value of `--set`, quoted where it would be read as something else."""
+    reader = _Reader(Place(COMMAND_LINE))
+    found = [leaf.value for leaf in reader.leaves_of(text, ("text",))]
+    is_plain = found == [text] and isinstance(found[0], str) and not reader.problems
+    return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 
 def text_of(path: Path) -> str:

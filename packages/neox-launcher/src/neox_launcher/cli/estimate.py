@@ -13,6 +13,7 @@ from neox_config import NeoXConfig, load_config, resolve
 from neox_config.command_line import option
 from neox_config.derive.elasticity import without_elasticity
 from neox_config.describe.estimate_tables import (
+    fits,
     render_estimate,
     render_step,
     render_suggestions,
@@ -41,7 +42,6 @@ __all__ = ["parse_bytes", "register"]
 
 _SPEED, _RESULT = "Speed", "Result"
 _UNITS = {
-    "": 1,
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
@@ -86,7 +86,7 @@ def parse_bytes(text: str) -> int:
     """
     found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([a-zA-Z]*)\s*", text)
     if found is None or found[2].upper() not in _UNITS:
-        raise ValueError(f"{text!r} is not a memory size; write it as 80GiB, 40GB or 512MiB")
+        raise ValueError(f"{text!r} is not a memory size with a unit; write it as 80GiB, 40GB or 512MiB")
     size = float(found[1]) * _UNITS[found[2].upper()]
     if size > _MOST_BYTES:
         raise ValueError(f"{text[:_LONGEST_SIZE]} is more than {_MOST_BYTES // _UNITS['TIB']:,} TiB")
@@ -128,6 +128,7 @@ _vocab_size = option(
         "neox-config estimate small.yml --devices 8 --device-memory 80GiB",
         "neox-config estimate small.yml cluster.yml --hostfile hosts --tflops 150",
     ),
+    exit_codes={1: "it does not fit into --device-memory"},
 )
 @configuration_options
 @_vocab_size
@@ -200,6 +201,8 @@ def _estimate_command(
         click.echo(render_training_time(result, iterations=resolved.config.training.iterations, tflops=speed))
     if step:
         click.echo(render_step(result, step_collectives(result.shape, result.layout, device=device)))
+    if device_memory is not None and not fits(result, device_memory):
+        raise click.exceptions.Exit(1)
 
 
 @click.command(

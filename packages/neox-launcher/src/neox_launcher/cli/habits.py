@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from neox_config.command_line import PATH, Command, Group, option
 from neox_config.files import configuration_in, nearest_folder
 from neox_config.problems import did_you_mean
 from neox_config.read.aliases import FOREIGN_NAMES
-from neox_config.read.reading import about_folder, import_of_model
-from neox_config.schema.config import parameter_named
+from neox_config.read.reading import about_folder, import_of_model, text_as_yaml
+from neox_config.schema.config import all_parameters, parameter_named
 
 __all__ = [
     "DRY_RUN",
@@ -91,9 +91,15 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "during a training",
     "iteration": "name the folder of that checkpoint: --set load=CHECKPOINTS/global_step1000",
     "conf_dir": "use -d DIR",
-    **dict.fromkeys(("conf_file", "config"), "give the name of the file alone"),
+    **dict.fromkeys(("conf_file", "config", "c"), "give the name of the file alone"),
     "H": "use --hostfile FILE",
-    "i": "use neox-launch generate -i FILE",
+    "i": "use --include HOSTS to choose hosts and devices; for prompts, use neox-launch generate -i FILE",
+    "e": "use --exclude HOSTS",
+    "deepspeed_slurm": "use --launcher slurm",
+    **dict.fromkeys(
+        ("no_python", "no_local_rank", "module"),
+        "neox-launch always starts its own training program; leave it out",
+    ),
     "o": "use neox-launch generate -o FILE",
     **dict.fromkeys(
         ("q", "quiet", "v", "verbose"),
@@ -130,6 +136,8 @@ class ConfigurationCommand(Command):
             _refuse_settings_with_spaces(args, directory)
         if any(param.name == "files" for param in self.params):
             _refuse_rest_of_value(args, self, directory)
+            if _SET in options:
+                _refuse_bare_settings(args, self)
         try:
             return super().parse_args(ctx, list(args))
         except click.MissingParameter as error:
@@ -200,8 +208,8 @@ def take_overrides(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_yaml(name: str, value: str) -> str:
-    """Return an option's value as YAML: text is quoted, so that it is taken literally."""
-    return value if _PARAMETERS[name] in _NUMBERS else "'" + value.replace("'", "''") + "'"
+    """Return an option's value as YAML: text is taken literally."""
+    return value if _PARAMETERS[name] in _NUMBERS else text_as_yaml(value)
 
 
 def literal_text(text: str) -> str:
@@ -226,10 +234,17 @@ def without_files(directory: str | Path | None) -> str:
             "no configuration file given; give at least one --config FILE (neox-launch init --data FOLDER "
             "writes one)"
         )
+    if os.path.isfile(directory):
+        return f"no configuration file given: {_no_folder(directory)}"
     if not os.path.isdir(directory):
         return f"no configuration file given, and {directory} is not a folder; give -d DIR FILE ..."
     what, remedy = about_folder(Path(directory))
     return f"no configuration file given: {directory} {what}; {remedy}"
+
+
+def _no_folder(file: str | Path) -> str:
+    """Return what to write for a file after `-d`."""
+    return f"{file} is a file, not a folder; give it without -d"
 
 
 def _with_values(
@@ -311,6 +326,18 @@ def _refuse_rest_of_value(words: Sequence[str], command: click.Command, director
             quoted = _quoted_value(words, number, [command], directory)
             if quoted:
                 raise click.UsageError(f"No such configuration file: {word}; {quoted}")
+
+
+def _refuse_bare_settings(words: Sequence[str], command: click.Command) -> None:
+    """Refuse `NAME=VALUE` without `--set` before it.
+
+    Raises:
+        UsageError: names the option to write.
+    """
+    takes_value = _options([command])
+    for before, word in pairwise(["", *words]):
+        if not takes_value.get(before, False) and _SETTING.match(word) and not os.path.exists(word):
+            raise click.UsageError(_not_a_setting(word))
 
 
 def _settings_in(words: Sequence[str]) -> list[str]:
@@ -408,6 +435,8 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
             advice = advice.replace("--config FILE", shlex.join([*option, *files, *named]))
         return f"{word} is not a command of neox-launch; {advice}."
     folder = (directory / word).parent
+    if os.path.isfile(folder):
+        return f"{_no_folder(folder)}."
     if not os.path.isdir(folder):
         near = nearest_folder(folder)
         return f"folder {folder} does not exist; {f'did you mean {near}?' if near else 'check the path.'}"
@@ -435,12 +464,18 @@ def _advice_on_argument(
     word = words[number]
     if command == "init":
         what = f"init takes no argument {word!r}"
+    elif _SETTING.match(word) and not os.path.exists(word):
+        what = _not_a_setting(word)
     elif command is not None and _script(word) not in _ADVICE_ON_WORDS and not os.path.exists(word):
         what = f"No such configuration file: {word}"
     else:
         what = _advice_on_word(words[number:], group.commands, directory)
     quoted = _quoted_value(words, number, _with_commands(group), directory)
     return f"{what.removesuffix('.')}; {quoted}" if quoted else what
+
+
+def _not_a_setting(word: str) -> str:
+    return f"{word} is not a configuration file; parameters are set with --set: --set {shlex.quote(word)}"
 
 
 def _quoted_value(
@@ -484,11 +519,23 @@ def _advice_on_option(option: str, words: Sequence[str], directory: Path) -> str
     if name in _ADVICE_ON_OPTIONS:
         return _ADVICE_ON_OPTIONS[name]
     try:
-        parameter_named(name)
+        parameter = parameter_named(name)
     except KeyError:
         return None
+    if parameter.is_block:
+        return f"{name} is a block of parameters: {_setting_in_block(name)}"
     setting = f"{name.replace('_', '-')}={_value_of(option, words, directory)}"
     return f"parameters are set with --set: --set {shlex.quote(setting)}"
+
+
+def _setting_in_block(name: str) -> str:
+    """Return how to turn a block on, or how to set its parameters if it has no switch."""
+    inside = [
+        each.name for each in all_parameters() if each.name.startswith(f"{name}.") and not each.is_block
+    ]
+    if f"{name}.enabled" in inside:
+        return f"use --set {name}.enabled=true"
+    return f"set them one by one, such as --set {inside[0]}=VALUE" if inside else "set them one by one"
 
 
 def _value_of(option: str, words: Sequence[str], directory: Path) -> str:

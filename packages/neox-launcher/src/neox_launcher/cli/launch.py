@@ -122,7 +122,7 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
 def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
     """Train a model, or run one of the commands below.
 
-    On Ctrl-C, SIGTERM or SIGUSR1 (Slurm's --signal) the workers finish the current iteration, save a
+    On Ctrl-C, SIGTERM or SIGUSR1 (Slurm's --signal) the workers stop after this iteration or the next, save a
     checkpoint and exit. A second Ctrl-C or SIGTERM, more than a second later, kills them; SIGUSR1 may be
     repeated.
     """

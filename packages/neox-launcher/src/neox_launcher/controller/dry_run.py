@@ -19,6 +19,7 @@ from neox_launcher.plan.environment import shown_value
 from neox_launcher.plan.plan import ANY_ENDPOINT, LaunchPlan
 from neox_launcher.plan.preflight import preflight
 from neox_launcher.resources.host import some_lines
+from neox_launcher.resources.hosts import FUTURE_ALLOCATION
 
 __all__ = ["Form", "print_refusal_reasons", "show_plan"]
 
@@ -26,6 +27,10 @@ Form = Literal["text", "json"]
 _SHOWN_COMMANDS = 32
 _SHOWN_LINES = 32
 _WRONG_REQUEST = 2
+_FUTURE_NOTE = (
+    "note: this plan is for a future Slurm allocation; to launch it, start neox-launch inside sbatch or "
+    "salloc"
+)
 _NAMES_NOTE = (
     "note: a dry run resolves no host name; the launch refuses names that the machine where it starts cannot "
     "resolve"
@@ -45,6 +50,8 @@ def show_plan(plan: LaunchPlan, form: Form) -> int:
     {"text": _show_as_text, "json": _show_as_json}[form](plan)
     if BACKENDS[plan.launcher].uses_names:
         click.echo(f"\n{_NAMES_NOTE}", err=True)
+    if _is_for_later(plan):
+        click.echo(f"\n{_FUTURE_NOTE}", err=True)
     return print_refusal_reasons(plan)
 
 
@@ -124,6 +131,11 @@ def _shown_environment(command: Command) -> dict[str, str]:
     return {name: shown_value(name, value) for name, value in command.environment.items()}
 
 
+def _is_for_later(plan: LaunchPlan) -> bool:
+    """Return whether the hosts of a plan are not known yet, so that it is launched later, on one of them."""
+    return plan.hosts_from == FUTURE_ALLOCATION
+
+
 def _refusal_reasons(plan: LaunchPlan) -> list[str]:
     """Return the reasons why the launch would be refused, one paragraph each."""
     config, backend = plan.resolved.config, BACKENDS[plan.launcher]
@@ -131,5 +143,6 @@ def _refusal_reasons(plan: LaunchPlan) -> list[str]:
     listed = [list_problems(found, config.files)] if found else []
     is_shown = plan.program == "train" and not config.autotuning.autotuning.enabled
     terminal = refuse_terminal(config.launch.terminal) if is_shown else None
-    reasons = (backend.missing(), backend.refuses(plan), too_large(_planned_commands(plan)), terminal)
+    missing = None if _is_for_later(plan) else backend.missing()
+    reasons = (missing, backend.refuses(plan), too_large(_planned_commands(plan)), terminal)
     return [*listed, *(reason for reason in reasons if reason)]

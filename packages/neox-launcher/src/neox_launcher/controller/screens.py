@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from rich.text import Text
 
 from neox_config import NeoXConfig, load_config
 from neox_config.counted import counted
 from neox_config.derive.objective import is_encoder, is_retrieval
+from neox_config.derive.recorded import latest_checkpoint
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
@@ -18,7 +18,7 @@ from neox_config.estimate.suggest import ATTAINED_TFLOPS
 from neox_config.facts.checkpoints import is_checkpoint, iteration_of
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
-from neox_config.read.reading import normal_name
+from neox_config.read.reading import normal_name, text_as_yaml
 from neox_launcher.plan.of_training import is_of_training
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
@@ -126,7 +126,10 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     yield "evaluates", _evaluates(config)
     yield "logs", _logs(config)
     yield "restarts", f"at most {plan.max_restarts}" if plan.max_restarts else ""
-    yield "stop with", "Ctrl-C: finishes the iteration" + (" and saves" if config.checkpoint.save else "")
+    yield (
+        "stop with",
+        "Ctrl-C: stops after this iteration or the next" + (", and saves" if config.checkpoint.save else ""),
+    )
 
 
 def _workers(plan: LaunchPlan) -> str:
@@ -246,6 +249,14 @@ def _has_saved(plan: LaunchPlan, result: Result) -> bool:
         return False  # The file server may have ended the training.
 
 
+def _has_checkpoint(plan: LaunchPlan, folder: str) -> bool:
+    """Return whether a folder has a complete checkpoint that this machine can read."""
+    try:
+        return not is_url(folder) and latest_checkpoint(Path(plan.working_directory, folder)) is not None
+    except OSError:
+        return False
+
+
 def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finished: bool) -> Iterator[Row]:
     """Yield commands that can be typed now, with what each does."""
     section = plan.resolved.config.checkpoint
@@ -253,10 +264,10 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
     if not is_finished:
         # Without a new checkpoint, the same command starts from where this launch did.
         resuming = _resuming(plan) if has_saved else {}
-        again = "once corrected" if _would_repeat(result.outcome) else "start again"
+        again = "after the fix" if _would_repeat(result.outcome) else "start again"
         yield "resume" if has_saved else again, _command(request, settings=resuming)
     is_same = section.load == section.save
-    if section.save is not None and (has_saved or (is_same and _first_iteration(plan))):
+    if section.save is not None and (has_saved or (is_same and _has_checkpoint(plan, section.save))):
         settings = {} if is_same else {"load": section.save}
         if not is_encoder(plan.resolved.config):
             yield "generate", _command(request, "generate", settings=settings)
@@ -338,12 +349,8 @@ def _name_of(override: str) -> str:
 
 
 def _as_yaml(value: str) -> str:
-    """Return a value of `--set`, quoted where YAML would read something else than this text."""
-    try:
-        is_plain = yaml.safe_load(value) == value
-    except yaml.YAMLError:
-        is_plain = False
-    return value if is_plain or value == "false" else "'" + value.replace("'", "''") + "'"
+    """Return a value of `--set`: a text, or false."""
+    return value if value == "false" else text_as_yaml(value)
 
 
 def _count(number: int) -> str:

@@ -512,7 +512,7 @@ class _Launch:
         elif not self._is_stopping:
             self._is_stopping = True
             hint = "" if signals[-1] == WARNING_SIGNAL else "; repeat to stop immediately"
-            when = " after this iteration" if self._orders.is_training else ""
+            when = " after this iteration or the next" if self._orders.is_training else ""
             print_message(f"\n{last} received: stopping{when}{hint}\n")
             self._display.show_request("stopping")
             self._agents.send_all("stop", {"number": signals[0]})

@@ -28,6 +28,7 @@ from neox_config.facts.checkpoints import (
     TOKEN_EMBEDDING,
     checkpoint_name,
     complete_checkpoints,
+    gpt_neox_checkpoint,
     is_checkpoint,
     iteration_of,
 )
@@ -75,6 +76,7 @@ Check = Callable[[NeoXConfig], Iterator[Problem]]
 
 _RECORD = "metrics.jsonl"
 _NO_CHECKPOINT = "contains no checkpoint"
+_GPT_NEOX = "is a checkpoint of GPT-NeoX"
 # Programs that load the whole model in `load`.
 _LOADING = ("train", "generate", "serve", "evaluate")
 
@@ -619,7 +621,8 @@ def _packages(config: NeoXConfig) -> Iterator[Problem]:
         ("comet.enabled", monitors.comet.enabled, "comet_ml"),
     ):
         if is_on:
-            yield from _missing(name, package)
+            off = f"{name.replace('_', '-')}={'null' if name == 'tensorboard_dir' else 'false'}"
+            yield from _missing(name, package, instead=f"--set {off}")
 
 
 def _server(config: NeoXConfig) -> Iterator[Problem]:
@@ -650,12 +653,15 @@ def _store_packages(name: str, url: str | None) -> Iterator[Problem]:
         yield from _missing(name, package)
 
 
-def _missing(name: str, package: str, *, install: str | None = None) -> Iterator[Problem]:
+def _missing(
+    name: str, package: str, *, install: str | None = None, instead: str | None = None
+) -> Iterator[Problem]:
     """Yield a problem if a package is not installed, but neox-model, which uses it, is installed here."""
     if importlib.util.find_spec("neox_model") is None or importlib.util.find_spec(package) is not None:
         return
     what = f"needs the package {package}, which is not installed here"
-    yield Problem(name, what, f"pip install {install or package}")
+    remedy = f"pip install {install or package}"
+    yield Problem(name, what, remedy if instead is None else f"{remedy}, or {instead}")
 
 
 def _why_not_writable(path: Path) -> str | None:
@@ -744,7 +750,9 @@ def _why_no_checkpoint(folder: str) -> str | None:
     if is_url(folder):
         return None
     try:
-        return None if complete_checkpoints(Path(folder)) else _NO_CHECKPOINT
+        if complete_checkpoints(Path(folder)):
+            return None
+        return _NO_CHECKPOINT if gpt_neox_checkpoint(Path(folder)) is None else _GPT_NEOX
     except OSError as error:
         return f"cannot be read ({error.strerror})"
 
@@ -832,6 +840,9 @@ def _base_of_loaded(config: NeoXConfig, base: Path) -> Path | None:
 
 
 def _load_remedy(load: str, reason: str, *, name: str = "load") -> str:
+    if reason == _GPT_NEOX:
+        theirs = shlex.quote(str(gpt_neox_checkpoint(Path(load))))
+        return f"convert it with neox-convert from-neox {theirs} --output imported, then set {name}: imported"
     if reason != _NO_CHECKPOINT:
         return "check the path and the permissions of its folders"
     if _is_hugging_face(Path(load)):

@@ -17,6 +17,7 @@ from neox_launcher.resources.slurm import allocated_hosts, is_inside_allocation
 
 __all__ = [
     "DEFAULT_HOSTFILE",
+    "FUTURE_ALLOCATION",
     "HOSTFILE_VARIABLE",
     "Pool",
     "find_pool",
@@ -28,6 +29,8 @@ __all__ = [
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 HOSTFILE_VARIABLE = "DLTS_HOSTFILE"
+FUTURE_ALLOCATION = "a future Slurm allocation"
+"""Origin of hosts whose names are not known yet."""
 _LOCAL_NAME = "localhost"
 
 
@@ -101,7 +104,7 @@ def _pool_to_come(hosts: int, slots: int) -> Pool:
     names = [f"<host {number} of the allocation>" for number in range(1, hosts + 1)]
     return Pool(
         hosts=tuple(Host(name, tuple(range(slots))) for name in names),
-        origin="a future Slurm allocation",
+        origin=FUTURE_ALLOCATION,
     )
 
 

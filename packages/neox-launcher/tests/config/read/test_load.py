@@ -256,6 +256,33 @@ def test_two_files_that_disagree_are_one_problem_with_the_options_that_replace_b
     assert loaded.checkpoint.load == load_from
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "what", "option"),
+    [
+        # The older spelling of another parameter, whose value it translates.
+        ("launcher: pdsh", "deepspeed_slurm: true", "launcher: pdsh", "launcher=slurm"),
+        # Letters in place of zeros: the other value is offered.
+        ("lr_decay_iters: 300", 'lr_decay_iters: "3OO"', "lr_decay_iters: 300", "lr_decay_iters=300"),
+        ('seed: "3O"', "seed: x", "seed: 3O", None),
+    ],
+)
+def test_the_option_that_replaces_both_values_is_valid(tmp_path, first, second, what, option):
+    base, mine = tmp_path / "base.yml", tmp_path / "mine.yml"
+    base.write_text(START + first)
+    mine.write_text(second)
+    with pytest.raises(ConfigError) as refusal:
+        load_config([base, mine])
+    problem = next(each for each in refusal.value.problems if "different value" in each.what)
+    assert problem.what.endswith(f", as {what}")
+    name, value = second.replace('"', "").split(": ")
+    assert (problem.place.spelling, problem.value) == (name, value)
+    if option is None:
+        assert problem.remedy == "keep only one of them"
+    else:
+        assert problem.remedy.endswith(f"replace both with --set {option}")
+        load_config([base, mine], overrides=[option])
+
+
 def test_lines_of_a_file_that_disagree_are_one_problem(load):
     with pytest.raises(ConfigError) as refusal:
         load("gas: 2\ngradient-accumulation-steps: 3\nclip-grad: 1\ngradient-clipping: 2")

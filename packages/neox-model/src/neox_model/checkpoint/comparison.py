@@ -23,6 +23,7 @@ from neox_model.checkpoint.contents import Manifest, is_count
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 
 __all__ = [
+    "DOCUMENTS",
     "SAMPLES_DIGEST",
     "changes_since",
     "check_schedule",
@@ -42,8 +43,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Recorded with the parameters: digests of the samples read, by part.
+# Recorded with the parameters: digests of the samples read, by part, and the documents of the training data.
 SAMPLES_DIGEST = "samples_digest"
+DOCUMENTS = "documents"
 _NONE = "none"
 # Counts in the training loop's state: those that give the position in the data, and the others.
 _USED = {
@@ -135,12 +137,13 @@ def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
         config: this run's.
     """
     there, here = manifest.config.get(SAMPLES_DIGEST, {}), config.get(SAMPLES_DIGEST, {})
+    before, now = manifest.config.get(DOCUMENTS), config.get(DOCUMENTS)
+    how = "in a different order than before the checkpoint"
+    if is_count(before) and is_count(now) and before != now:
+        how = f"of other data than before the checkpoint ({before:,} documents then, {now:,} now)"
     changed = {part for part in there.keys() & here.keys() if there[part] != here[part]}
     if "train" in changed:
-        logger.warning(
-            "training samples are in a different order than before the checkpoint: some will be read twice, "
-            "others not at all"
-        )
+        logger.warning("training samples are %s: some will be read twice, others not at all", how)
     if "valid" in changed:
         logger.info(
             "validation samples are others than before the checkpoint; the training is the same, only its "

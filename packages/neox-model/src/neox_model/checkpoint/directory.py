@@ -9,7 +9,6 @@ import logging
 import re
 import shlex
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from neox_config.atomic import atomic_write, flush_folder
@@ -17,6 +16,7 @@ from neox_config.facts.checkpoints import (
     LATEST,
     MANIFEST,
     complete_checkpoints,
+    gpt_neox_checkpoint,
     is_checkpoint,
     iteration_of,
 )
@@ -28,7 +28,6 @@ __all__ = [
     "begin",
     "final_name",
     "find_latest",
-    "is_gpt_neox",
     "keep_newest",
     "marks_of_uploads",
     "offer_earlier",
@@ -42,8 +41,6 @@ __all__ = [
     "withdraw",
 ]
 
-# `layer_00-model_00-model_states.pt`, `mp_rank_00_model_states.pt`
-_FILES_OF_GPT_NEOX = "*model_states.pt"
 _LEFTOVER = re.compile(r"\.(\w+)\.(saving|replaced|deleted)")
 
 logger = logging.getLogger(__name__)
@@ -70,7 +67,7 @@ def find_latest(directory: Path) -> Path | None:
         for folder in (directory / name, directory / f".{name}.replaced"):
             if (folder / MANIFEST).is_file():
                 return folder
-        refuse_gpt_neox([directory / name])
+        refuse_gpt_neox(directory / name)
     raise CheckpointError(
         f"{file} names {quoted(name)!r}, which is not a checkpoint in this folder"
         f"{offer_earlier(directory, None)}"
@@ -80,8 +77,7 @@ def find_latest(directory: Path) -> Path | None:
 def _newest_without_latest(directory: Path) -> Path | None:
     others = complete_checkpoints(directory)
     if not others:
-        named = (path for path in directory.glob("*") if iteration_of(path.name) is not None)
-        refuse_gpt_neox([directory, *sorted(named)])
+        refuse_gpt_neox(directory)
         return None
     logger.warning(
         "%s has no file %r: using the checkpoint of the highest iteration, %s",
@@ -92,19 +88,14 @@ def _newest_without_latest(directory: Path) -> Path | None:
     return others[-1]
 
 
-def is_gpt_neox(folder: Path) -> bool:
-    """Return whether a folder has the files of one of GPT-NeoX's checkpoints."""
-    return next(folder.glob(_FILES_OF_GPT_NEOX), None) is not None
-
-
-def refuse_gpt_neox(folders: Iterable[Path]) -> None:
-    """Raise an error if a folder has the files of one of GPT-NeoX's checkpoints."""
-    for folder in folders:
-        if is_gpt_neox(folder):
-            raise CheckpointError(
-                f"{folder} is a checkpoint of GPT-NeoX; convert it with neox-convert from-neox "
-                f"{shlex.quote(str(folder))} --output imported, then load imported"
-            )
+def refuse_gpt_neox(directory: Path) -> None:
+    """Raise an error if a folder is or has one of GPT-NeoX's checkpoints."""
+    found = gpt_neox_checkpoint(directory)
+    if found is not None:
+        raise CheckpointError(
+            f"{found} is a checkpoint of GPT-NeoX; convert it with neox-convert from-neox "
+            f"{shlex.quote(str(found))} --output imported, then load imported"
+        )
 
 
 def offer_earlier(directory: Path, damaged: Path | None, *, on_every_host: bool = False) -> str:

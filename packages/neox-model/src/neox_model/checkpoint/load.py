@@ -412,7 +412,7 @@ def _fill_weights(fragments: list[Fragment], manifest: Manifest, reader: ShardRe
 
 
 def _check_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
-    _check_optimizer(manifest.optimizer, type(optimizer).__name__)
+    _check_optimizer(manifest, type(optimizer).__name__)
     states = [
         (f"{fragment.name}/{key}", record, wanted)
         for fragment, key, record in _stored_states(fragments, manifest)
@@ -485,11 +485,16 @@ def _check_counters(engine: Engine, manifest: Manifest) -> None:
         raise DamagedManifestError(f"engine has no {', '.join(missing)}")
 
 
-def _check_optimizer(stored: str | None, here: str) -> None:
+def _check_optimizer(manifest: Manifest, here: str) -> None:
+    stored = manifest.optimizer
     if stored is None:
+        lacking = ["no-load-optim: true"]
+        if not _has_generators(manifest):
+            # As one that was converted from GPT-NeoX, without its learning-rate schedule.
+            lacking += ["no-load-rng: true", "override-lr-scheduler: true"]
         raise CheckpointError(
-            "the checkpoint contains no optimizer states (no-save-optim); set no-load-optim: true, or "
-            "finetune: true"
+            "the checkpoint contains no optimizer states; to continue with new ones, set finetune: false, "
+            f"{', '.join(lacking)}; to start at iteration 0 with its weights, set finetune: true"
         )
     if stored != here and not {stored, here} <= _ADAM:
         raise CheckpointError(
@@ -540,6 +545,11 @@ def _read_rng(manifest: Manifest, reader: ShardReader, groups: Groups) -> dict[s
     return rng_state.read(manifest, reader, groups.world.rank)
 
 
+def _has_generators(manifest: Manifest) -> bool:
+    """Return whether a checkpoint has the states of random generators."""
+    return any(name.startswith(rng_prefix(0)) for name in manifest.tensors)
+
+
 def _restore_rng(
     states: dict[str, torch.Tensor] | None, manifest: Manifest, groups: Groups, seed: int
 ) -> None:
@@ -550,7 +560,7 @@ def _restore_rng(
     if groups.world.rank == 0:
         reason = (
             f"the checkpoint was written by {_sizes(manifest)}"
-            if any(name.startswith(rng_prefix(0)) for name in manifest.tensors)
+            if _has_generators(manifest)
             else "the checkpoint contains none (no-save-rng)"
         )
         logger.warning("random generator states are not restored but seeded again: %s", reason)

@@ -11,7 +11,7 @@ from neox_config.counted import counted
 from neox_config.derive.resume import IN_EFFECT, SAMPLES_PER_ITERATION, Change, Changes
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.problems import in_words
-from neox_model.checkpoint.comparison import SAMPLES_DIGEST, changes_since
+from neox_model.checkpoint.comparison import DOCUMENTS, SAMPLES_DIGEST, changes_since
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
 from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight
@@ -20,7 +20,7 @@ from neox_model.verify.tensors import State
 
 __all__ = ["Comparison", "TensorComparison", "compare", "lines"]
 
-_DERIVED = {IN_EFFECT, SAMPLES_PER_ITERATION, SAMPLES_DIGEST}
+_DERIVED = {IN_EFFECT, SAMPLES_PER_ITERATION, SAMPLES_DIGEST, DOCUMENTS}
 # Tensors that are listed without --all.
 _WORST = 10
 _KINDS = ("weights", "optimizer states", "random states")

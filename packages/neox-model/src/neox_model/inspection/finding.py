@@ -41,7 +41,7 @@ def find_checkpoint(given: Path, iteration: int | None = None) -> Path:
     if _is_one(given):
         if iteration is not None and iteration != iteration_of(given.absolute().name):
             raise RequestError(f"{given} is one checkpoint; leave out the iteration {iteration:,}")
-        refuse_gpt_neox([given])
+        refuse_gpt_neox(given)
         return given
     if iteration is None:
         found = find_latest(given)

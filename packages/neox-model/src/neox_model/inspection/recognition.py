@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from neox_config.derive.recorded import latest_checkpoint
-from neox_config.facts.checkpoints import iteration_of
-from neox_model.checkpoint.directory import is_gpt_neox
+from neox_config.facts.checkpoints import gpt_neox_checkpoint
 
 __all__ = ["ADAPTERS", "CHECKPOINT", "GPT_NEOX", "MODEL", "PEFT", "is_model", "why_another"]
 
@@ -28,8 +27,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _is_gpt_neox(folder: Path) -> bool:
-    inside = (path for path in folder.glob("*") if iteration_of(path.name) is not None)
-    return is_gpt_neox(folder) or any(map(is_gpt_neox, inside))
+    return gpt_neox_checkpoint(folder) is not None
 
 
 def _is_peft(folder: Path) -> bool:

@@ -16,6 +16,9 @@ from neox_model.inspection.finding import is_latest
 
 __all__ = ["describe", "summary", "tensor_lines"]
 
+# Shown of the state of the training loop, which has more for the loop itself.
+_POSITION = ("samples_per_iteration", "samples", "validation_samples", "tokens", "skipped_iterations")
+
 # Parameters of the model, in the order in which they are shown.
 _MODEL = {
     "num_layers": "layers",
@@ -101,7 +104,7 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
         "precision": _value(found["precision"]),
         "optimizer": _optimizer(found["optimizer"]),
         "schedule": _schedule(found["schedule"]),
-        "data": _pairs(found["data"]),
+        "data": _pairs({name: found["data"][name] for name in _POSITION if name in found["data"]}),
         "engine": _pairs(found["engine"]),
         "random states": f"of {found['random_states']:,} rank{_s(found['random_states'])}"
         if found["random_states"]

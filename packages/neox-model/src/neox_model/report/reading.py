@@ -164,7 +164,9 @@ def read_run(source: Path) -> Run:
     run, attempts = Run(source=source), dict[int, Attempt]()
     path = run.record
     if not path.exists():
-        raise FileNotFoundError(errno.ENOENT, f"no such file; {_log_folder_near(source)}", str(path))
+        failed = _only_failures(source / FAILURES)
+        what = f"no such file; {_log_folder_near(source)}" if failed is None else failed
+        raise FileNotFoundError(errno.ENOENT, what, str(path))
     limits = superseded_from(path)
     for record in read_records(path):
         number, iteration = record.get("attempt", 1), record["iteration"]
@@ -198,6 +200,18 @@ def earlier_records(source: Path) -> list[Path]:
 def is_record(path: Path) -> bool:
     """Return whether a file has the name of a record."""
     return path.name == RECORD or _EARLIER.fullmatch(path.name) is not None
+
+
+def _only_failures(path: Path) -> str | None:
+    """Return what failed before a first iteration was recorded; None if no failure was recorded either."""
+    failures = sorted(_failures(path), key=lambda one: one["time"]) if path.is_file() else []
+    if not failures:
+        return None
+    last = failures[-1]
+    rank, host = last.get("rank"), last.get("host")
+    where = (f"worker {rank} on " if rank is not None else "") + (host or "")
+    message = f"{where}: {last.get('message')}" if where else last.get("message")
+    return f"no iteration was recorded; {FAILURES} has {counted(len(failures), 'failure')}, last {message}"
 
 
 def _log_folder_near(folder: Path) -> str:

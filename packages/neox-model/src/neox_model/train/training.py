@@ -10,8 +10,9 @@ from torch import nn
 from neox_config import NeoXConfig, Resolved
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_data.tokenizers import Tokenizer
+from neox_launcher.plan.dataset_files import count_documents
 from neox_launcher.worker.reporting import Progress
-from neox_model.checkpoint.comparison import SAMPLES_DIGEST
+from neox_model.checkpoint.comparison import DOCUMENTS, SAMPLES_DIGEST
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.metrics.events import Events
@@ -96,7 +97,17 @@ class Training(RunParts):
                 for part, count in (("train", position.samples), ("valid", position.validation_samples))
                 if part in self.datasets
             }
+            values[DOCUMENTS] = _documents(self.config)
         return values
+
+
+def _documents(config: NeoXConfig) -> int | None:
+    """Return the number of documents of the training data; None if it is not known."""
+    data = config.data
+    paths = [data.data_path] if data.data_path is not None else data.train_data_paths or []
+    counts = [count_documents(path) for path in paths]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
