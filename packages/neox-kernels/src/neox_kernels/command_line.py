@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
 import click
@@ -54,6 +55,8 @@ _SETTINGS: Mapping[str, Any] = {
 }
 _OTHERS = "Options"
 _LONGEST_SENTENCE = 1_000
+# Similarity above which an option is suggested for another; click's own, 0.6, suggests --help for --model.
+_NEAR = 0.75
 _ENDINGS = (".yml", ".yaml", ".json", ".jsonl")
 _PACKAGES = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_model")
 
@@ -139,6 +142,15 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
         self.exit_codes = {**_EXIT_CODES, **(exit_codes or {})}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words; an unknown option is reported with those that have nearly its name."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            near = get_close_matches(error.option_name, error.possibilities or (), cutoff=_NEAR)
+            error.possibilities = near or None
+            raise
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; a standard output that cannot be written to, such as a full disk, is reported."""

@@ -377,8 +377,9 @@ class _Assembly:
             some = f"type: {in_words(leaf.value)}, params: ..."
         remedy = f"write {leaf.path[-1]}: {{{some}}}"
         if leaf.value is True and leaf.name in ("bf16", "fp16"):
+            # A block beside a given precision would contradict it.
             is_option = leaf.place.precedence > 0
-            remedy += f", or {f'--set precision={leaf.name}' if is_option else f'precision: {leaf.name}'}"
+            remedy = f"write {f'--set precision={leaf.name}' if is_option else f'precision: {leaf.name}'}"
         self._complain(leaf, "must be a block of parameters", remedy)
 
     def _note_on_empty_block(self, leaf: Leaf, kind: type[Section]) -> None:

@@ -13,7 +13,7 @@ from neox_config.read.aliases import (
     FOREIGN_CHOICES,
     FOREIGN_NAMES,
     FOREIGN_REMEDIES,
-    FOREIGN_VALUES,
+    foreign_remedy,
     usual_value,
 )
 from neox_config.schema.config import all_parameters, build_section, parameter_named, section_of, sections
@@ -63,7 +63,7 @@ def homes_of(path: Sequence[str], *, is_outside: bool) -> list[str]:
 def written_elsewhere(path: Sequence[str], value: Any, homes: Sequence[str], *, is_outside: bool) -> str:
     """Return the remedy for a name that belongs in a block, or that other programs use."""
     if is_outside and path[0] in FOREIGN_REMEDIES:
-        return FOREIGN_VALUES.get(path[0], {}).get(in_words(value).lower(), FOREIGN_REMEDIES[path[0]])
+        return foreign_remedy(path[0], in_words(value))
     if is_outside and path[0] in FOREIGN_NAMES:
         # First: other programs have some of the names of our blocks (dtype) outside of any.
         ours = FOREIGN_NAMES[path[0]]

@@ -371,7 +371,7 @@ run.yml: 1 problem
 
   line 8  fp16: true
           must be a block of parameters
-          write fp16: {enabled: true}, or precision: fp16
+          write precision: fp16
 """,
     ),
     "a_list_for_a_block": (
