@@ -240,7 +240,7 @@ _FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
         "tensorboard": "use tensorboard-dir: FOLDER",
         "comet_ml": "use comet: {enabled: true}",
     },
-    "do_sample": {"false": "set temperature: 0, which takes the most likely token"},
+    "do_sample": {"false": "set temperature to 0, which takes the most likely token"},
     "packing": {
         "false": "use pack-impl: unpacked (one document per sample, then padding)",
         "true": "remove it: by default, documents are joined (pack-impl: packed); best_fit keeps them whole",

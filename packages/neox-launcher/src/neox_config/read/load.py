@@ -217,8 +217,7 @@ def _disagreements(different: Sequence[tuple[Leaf, Leaf]]) -> list[Problem]:
 
 
 def _disagreement(different: Sequence[tuple[Leaf, Leaf]]) -> Problem:
-    settings = [f"{other.place.spelling}={in_words(other.value, whole=True)}" for _, other in different]
-    options = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+    options = _overriding(different)
     (first, other), *more = different
     if not more:
         where = f"{first.place}, as {first.place.spelling}: {in_words(first.value)}"
@@ -237,6 +236,15 @@ def _disagreement(different: Sequence[tuple[Leaf, Leaf]]) -> Problem:
         f"keep only one of each, or replace both with {options}",
         place=Place(other.place.file),
     )
+
+
+def _overriding(different: Sequence[tuple[Leaf, Leaf]]) -> str:
+    """Return how to override values: as options, or in Python, where dictionaries are given."""
+    others = [other for _, other in different]
+    if any(leaf.place.line is None for found in different for leaf in found):
+        return f"overrides={ {other.place.spelling or other.name: other.value for other in others} }"
+    settings = [f"{other.place.spelling}={in_words(other.value, whole=True)}" for other in others]
+    return " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
 
 
 def _row(different: tuple[Leaf, Leaf]) -> str:
