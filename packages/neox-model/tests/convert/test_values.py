@@ -98,7 +98,13 @@ def test_the_configuration_of_an_imported_model_trains_as_its_comment_states(pai
     config = load_config(files, overrides=overrides)
     resolve(config, devices=1)
     assert config.checkpoint.save == "FOLDER"
-    assert config.checkpoint.save_interval == 500
+    assert config.checkpoint.save_interval_minutes == 30
+    assert config.logging.log_interval == 10
+    for more in ([], ["train-iters=60"], ["train-iters=null", "train-epochs=1"]):
+        changed = load_config(files, overrides=[*overrides, *more])
+        assert not [note for note in changed.notices if "interval" in note.name]
+    # generate, evaluate and serve read the file without `save`.
+    assert not load_config(files).notices
 
 
 def test_the_documented_cut_before_the_training_keeps_what_describes_the_model(tmp_path):

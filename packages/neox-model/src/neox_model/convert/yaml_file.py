@@ -19,7 +19,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Training: a start for fine-tuning": (
         *("train-micro-batch-size-per-gpu", "gradient-accumulation-steps", "train-iters", "precision"),
         *("optimizer", "zero-optimization", "gradient-clipping", "weight-decay", "lr-decay-style", "warmup"),
-        *("hidden-dropout", "attention-dropout", "save-interval"),
+        *("hidden-dropout", "attention-dropout", "save-interval-minutes", "log-interval"),
     ),
     "Weights": ("load", "finetune"),
 }
@@ -34,7 +34,9 @@ TRAINING: Mapping[str, Any] = {
     "weight-decay": 0.1,
     "lr-decay-style": "cosine",
     "warmup": 0.01,
-    "save-interval": 500,
+    # By time, because a save-interval suits one train-iters alone.
+    "save-interval-minutes": 30,
+    "log-interval": 10,
 }
 """Parameters of a training that continues an imported model."""
 
