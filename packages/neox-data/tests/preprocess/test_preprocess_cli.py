@@ -97,8 +97,8 @@ def test_gigatoken_and_the_tokenizers_library_write_the_same_files(
 def test_reason_why_gigatoken_is_not_used_is_shown(corpus: Path, tmp_path: Path) -> None:
     result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set")
     assert (
-        "encoded by CharLevelTokenizer, not gigatoken (CharLevelTokenizer does not belong to the"
-        in result.stdout
+        "encoded by CharLevelTokenizer; gigatoken, the faster encoder, is not used: CharLevelTokenizer does "
+        "not belong to the" in result.stdout
     )
 
 

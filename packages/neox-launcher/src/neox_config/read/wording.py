@@ -35,6 +35,8 @@ _KINDS = {
 }
 # Parameters that take a list, and how to write a single value for all.
 _AS_LIST = {"attention_config": 'write [[["{}"], "all"]]'}
+# Whole numbers, and what to set in place of a fraction.
+_FOR_FRACTIONS = {"train_epochs": "use train-iters: N for a part of a pass"}
 # Parameters that take a single value, and the parameters that take several.
 _FOR_LISTS = {"data_path": "list several datasets in train-data-paths, valid-data-paths and test-data-paths"}
 
@@ -118,7 +120,7 @@ def sentence_about(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str
     if kind == "too_long":
         return "has too many elements", _as_default(parameter)
     if kind in _KINDS:
-        return f"must be {_KINDS[kind]}{where}", _instead_of_list(parameter, detail["input"])
+        return f"must be {_KINDS[kind]}{where}", _instead_of_kind(parameter, detail["input"])
     what, _, remedy = str(detail["msg"]).partition("; ")
     return f"{_lower(what)}{where}", remedy
 
@@ -150,7 +152,9 @@ def _as_default(parameter: Parameter) -> str:
     return f"write it like {in_words(parameter.default)}" if parameter.default else ""
 
 
-def _instead_of_list(parameter: Parameter, value: Any) -> str:
+def _instead_of_kind(parameter: Parameter, value: Any) -> str:
+    if isinstance(value, float):
+        return _FOR_FRACTIONS.get(parameter.name, "")
     if not isinstance(value, list | tuple):
         return ""
     if parameter.name in _FOR_LISTS:

@@ -99,6 +99,7 @@ WRONG = [
     ("optimizer: {params: {betas: [0.9]}}", ["has too few elements"]),
     ("optimizer: {params: {betas: [0.9, 0.9, 0.9]}}", ["has too many elements"]),
     ("optimizer: {params: {betas: [0.9, high]}}", ["in element 2"]),
+    ("train-epochs: 0.05", ["must be a whole number", "use train-iters: N for a part of a pass"]),
     ("optimizer: Adam", ["must be a block of parameters", "write optimizer: {type: Adam, params: ...}"]),
     ("fp16: true", ["must be a block of parameters", "write precision: fp16"]),
     ("seed: {a: 1}", ["seed is not a block"]),
