@@ -120,9 +120,9 @@ def sentence_about(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str
     if kind == "too_long":
         return "has too many elements", _as_default(parameter)
     if kind in _KINDS:
-        return f"must be {_KINDS[kind]}{where}", _instead_of_kind(parameter, detail["input"])
+        return f"must be {_KINDS[kind]}{where}", _instead_of_list(parameter, detail["input"])
     what, _, remedy = str(detail["msg"]).partition("; ")
-    return f"{_lower(what)}{where}", remedy
+    return f"{_lower(what)}{where}", remedy or _instead_of_fraction(name, detail["input"])
 
 
 def _about_choices(parameter: Parameter, details: Sequence[ErrorDetails]) -> tuple[str, str]:
@@ -152,14 +152,16 @@ def _as_default(parameter: Parameter) -> str:
     return f"write it like {in_words(parameter.default)}" if parameter.default else ""
 
 
-def _instead_of_kind(parameter: Parameter, value: Any) -> str:
-    if isinstance(value, float):
-        return _FOR_FRACTIONS.get(parameter.name, "")
+def _instead_of_list(parameter: Parameter, value: Any) -> str:
     if not isinstance(value, list | tuple):
         return ""
     if parameter.name in _FOR_LISTS:
         return _FOR_LISTS[parameter.name]
     return f"write {parameter.choices[0]}" if parameter.choices else "write a single value, without brackets"
+
+
+def _instead_of_fraction(name: str, value: Any) -> str:
+    return _FOR_FRACTIONS.get(name, "") if isinstance(value, float) else ""
 
 
 def _lower(message: str) -> str:
