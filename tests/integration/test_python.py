@@ -447,16 +447,41 @@ def test_a_file_in_place_of_a_folder_or_a_configuration_is_named(tmp_path):
         neox_model.Trainer("config.yml")
 
 
+def test_two_values_in_python_are_replaced_by_overrides(tmp_path, data):
+    path = write_job(tmp_path, SETTINGS | {"data_path": data, "seed": 3})
+    with pytest.raises(neox_model.ConfigError, match=r"replace both with overrides=\{'seed': 4\}$"):
+        neox_model.load_config(path, {"seed": 4})
+    assert neox_model.load_config(path, overrides={"seed": 4}).training.seed == 4
+
+
+def test_folders_of_other_programs_are_named_with_what_to_do(tmp_path):
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "adapter_config.json").write_text("{}")
+    with pytest.raises(neox_model.NeoXError, match=r"contains adapters of PEFT.*neox-convert from-peft"):
+        neox_model.load_model(tmp_path / "peft")
+    (tmp_path / "qwen3").mkdir()
+    path = tmp_path / "qwen3" / "config.json"
+    path.write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
+    with pytest.raises(neox_model.NeoXError) as refusal:
+        neox_model.load_model(tmp_path / "qwen3")
+    assert str(refusal.value).startswith(f"{path} has model_type 'qwen3'")
+    assert "docs/add-an-architecture.md" in str(refusal.value)
+
+
 def test_settings_of_generation_are_checked(data):
     with neox_model.Trainer(config_of(data)) as trainer:
         model = trainer.model()
     with pytest.raises(neox_model.ConfigError, match=r"temperatur\n +is not a parameter of generation"):
         model.generate("a", temperatur=1.0)
-    with pytest.raises(neox_model.ConfigError, match="did you mean temperature"):
-        model.generate("a", temperatur=1.0)
-    for theirs in ("max_tokens", "max_new_tokens"):
-        with pytest.raises(neox_model.ConfigError, match=r"(use|did you mean) maximum_tokens"):
-            model.generate("a", **{theirs: 3})
+    for settings, remedy in (
+        ({"max_new_tokens": 4}, "use maximum_tokens=4"),
+        ({"do_sample": True}, "set temperature above 0"),
+        ({"do_sample": False}, "set temperature to 0"),
+        ({"temperatur": 1.0}, "did you mean temperature?"),
+        ({"zzz": 1}, "use maximum_tokens, temperature, "),
+    ):
+        with pytest.raises(neox_model.ConfigError, match=re.escape(f"generation\n    {remedy}")):
+            model.generate("a", **settings)
     with pytest.raises(neox_model.ConfigError, match=r"num_samples\n +has no effect"):
         model.generate("a", num_samples=3)
     with pytest.raises(neox_model.ConfigError, match="contains an empty string"):

@@ -5,8 +5,9 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import click
@@ -61,19 +62,32 @@ class DataCommand(Command):
 
     Args:
         several: options that take several values, as with argparse: `--input a.jsonl b.jsonl`.
+        advice: options of other programs -> what to write in place of each.
     """
 
     reported: ClassVar[tuple[type[Exception], ...]] = (DataError, OSError)
 
-    def __init__(self, *args: Any, several: Iterable[str] = (), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        several: Iterable[str] = (),
+        advice: Mapping[str, str] = MappingProxyType({}),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._several = frozenset(several)
+        self._advice = advice
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line; answer corpus files that are given without `--input`."""
+        """Parse the command line; answer files without `--input`, and options of other programs."""
         words = list(one_option_per_word(args, self._several))
         try:
             return super().parse_args(ctx, list(words))
+        except click.NoSuchOption as error:
+            advice = self._advice.get(error.option_name.replace("_", "-"))
+            if advice is None:
+                raise
+            raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
         except click.MissingParameter as error:
             if error.param is None or error.param.name != "inputs":
                 raise

@@ -190,22 +190,24 @@ def _build(
         allow_chopped=allow_chopped,
         is_masked=None if labels is None else _masks_of(labels, one_less=seq_length + 1 - looked_at),
     )
+    what = "chopped" if allow_chopped else "left out"
+    others = (
+        (eligible.empty, "are empty"),
+        (eligible.masked, "have no label that counts"),
+        (eligible.late, f"have labels only after their first {looked_at} tokens"),
+        (
+            eligible.too_long,
+            f"are longer than {seq_length + 1} tokens and {what} ({eligible.tokens_cut} of their tokens are "
+            "left out)",
+        ),
+    )
     logger.info(
-        "%s, part %s: %d of %d documents are used; %d are empty, %d have no label that counts, "
-        "%d have labels only after their first %d tokens; %d others are longer than %d tokens and %s (%d of "
-        "their tokens are left out)",
+        "%s, part %s: %d of %d documents are used%s",
         indexed.prefix,
         name,
         int(eligible.is_used.sum()),
         len(documents),
-        eligible.empty,
-        eligible.masked,
-        eligible.late,
-        looked_at,
-        eligible.too_long,
-        seq_length + 1,
-        "chopped" if allow_chopped else "left out",
-        eligible.tokens_cut,
+        "".join(f"; {count} {words}" for count, words in others if count),
     )
     return build_whole_index(
         pack_impl,

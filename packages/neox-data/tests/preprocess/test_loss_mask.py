@@ -190,7 +190,7 @@ def test_only_responses_count(corpus: Path, tokenizer_json: Path, resume) -> Non
     total = sum(map(len, tokens))
     counted = sum(label >= 0 for row in labels for label in row)
     assert f" bytes -> {total} tokens (" in result.output
-    assert f"{counted} of {total} tokens count in the loss; 0 documents have none that does" in result.output
+    assert f"{counted} of {total} tokens count in the loss; the longest document" in result.output
     assert f"; the longest document has {max(map(len, tokens))} tokens" in result.output
     manifest = read_manifest(f"{out}_label_document")
     assert manifest["counts"]["masked"] == total - counted
@@ -224,7 +224,7 @@ def test_only_the_assistant_counts(corpus: Path, tokenizer_json: Path, tmp_path:
             for token in tokenizer.encode(segment.text)
         ]
         assert label == expected
-    assert "; 1 document has none that does" in result.output
+    assert "; 1 document has no token that counts; " in result.output
     assert "1 document has a null text" in result.output
 
 

@@ -117,8 +117,8 @@ def test_gigatoken_and_the_tokenizers_library_write_the_same_files(
 def test_reason_why_gigatoken_is_not_used_is_shown(corpus: Path, tmp_path: Path) -> None:
     result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set")
     assert (
-        "encoded by CharLevelTokenizer, not gigatoken (CharLevelTokenizer does not belong to the"
-        in result.stdout
+        "encoded by CharLevelTokenizer; gigatoken, the faster encoder, is not used: CharLevelTokenizer does "
+        "not belong to the" in result.stdout
     )
 
 
@@ -213,6 +213,34 @@ def test_a_wrong_request_has_one_sentence_and_exit_code_2(
     assert sentence in result.stderr
     assert "Traceback" not in result.output
     assert not list(tmp_path.glob("set*"))
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("--tokenizer", "use --tokenizer-type HFTokenizer --vocab-file FOLDER/tokenizer.json."),
+        ("--tokenizer_name_or_path", "use --tokenizer-type HFTokenizer"),
+        ("--dataset_name", "use --input FILE; nothing is downloaded."),
+    ],
+)
+def test_options_of_transformers_scripts_are_answered_with_ours(tmp_path: Path, option, advice) -> None:
+    result = run(option, "x", output=tmp_path / "set")
+    assert result.exit_code == 2
+    assert f"No such option: {option}; {advice}" in result.stderr
+
+
+def test_a_dataset_of_save_to_disk_is_recognised(tmp_path: Path) -> None:
+    part = tmp_path / "data" / "train"
+    part.mkdir(parents=True)
+    for name in ("dataset_info.json", "state.json", "data-00000-of-00001.arrow"):
+        (part / name).write_text("{}")
+    words = ("--tokenizer-type", "CharLevelTokenizer")
+    for given in (tmp_path / "data", part):
+        result = run("--input", given, *words, output=tmp_path / "set")
+        assert result.exit_code == 2
+        assert f"{part} is a folder of datasets' save_to_disk; write it with Dataset.to_json" in result.stderr
+    result = run("--input", part / "data-00000-of-00001.arrow", *words, output=tmp_path / "set")
+    assert "is a file of Arrow, which is not read; write it with Dataset.to_json" in result.stderr
 
 
 @pytest.mark.parametrize("prefix", ["", "out/"])

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
 import click
@@ -61,6 +62,8 @@ _NO_NUMBERS: Mapping[str, str] = {
 }
 _OTHERS = "Options"
 _LONGEST_SENTENCE = 1_000
+# Similarity above which an option is suggested for another; click's own, 0.6, suggests --help for --model.
+_NEAR = 0.75
 _ENDINGS = (".yml", ".yaml", ".json", ".jsonl")
 _PACKAGES = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_model")
 
@@ -148,9 +151,12 @@ class Command(click.Command):
         self.exit_codes = {**_EXIT_CODES, **(exit_codes or {})}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line; name the kind of number that is expected in plain words."""
+        """Parse the words; name expected numbers in plain words, and suggest only options that are near."""
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            near = get_close_matches(error.option_name, error.possibilities or (), cutoff=_NEAR)
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from error
         except click.BadParameter as error:
             found = next((name for name in _NO_NUMBERS if name in error.message), None)
             if found is None:

@@ -1,12 +1,15 @@
 """What is stored but does not change logits is compared too."""
 
 import json
+import re
 import shlex
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from neox_config import load_config, resolve
@@ -17,6 +20,8 @@ from neox_model.convert.families import FAMILIES as TABLES
 from neox_model.convert.verify import verify
 from neox_model.convert.yaml_file import write_settings
 from support.hf_models import ENTRIES, FAMILIES, random_settings, write_model
+
+REPOSITORY = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -93,4 +98,23 @@ def test_the_configuration_of_an_imported_model_trains_as_its_comment_states(pai
     config = load_config(files, overrides=overrides)
     resolve(config, devices=1)
     assert config.checkpoint.save == "FOLDER"
-    assert config.checkpoint.save_interval == 500
+    assert config.checkpoint.save_interval_minutes == 30
+    assert config.logging.log_interval == 10
+    for more in ([], ["train-iters=60"], ["train-iters=null", "train-epochs=1"]):
+        changed = load_config(files, overrides=[*overrides, *more])
+        assert not [note for note in changed.notices if "interval" in note.name]
+    # generate, evaluate and serve read the file without `save`.
+    assert not load_config(files).notices
+
+
+def test_the_documented_cut_before_the_training_keeps_what_describes_the_model(tmp_path):
+    """The recipes of finetuning.md make `base.yml` with sed."""
+    described = {"num-layers": 2, "vocab-file": "tokenizer.json", "lora-rank": 4, "stop-tokens": [2]}
+    write_settings(
+        tmp_path / "model.yml", {**described, "precision": "fp32"}, source=tmp_path, output=tmp_path
+    )
+    recipe = (REPOSITORY / "docs" / "finetuning.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^\$ (sed .*imported/model.yml) > base.yml$", recipe, re.MULTILINE)
+    words = [word.replace("imported", str(tmp_path)) for word in shlex.split(command)]
+    cut = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert yaml.safe_load(cut) == described

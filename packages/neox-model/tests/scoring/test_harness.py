@@ -50,8 +50,8 @@ def test_errors_of_a_task_name_it_and_those_of_the_model_are_raised_as_they_are(
 
 def test_data_that_cannot_be_downloaded_has_its_remedy_and_no_lines_of_libraries():
     message = (
-        r"eval-tasks: lambada cannot be loaded: the data cannot be downloaded \(ConnectionError\); .*the "
-        r"folder that HF_HOME names.*HF_DATASETS_OFFLINE=1 and HF_HUB_OFFLINE=1$"
+        r"eval-tasks: lambada cannot be loaded: the task's data cannot be downloaded \(ConnectionError\); "
+        r".*the folder that HF_HOME names.*HF_DATASETS_OFFLINE=1 and HF_HUB_OFFLINE=1$"
     )
     with pytest.raises(ModelError, match=message), _guarded(["lambada"], "loaded", failure=ModelError):
         raise ConnectionError("Couldn't reach it")

@@ -105,11 +105,11 @@ def test_stop_strings_have_a_largest_length():
             "max_new_tokens is not a field of this request; use max_tokens",
         ),
         (CompletionBody, {"temprature": 1}, "temprature is not a field of this request; use temperature"),
-        (CompletionBody, {"qqqq": 1}, "qqqq is not a field of this request; remove it"),
+        (CompletionBody, {"qqqq": 1}, "qqqq is not supported by this server; remove it"),
         (
             CompletionBody,
             {"presence_penalty": 0.5},
-            "presence_penalty is 0.5, but is not supported by this server; remove it",
+            "presence_penalty: 0.5 is not supported by this server; remove it",
         ),
         (CompletionBody, [1], "the body is [1]; send an object of JSON with the fields"),
     ],
@@ -148,20 +148,20 @@ def test_all_errors_of_a_request_are_reported_together():
     error = refused(CompletionBody, body)
     assert (error.param, error.message) == (
         "suffix",
-        '5 errors in the request to /v1/completions: (1) suffix is "b", but is not supported by this server; '
+        '5 errors in the request to /v1/completions: (1) suffix: "b" is not supported by this server; '
         'remove it (2) max_tokens is "5"; send a whole number (3) stop is [""]; send a text of 1 to 256 '
         "characters, or a list of at most 16 (4) top_p is 3; send a number of at most 1 (5) temprature is "
         "not a field of this request; use temperature",
     )
     body = {"messages": [USER], "top_logprobs": 3, "max_tokens": 3, "max_completion_tokens": 4, "best_of": 2}
     assert refused(ChatBody, body).message == (
-        "3 errors in the request to /v1/chat/completions: (1) best_of is 2, but is not supported by this "
+        "3 errors in the request to /v1/chat/completions: (1) best_of: 2 is not supported by this "
         "server; remove it (2) top_logprobs requires logprobs: true; add it (3) max_tokens is 3, but "
         "max_completion_tokens is 4; send one of them"
     )
     many = refused(CompletionBody, {f"field {number}": 1 for number in range(50)}).message
     assert many.startswith("50 errors ")
-    assert many.endswith(" (10) field 9 is not a field of this request; remove it and 40 more")
+    assert many.endswith(" (10) field 9 is not supported by this server; remove it and 40 more")
 
 
 @pytest.mark.parametrize("place", ["name", "value"])

@@ -43,6 +43,20 @@ _USED_WITH: dict[str, tuple[str | None, ...]] = {
 # Headings of options.
 _CORPUS, _MASK, _TOKENIZER = "Corpus", "Loss mask", "Tokenizer"
 _OUTPUT, _RUN = "Output", "Speed"
+# Options of transformers' scripts.
+_ADVICE = {
+    **dict.fromkeys(
+        ("--tokenizer", "--tokenizer-name", "--tokenizer-name-or-path", "--model-name-or-path", "--model"),
+        "use --tokenizer-type HFTokenizer --vocab-file FOLDER/tokenizer.json",
+    ),
+    **dict.fromkeys(
+        ("--dataset-name", "--dataset-path", "--train-file"),
+        "use --input FILE; nothing is downloaded",
+    ),
+    **dict.fromkeys(("--output", "--output-dir"), "use --output-prefix PREFIX"),
+    "--text-column": "use --jsonl-keys KEY",
+    "--num-proc": "use --workers N",
+}
 _INSTEAD = {"prompt-response": "--prompt-key and --response-key", "chat": "--messages-key"}
 
 
@@ -59,6 +73,7 @@ def _check_layout(context: click.Context, parameter: click.Parameter, layout: st
     "preprocess_data",
     cls=DataCommand,
     several=("--input", "--jsonl-keys", "--json-keys"),
+    advice=_ADVICE,
     examples=(
         "preprocess_data --input texts/*.jsonl --tokenizer-type HFTokenizer --vocab-file tokenizer.json "
         "--append-eod --output-prefix data/corpus",

@@ -25,6 +25,11 @@ _NEVER_PACKED = (".parquet", ".zip")
 _READABLE = (*_DOCUMENTS, *_TABLES, *_ARCHIVES)
 ENDINGS = f"{', '.join(_READABLE)}, optionally followed by {', '.join(_PACKED[:-1])} or {_PACKED[-1]}"
 """The endings of files that are read, for messages."""
+_OF_SAVE_TO_DISK = {"dataset_info.json", "state.json"}
+_EXPORT = (
+    "write it with Dataset.to_json('texts.jsonl') or Dataset.to_parquet('texts.parquet') of datasets, and "
+    "pass that file"
+)
 _BUFFER_BYTES = 1 << 20
 
 
@@ -164,6 +169,8 @@ def _matches(pattern: str, passed_over: PassedOver) -> Iterator[Path]:
 def _files_below(folder: Path, passed_over: PassedOver) -> Iterator[Path]:
     paths = []
     for place, folders, files in os.walk(folder, onerror=_raise):
+        if set(files) >= _OF_SAVE_TO_DISK:
+            raise CorpusError(f"{place} is a folder of datasets' save_to_disk; {_EXPORT}")
         paths += [Path(place, name) for name in files]
         for name in sorted(folders):
             if Path(place, name).is_symlink():
@@ -195,4 +202,6 @@ def _check_readable(path: Path) -> None:
         return
     if packing and path.with_suffix("").suffix in _NEVER_PACKED:
         raise CorpusError(f"{path} cannot be read while it is compressed; decompress it first")
+    if path.suffix == ".arrow":
+        raise CorpusError(f"{path} is a file of Arrow, which is not read; {_EXPORT}")
     raise CorpusError(f"{path} has an unsupported ending; pass files that end in {ENDINGS}")

@@ -299,7 +299,7 @@ def _choose_encoding(tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], o
         try:
             return _Encoding(fast_encoder(tokenizer, lambda: sample_texts(files, options.keys)), "gigatoken")
         except TokenizerError as reason:
-            why = f", not gigatoken ({reason})"
+            why = f"; gigatoken, the faster encoder, is not used: {reason}"
     return _Encoding(tokenizer.encode_flat, f"{name}{why}", options.workers, 1 << 20)
 
 

@@ -71,9 +71,11 @@ class Summary:
         )
         yield f"encoded by {self.encoder}"
         if self.labels is not None:
+            without = self.labels["wholly_masked"]
+            have = counted(without, "document has", "documents have")
             yield (
                 f"{tokens - self.labels['masked']:,} of {tokens:,} tokens count in the loss; "
-                f"{counted(self.labels['wholly_masked'], 'document has', 'documents have')} none that does; "
+                f"{f'{have} no token that counts; ' if without else ''}"
                 f"the longest document has {self.longest:,} tokens"
             )
         if self.resumed_shards:

@@ -75,7 +75,9 @@ class FastEncoder:
         Raises:
             TokenizerError: the ids differ from those of the tokenizers library.
         """
-        self.check([texts[len(texts) // 2][:_CHECKED_CHARACTERS]] if texts else [])
+        different = self._different([texts[len(texts) // 2][:_CHECKED_CHARACTERS]] if texts else [])
+        if different is not None:
+            raise TokenizerError(f"{different}; pass --exact, which uses that library alone")
         result = self._encode(texts)
         if _memory_bytes() > self._memory_bytes + _MOST_GROWTH_BYTES:
             self._start()
@@ -87,14 +89,20 @@ class FastEncoder:
         Raises:
             TokenizerError: the ids differ.
         """
+        different = self._different(texts)
+        if different is not None:
+            raise TokenizerError(different)
+
+    def _different(self, texts: Sequence[str]) -> str | None:
+        """Return for which of the texts the ids differ, in words; None if they are the same."""
         ids, sizes = self._encode(texts)
         rows = np.split(ids, np.cumsum(sizes)[:-1]) if len(sizes) else []
         for text, row, expected in zip(texts, rows, self._tokenizer.encode_batch(texts), strict=True):
             if row.tolist() != expected:
-                raise TokenizerError(
-                    f"gigatoken encodes {text[:60]!r} differently from the tokenizers library; "
-                    "pass --exact to disable it"
-                )
+                if not text and expected:
+                    return "it does not add the tokens (BOS, EOS) that this tokenizer adds to each text"
+                return f"gigatoken encodes {text[:60]!r} differently from the tokenizers library"
+        return None
 
     def _start(self) -> None:
         try:

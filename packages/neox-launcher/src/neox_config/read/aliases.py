@@ -19,13 +19,13 @@ __all__ = [
     "FOREIGN_CHOICES",
     "FOREIGN_NAMES",
     "FOREIGN_REMEDIES",
-    "FOREIGN_VALUES",
     "OLDER_SPELLINGS",
     "RETIRED",
     "SHORTHANDS",
     "OlderSpelling",
     "Unfolded",
     "fold_aliases",
+    "foreign_remedy",
     "has_no_effect",
     "shorthand_of",
     "usual_value",
@@ -213,17 +213,36 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
     "parts, which train-label-data-paths names",
     "completion_only_loss": "remove it; preprocess_data --loss-mask prompt-response writes labels of the "
     "responses, which train-label-data-paths names",
+    **dict.fromkeys(
+        ("model_name_or_path", "pretrained_model_name_or_path"),
+        "import the model with neox-convert from-hf DIR --output OUT; OUT/model.yml is its configuration",
+    ),
+    **dict.fromkeys(
+        ("dataset_name", "dataset_path", "dataset_text_field", "train_file", "validation_file"),
+        "write the texts as a dataset with preprocess_data; data-path names its prefix",
+    ),
+    **dict.fromkeys(
+        ("tokenizer_name", "tokenizer_name_or_path"),
+        "set tokenizer-type: HFTokenizer and vocab-file: FOLDER/tokenizer.json",
+    ),
+    "overwrite_output_dir": "remove it: a training starts anew with another save, and without load",
+    "trust_remote_code": "remove it: no code of a model is run",
+    "use_peft": "set lora-rank, which trains adapters, and lora-base",
+    "do_eval": "remove it: validation data are evaluated every eval-interval iterations",
+    "do_predict": "remove it: test data are evaluated at the end; neox-launch generate continues texts",
+    "do_sample": "set temperature above 0, which samples; 0 takes the most likely token",
     "attn_implementation": "remove it; attention is computed by the fastest implementation that can",
 }
 
 # What to do about some values of such names, in lower case, in place of the remedy above.
-FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
+_FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
     "report_to": {
         "none": "remove it, and set use-wandb: false (by default, it is used if you are logged in)",
         "wandb": "use use-wandb: true",
         "tensorboard": "use tensorboard-dir: FOLDER",
         "comet_ml": "use comet: {enabled: true}",
     },
+    "do_sample": {"false": "set temperature to 0, which takes the most likely token"},
     "packing": {
         "false": "use pack-impl: unpacked (one document per sample, then padding)",
         "true": "remove it: by default, documents are joined (pack-impl: packed); best_fit keeps them whole",
@@ -513,6 +532,11 @@ EXTRA_BLOCK = "deepspeed_extra_args"
 
 # Names for which null means dynamic loss scaling, like 0.
 _NULL_MEANS_ZERO = ("loss_scale", "fp16.loss_scale", "amp.loss_scale")
+
+
+def foreign_remedy(name: str, value: str) -> str:
+    """Return what to do about a name in `FOREIGN_REMEDIES` with this value."""
+    return _FOREIGN_VALUES.get(name, {}).get(value.lower(), FOREIGN_REMEDIES[name])
 
 
 def shorthand_of(name: str) -> str | None:

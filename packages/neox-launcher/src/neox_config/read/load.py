@@ -225,9 +225,10 @@ def _disagreement(different: Sequence[tuple[Leaf, Leaf]], written: Mapping[Place
     def value(leaf: Leaf) -> str:
         return in_words(written.get(leaf.place, leaf.value))
 
-    settings = [_valid_setting(other, first) for first, other in different]
-    options = " ".join(f"--set {shlex.quote(setting)}" for setting in settings if setting is not None)
-    replacing = "" if None in settings else f", or replace both with {options}"
+    found = (_valid_setting(other, first) for first, other in different)
+    settings = [setting for setting in found if setting is not None]
+    can_replace = len(settings) == len(different)
+    replacing = f", or replace both with {_overriding(different, settings)}" if can_replace else ""
     (first, other), *more = different
     if not more:
         return Problem(
@@ -248,21 +249,28 @@ def _disagreement(different: Sequence[tuple[Leaf, Leaf]], written: Mapping[Place
     )
 
 
+def _overriding(different: Sequence[tuple[Leaf, Leaf]], settings: Iterable[tuple[str, Any]]) -> str:
+    """Return how to override values: as options, or in Python, where dictionaries are given."""
+    if any(leaf.place.line is None for found in different for leaf in found):
+        return f"overrides={dict(settings)}"
+    options = (f"{name}={in_words(value, whole=True)}" for name, value in settings)
+    return " ".join(f"--set {shlex.quote(option)}" for option in options)
+
+
 def _row(first: Leaf, other: Leaf, value: Callable[[Leaf], str]) -> str:
     here, there = ("" if leaf.place.line is None else f"line {leaf.place.line}" for leaf in (other, first))
     return f"{here}  {other.place.spelling}: {value(other)} (there {there}: {value(first)})".strip()
 
 
-def _valid_setting(*leaves: Leaf) -> str | None:
-    """Return the setting of the first value that is valid alone; None if none is."""
+def _valid_setting(*leaves: Leaf) -> tuple[str, Any] | None:
+    """Return name and value of the first that is valid alone; None if none is."""
     for leaf in leaves:
         assembly = _Assembly([], is_complete=False)
         assembly.put(leaf)
         assembly.build()
         if not assembly.problems:
             is_older = normal_name(leaf.place.spelling) in OLDER_SPELLINGS
-            name = leaf.name if is_older else leaf.place.spelling
-            return f"{name}={in_words(leaf.value, whole=True)}"
+            return (leaf.name if is_older else leaf.place.spelling or leaf.name), leaf.value
     return None
 
 
@@ -399,8 +407,9 @@ class _Assembly:
             some = f"type: {in_words(leaf.value)}, params: ..."
         remedy = f"write {leaf.path[-1]}: {{{some}}}"
         if leaf.value is True and leaf.name in ("bf16", "fp16"):
+            # A block beside a given precision would contradict it.
             is_option = leaf.place.precedence > 0
-            remedy += f", or {f'--set precision={leaf.name}' if is_option else f'precision: {leaf.name}'}"
+            remedy = f"write {f'--set precision={leaf.name}' if is_option else f'precision: {leaf.name}'}"
         self._complain(leaf, "must be a block of parameters", remedy)
 
     def _note_on_empty_block(self, leaf: Leaf, kind: type[Section]) -> None:

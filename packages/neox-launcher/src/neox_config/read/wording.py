@@ -13,7 +13,7 @@ from neox_config.read.aliases import (
     FOREIGN_CHOICES,
     FOREIGN_NAMES,
     FOREIGN_REMEDIES,
-    FOREIGN_VALUES,
+    foreign_remedy,
     usual_value,
 )
 from neox_config.schema.config import all_parameters, build_section, parameter_named, section_of, sections
@@ -35,6 +35,8 @@ _KINDS = {
 }
 # Parameters that take a list, and how to write a single value for all.
 _AS_LIST = {"attention_config": 'write [[["{}"], "all"]]'}
+# Whole numbers, and what to set in place of a fraction.
+_FOR_FRACTIONS = {"train_epochs": "use train-iters: N for a part of a pass"}
 # Parameters that take a single value, and the parameters that take several.
 _FOR_LISTS = {"data_path": "list several datasets in train-data-paths, valid-data-paths and test-data-paths"}
 
@@ -63,7 +65,7 @@ def homes_of(path: Sequence[str], *, is_outside: bool) -> list[str]:
 def written_elsewhere(path: Sequence[str], value: Any, homes: Sequence[str], *, is_outside: bool) -> str:
     """Return the remedy for a name that belongs in a block, or that other programs use."""
     if is_outside and path[0] in FOREIGN_REMEDIES:
-        return FOREIGN_VALUES.get(path[0], {}).get(in_words(value).lower(), FOREIGN_REMEDIES[path[0]])
+        return foreign_remedy(path[0], in_words(value))
     if is_outside and path[0] in FOREIGN_NAMES:
         # First: other programs have some of the names of our blocks (dtype) outside of any.
         ours = FOREIGN_NAMES[path[0]]
@@ -120,7 +122,7 @@ def sentence_about(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}{where}", _instead_of_list(parameter, detail["input"])
     what, _, remedy = str(detail["msg"]).partition("; ")
-    return f"{_lower(what)}{where}", remedy
+    return f"{_lower(what)}{where}", remedy or _instead_of_fraction(name, detail["input"])
 
 
 def _about_choices(parameter: Parameter, details: Sequence[ErrorDetails]) -> tuple[str, str]:
@@ -156,6 +158,10 @@ def _instead_of_list(parameter: Parameter, value: Any) -> str:
     if parameter.name in _FOR_LISTS:
         return _FOR_LISTS[parameter.name]
     return f"write {parameter.choices[0]}" if parameter.choices else "write a single value, without brackets"
+
+
+def _instead_of_fraction(name: str, value: Any) -> str:
+    return _FOR_FRACTIONS.get(name, "") if isinstance(value, float) else ""
 
 
 def _lower(message: str) -> str:

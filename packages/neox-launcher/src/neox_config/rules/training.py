@@ -26,8 +26,8 @@ def the_length_of_training_is_given_once(c: NeoXConfig) -> Iterator[Problem]:
     iterations, epochs = c.training.train_iters, c.training.train_epochs
     if iterations is None and epochs is None:
         what, remedy = (
-            "is missing, and so is train-epochs",
-            "add train-iters: 1000 (iterations of the training)",
+            "is missing, and so is train_epochs",
+            "add train_iters: 1000 (iterations of the training)",
         )
         yield Problem("train_iters", what, remedy, value="")
     elif iterations is not None and epochs is not None:
@@ -77,8 +77,8 @@ def micro_batch_or_batch_is_given(c: NeoXConfig) -> Iterator[Problem]:
     if sizes == (None, None) and not c.elasticity.elasticity.enabled:
         yield Problem(
             "train_micro_batch_size_per_gpu",
-            "is missing, and so is train-batch-size",
-            "add train-micro-batch-size-per-gpu: 4 (samples per device and forward pass)",
+            "is missing, and so is train_batch_size",
+            "add train_micro_batch_size_per_gpu: 4 (samples per device and forward pass)",
             value="",
         )
 

@@ -15,7 +15,15 @@ from click.shell_completion import CompletionItem
 from neox_config.command_line import PATH, Command, Group, option
 from neox_config.files import configuration_in, nearest_folder
 from neox_config.problems import did_you_mean
-from neox_config.read.aliases import FOREIGN_NAMES
+from neox_config.read.aliases import (
+    COMPUTED,
+    FOREIGN_CHOICES,
+    FOREIGN_NAMES,
+    FOREIGN_REMEDIES,
+    OLDER_SPELLINGS,
+    SHORTHANDS,
+    foreign_remedy,
+)
 from neox_config.read.reading import about_folder, import_of_model, text_as_yaml
 from neox_config.schema.config import all_parameters, parameter_named
 
@@ -36,6 +44,7 @@ _SETTINGS = (_SET, "--resume-set")
 _SETTING = re.compile(r"[\w.-]+=")
 DRY_RUN = "--dry-run"
 """Option whose value is optional."""
+_SWITCHES = ("bf16", "fp16")
 _ENDINGS = (".yml", ".yaml", ".json")
 
 # Parameters that are also options, as for the launcher of DeepSpeed; name -> placeholder of the value.
@@ -86,10 +95,18 @@ _ADVICE_ON_WORDS: Mapping[str, str] = {
     "diff": "diff is a command of neox-config: neox-config diff FILE FILE",
     "explain": "explain is a command of neox-config: neox-config explain WORD",
 }
+_SET_PARAMETERS = "parameters are set with --set"
+# VALUE stands for what was given.
 _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "eval_tasks": "use neox-launch evaluate --tasks NAME,..., or --set eval-tasks=[NAME,...] for evaluations "
     "during a training",
     "iteration": "name the folder of that checkpoint: --set load=CHECKPOINTS/global_step1000",
+    "resume_from_checkpoint": f"{_SET_PARAMETERS}: --set load=VALUE --set finetune=false",
+    **{name: f"{_SET_PARAMETERS}: --set precision={name}" for name in _SWITCHES},
+    "adam_beta1": f"{_SET_PARAMETERS}: --set optimizer.params.betas=[VALUE,0.999]",
+    "adam_beta2": f"{_SET_PARAMETERS}: --set optimizer.params.betas=[0.9,VALUE]",
+    "model": "the configuration file names the checkpoint (load); neox-convert from-hf DIR --output OUT "
+    "imports a model of transformers, and OUT/model.yml is its configuration",
     "conf_dir": "use -d DIR",
     **dict.fromkeys(("conf_file", "config", "c"), "give the name of the file alone"),
     "H": "use --hostfile FILE",
@@ -111,6 +128,7 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
 }
 # Options of other programs for parameters of ours, which would mean something else in a configuration file.
 _FOREIGN_OPTIONS = {
+    **SHORTHANDS,
     **FOREIGN_NAMES,
     "max_tokens": "maximum_tokens",
     "num_return_sequences": "num_samples",
@@ -515,17 +533,30 @@ def _script(word: str) -> str:
 def _advice_on_option(option: str, words: Sequence[str], directory: Path) -> str | None:
     """Return what to write in place of an unknown option, given all words of the command line."""
     name = option.lstrip("-").replace("-", "_")
-    name = _FOREIGN_OPTIONS.get(name, name)
+    values = _values_of(option, words, directory)
+    value = values[0] if values else "VALUE"
+    if name in _SWITCHES and value.lower() == "false":
+        return f"{_SET_PARAMETERS}: --set precision=fp32"
     if name in _ADVICE_ON_OPTIONS:
-        return _ADVICE_ON_OPTIONS[name]
-    try:
-        parameter = parameter_named(name)
-    except KeyError:
-        return None
-    if parameter.is_block:
-        return f"{name} is a block of parameters: {_setting_in_block(name)}"
-    setting = f"{name.replace('_', '-')}={_value_of(option, words, directory)}"
-    return f"parameters are set with --set: --set {shlex.quote(setting)}"
+        return _ADVICE_ON_OPTIONS[name].replace("VALUE", value)
+    if name in FOREIGN_REMEDIES and name not in _FOREIGN_OPTIONS:
+        # An option without a value switches something on.
+        remedy = foreign_remedy(name, value if values else "true")
+        return f"in the configuration file, {remedy}" if remedy.startswith(("use ", "set ")) else remedy
+    if name in COMPUTED:
+        return f"leave it out: it is computed ({COMPUTED[name]})"
+    name = _FOREIGN_OPTIONS.get(name, name)
+    if name in FOREIGN_CHOICES and values:
+        value = _in_our_choices(name, values)
+    if name not in OLDER_SPELLINGS:
+        try:
+            parameter = parameter_named(name)
+        except KeyError:
+            return None
+        if parameter.is_block:
+            return f"{name} is a block of parameters: {_setting_in_block(name)}"
+    setting = f"{name.replace('_', '-')}={value}"
+    return f"{_SET_PARAMETERS}: --set {shlex.quote(setting)}"
 
 
 def _setting_in_block(name: str) -> str:
@@ -538,13 +569,25 @@ def _setting_in_block(name: str) -> str:
     return f"set them one by one, such as --set {inside[0]}=VALUE" if inside else "set them one by one"
 
 
-def _value_of(option: str, words: Sequence[str], directory: Path) -> str:
-    """Return the value that the words give to an option, or a placeholder."""
+def _in_our_choices(name: str, values: Sequence[str]) -> str:
+    """Return values of another program, in one word or several, as those of a parameter."""
+    given = [part for value in values for part in re.split(r"[\s,]+", value.strip("[]")) if part]
+    ours = dict.fromkeys(FOREIGN_CHOICES[name].get(part.lower(), part) for part in given)
+    return f"[{','.join(ours)}]" if parameter_named(name).type.startswith("list") else next(iter(ours))
+
+
+def _values_of(option: str, words: Sequence[str], directory: Path) -> list[str]:
+    """Return the values that the words give to an option, up to the next option or file."""
     for number, word in enumerate(words):
         name, sign, value = word.partition("=")
-        following = words[number + 1 : number + 2]
         if name == option and sign:
-            return value
-        if name == option and following and not following[0].startswith("-"):
-            return "VALUE" if _is_configuration(following[0], directory) else following[0]
-    return "VALUE"
+            return [value]
+        if name == option:
+            following = words[number + 1 :]
+            return list(
+                takewhile(
+                    lambda other: not other.startswith("-") and not _is_configuration(other, directory),
+                    following,
+                )
+            )
+    return []

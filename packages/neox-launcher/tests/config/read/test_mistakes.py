@@ -371,7 +371,7 @@ run.yml: 1 problem
 
   line 8  fp16: true
           must be a block of parameters
-          write fp16: {enabled: true}, or precision: fp16
+          write precision: fp16
 """,
     ),
     "a_list_for_a_block": (
@@ -415,8 +415,8 @@ optimizer: {type: Adam, params: {lr: 0.0006}}
 run.yml: 1 problem
 
   train_micro_batch_size_per_gpu
-    is missing, and so is train-batch-size
-    add train-micro-batch-size-per-gpu: 4 (samples per device and forward pass)
+    is missing, and so is train_batch_size
+    add train_micro_batch_size_per_gpu: 4 (samples per device and forward pass)
 """,
     ),
     "a_number_with_thousands_commas": (

@@ -432,7 +432,7 @@ EXAMPLES = {
     "micro_batch_or_batch_is_given": (
         "--set train-micro-batch-size-per-gpu=null",
         "train_micro_batch_size_per_gpu",
-        "is missing, and so is train-batch-size",
+        "is missing, and so is train_batch_size",
         "train-batch-size: 4\n--set train-micro-batch-size-per-gpu=null",
     ),
     "data_comes_one_way": (

@@ -17,7 +17,7 @@ from neox_config.derive.resolve import Precision
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.problems import Problem, config_error, did_you_mean, in_words
-from neox_config.read.aliases import FOREIGN_NAMES
+from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, foreign_remedy
 from neox_config.read.wording import sentence_about
 from neox_config.rules import broken_rules
 from neox_config.schema.sections.generation import GenerationSection
@@ -37,6 +37,7 @@ from neox_model.generate.engine import Reply
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import Job, check_numbers, replies
 from neox_model.generate.run import explained_shortage, job_of, load_forward
+from neox_model.inspection.recognition import CHECKPOINT, why_another
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import Writable, named_logical_parameters
 from neox_model.processes import load_tokenizer
@@ -245,12 +246,7 @@ def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
         ConfigError: a name or a value is wrong.
     """
     names = set(_SETTINGS)
-    problems = [
-        Problem(name, "has no effect on texts that Python requests", f"use {', '.join(_SETTINGS)}")
-        if name in GenerationSection.model_fields
-        else Problem(name, "is not a parameter of generation", _meant(name))
-        for name in sorted(settings.keys() - names)
-    ]
+    problems = [_about_unknown(name, settings[name]) for name in sorted(settings.keys() - names)]
     try:
         section = GenerationSection.model_validate(
             {
@@ -270,11 +266,18 @@ def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
     return config
 
 
-def _meant(name: str) -> str:
-    """Return the remedy for a name that is not one of the settings."""
-    if FOREIGN_NAMES.get(name) in _SETTINGS:
-        return f"use {FOREIGN_NAMES[name]}"
-    return did_you_mean(name, _SETTINGS) or f"use one of {', '.join(_SETTINGS)}"
+def _about_unknown(name: str, value: Any) -> Problem:
+    listed = f"use {', '.join(_SETTINGS)}"
+    if name in GenerationSection.model_fields:
+        return Problem(name, "has no effect on texts that Python requests", listed)
+    ours = FOREIGN_NAMES.get(name)
+    if name in FOREIGN_REMEDIES:
+        remedy = foreign_remedy(name, in_words(value))
+    elif ours in _SETTINGS:
+        remedy = f"use {ours}={value!r}"
+    else:
+        remedy = did_you_mean(name, _SETTINGS) or listed
+    return Problem(name, "is not a parameter of generation", remedy)
 
 
 def load_model(
@@ -353,6 +356,9 @@ def _checkpoint_in(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; check the path")
     latest = find_latest(folder)
+    other = why_another(folder, CHECKPOINT)
+    if latest is None and other is not None:
+        raise CheckpointError(other)
     if latest is None:
         raise CheckpointError(
             f"{folder} contains no checkpoint, and no model of transformers; pass the folder that save names"

@@ -220,7 +220,7 @@ def _rotary_arguments(
 
 def _why_not_flex(config: NeoXConfig, device: torch.device, *, head_width: int) -> str | None:
     if device.type != "cuda":
-        return "it has no backward pass on a CPU"
+        return "it is used on GPUs alone (it has no backward pass on a CPU)"
     if config.model.attention_dropout > 0.0:
         return "it has no dropout (set attention-dropout: 0 to use it)"
     if head_width < _FLEX_HEAD_WIDTH:

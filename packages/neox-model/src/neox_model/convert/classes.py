@@ -1,6 +1,7 @@
 """The classes of transformers that can be converted, by their `model_type`; without torch."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from neox_model.convert.errors import ConversionError
@@ -17,8 +18,12 @@ CLASSES: Mapping[str, str] = {
 """`model_type` -> name of the class."""
 
 
-def model_type_of(config: Mapping[str, Any]) -> str:
+def model_type_of(config: Mapping[str, Any], path: str | Path = "config.json") -> str:
     """Return the `model_type` of a config.json, whose class can be converted.
+
+    Args:
+        config: its contents.
+        path: what messages call it.
 
     Raises:
         ConversionError: it names no class, or one that cannot be converted.
@@ -26,7 +31,7 @@ def model_type_of(config: Mapping[str, Any]) -> str:
     known = ", ".join(CLASSES.values())
     if "auto_map" in config:
         raise ConversionError(
-            "config.json names code in the model's folder (auto_map), which is never run; only "
+            f"{path} names code in the model's folder (auto_map), which is never run; only "
             f"transformers' own classes can be converted: {known}"
         )
     name, classes = config.get("model_type"), config.get("architectures") or []
@@ -34,6 +39,7 @@ def model_type_of(config: Mapping[str, Any]) -> str:
     is_list = isinstance(classes, list)
     if chosen is None or not is_list or (classes and chosen not in classes):
         raise ConversionError(
-            f"config.json has model_type {name!r} with architectures {classes}; only {known} can be converted"
+            f"{path} has model_type {name!r} with architectures {classes}; only {known} can be converted; "
+            "convert another model, or add this one (docs/add-an-architecture.md)"
         )
     return str(name)

@@ -45,7 +45,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ConversionError(f"{folder} has no {_CONFIG}, so it is not a model of transformers{found}")
     _refuse_pointers(folder)
     config = read_json(folder / _CONFIG)
-    model_type_of(config)
+    model_type_of(config, folder / _CONFIG)
     return config
 
 

@@ -11,15 +11,16 @@ __all__ = ["CONFIGURATION", "TRAINING", "write_settings"]
 CONFIGURATION = "model.yml"
 """Name of the file."""
 
+# What describes the model comes first: the documentation cuts the file at the training.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tokenizer": ("tokenizer-type", "vocab-file", "merge-file"),
+    "Adapters": ("lora-base", "lora-rank", "lora-alpha", "lora-dropout", "lora-target-modules"),
+    "Generation: tokens at which transformers ends a text, too": ("stop-tokens",),
     "Training: a start for fine-tuning": (
         *("train-micro-batch-size-per-gpu", "gradient-accumulation-steps", "train-iters", "precision"),
         *("optimizer", "zero-optimization", "gradient-clipping", "weight-decay", "lr-decay-style", "warmup"),
-        *("hidden-dropout", "attention-dropout", "save-interval"),
+        *("hidden-dropout", "attention-dropout", "save-interval-minutes", "log-interval"),
     ),
-    "Adapters": ("lora-base", "lora-rank", "lora-alpha", "lora-dropout", "lora-target-modules"),
-    "Generation: tokens at which transformers ends a text, too": ("stop-tokens",),
     "Weights": ("load", "finetune"),
 }
 _MODEL = "Model; other values are another model"
@@ -33,7 +34,9 @@ TRAINING: Mapping[str, Any] = {
     "weight-decay": 0.1,
     "lr-decay-style": "cosine",
     "warmup": 0.01,
-    "save-interval": 500,
+    # By time, because a save-interval suits one train-iters alone.
+    "save-interval-minutes": 30,
+    "log-interval": 10,
 }
 """Parameters of a training that continues an imported model."""
 

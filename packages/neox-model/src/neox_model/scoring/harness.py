@@ -426,9 +426,9 @@ def _reason(names: Sequence[str], action: str, error: Exception) -> str:
     what = f"eval-tasks: {', '.join(_failed(names, error))} cannot be {action}"
     if action == "loaded" and any(isinstance(cause, ConnectionError) for cause in _causes(error)):
         return (
-            f"{what}: the data cannot be downloaded ({type(error).__name__}); load them once where there "
-            "is a network, copy the folder that HF_HOME names to this host, and set HF_DATASETS_OFFLINE=1 "
-            "and HF_HUB_OFFLINE=1"
+            f"{what}: the task's data cannot be downloaded ({type(error).__name__}); run the evaluation once "
+            "on a host with a network, copy the folder that HF_HOME names from there to this host, and set "
+            "HF_DATASETS_OFFLINE=1 and HF_HUB_OFFLINE=1"
         )
     return (
         f"{what}: {type(error).__name__}: {error}{_place(error)}; correct the task, or make its data "

@@ -58,9 +58,9 @@ class Results:
         lines = []
         if self.perplexity is not None:
             one = self.perplexity
+            empty = f" ({counted(one.empty_documents, 'empty one')} left out)" if one.empty_documents else ""
             lines.append(
-                f"{one.source}: {counted(one.documents, 'document')} "
-                f"({counted(one.empty_documents, 'empty one')} left out), "
+                f"{one.source}: {counted(one.documents, 'document')}{empty}, "
                 f"{counted(one.tokens, 'token')}, {counted(one.num_bytes, 'byte')}, "
                 f"{counted(one.characters, 'character')}"
             )

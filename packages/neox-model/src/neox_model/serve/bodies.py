@@ -245,4 +245,4 @@ def _unsupported(fields: Mapping[str, Any], kind: type[SharedBody]) -> Iterator[
     for name, allowed in _NEUTRAL.items():
         if name in fields and name not in kind.model_fields and fields[name] not in allowed:
             value = shown(fields[name])
-            yield Wrong(name, f"{name} is {value}, but is not supported by this server; remove it")
+            yield Wrong(name, f"{name}: {value} is not supported by this server; remove it")

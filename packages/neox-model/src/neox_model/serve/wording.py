@@ -33,6 +33,8 @@ _MOST_SHOWN = 10
 Place = tuple[int | str, ...]
 """Names and numbers from the body to a value in it."""
 
+_REMOVE = "remove it"
+
 
 class Wrong(NamedTuple):
     """A field that is wrong.
@@ -80,8 +82,9 @@ def about_fields(
         written, name = _written(place), str(place[-1])
         kind = detail["type"] if place == detail["loc"] else "several forms"
         if kind == "extra_forbidden":
-            remedy = elsewhere.get(name) or _nearest(name, names) if len(place) == 1 else "remove it"
-            message = f"{written} is not a field of this request; {remedy}"
+            remedy = elsewhere.get(name) or _nearest(name, names) if len(place) == 1 else _REMOVE
+            what = "supported by this server" if remedy == _REMOVE else "a field of this request"
+            message = f"{written} is not {what}; {remedy}"
         elif kind == "missing":
             if any(name in remedy for remedy in remedies):
                 continue
@@ -126,4 +129,4 @@ def _without_zeros(limit: Any) -> Any:
 
 def _nearest(name: str, names: Collection[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
-    return f"use {near[0]}" if near else "remove it"
+    return f"use {near[0]}" if near else _REMOVE

@@ -84,7 +84,6 @@ class CheckpointSection(Section, resume="free"):
         origin="ours",
         gt=0,
         none_means="not set",
-        used_when="save is set",
         doc="Save as well when this many minutes have passed since the last save, or since the start, by the "
         "clock of rank 0. The time is checked after each iteration; the save follows one iteration later.",
     )

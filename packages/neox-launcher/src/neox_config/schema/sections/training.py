@@ -157,7 +157,9 @@ class TrainingSection(Section, resume="training"):
         ge=0,
         le=1_000_000_000,
         doc="Number of batches in each evaluation, of train-batch-size samples like those of the training: "
-        "neither iterations of the training nor documents. 0 disables evaluation.",
+        "neither iterations of the training nor documents. 0 disables evaluation. Each evaluation of the "
+        "validation data reads the batches after those of the previous one, so that its losses also differ "
+        "by these; eval_data is the same in each.",
     )
     eval_interval: int = param(
         1000, origin="Meg", resume="free", gt=0, doc="Iterations of the training between evaluations."
