@@ -19,6 +19,7 @@ from neox_config.facts.checkpoints import MANIFEST
 from neox_config.schema.config import all_parameters
 from neox_config.schema.parameter import Parameter
 from neox_data.indexed import open_indexed
+from neox_data.splits import split_documents
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
@@ -232,7 +233,8 @@ def test_changed_order_of_samples_is_logged(tmp_path, corpus):
     # They are of the same data, of which each checkpoint records the number of documents.
     for manifest in Path(saved).glob(f"global_step*/{MANIFEST}"):
         recorded = json.loads(manifest.read_text())["contents"]["config"]["documents"]
-        assert recorded == len(open_indexed(corpus).document_starts) - 1
+        split = str(resolved_from(SETTINGS, devices=1).config.data.split)
+        assert recorded == len(split_documents(split, len(open_indexed(corpus).document_starts) - 1)["train"])
 
 
 # 100 changed configurations

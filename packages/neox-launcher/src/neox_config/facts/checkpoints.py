@@ -55,7 +55,7 @@ def is_gpt_neox(folder: Path) -> bool:
 
 
 def gpt_neox_checkpoint(directory: Path) -> Path | None:
-    """Return the newest checkpoint of GPT-NeoX in a folder, or the folder itself if it is one; else None."""
+    """Return the latest checkpoint of GPT-NeoX in a folder, or the folder itself if it is one; else None."""
     if is_gpt_neox(directory):
         return directory
     named = (path for path in directory.glob("*") if iteration_of(path.name) is not None)

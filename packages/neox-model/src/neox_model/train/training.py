@@ -10,7 +10,6 @@ from torch import nn
 from neox_config import NeoXConfig, Resolved
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_data.tokenizers import Tokenizer
-from neox_launcher.plan.dataset_files import count_documents
 from neox_launcher.worker.reporting import Progress
 from neox_model.checkpoint.comparison import DOCUMENTS, SAMPLES_DIGEST
 from neox_model.checkpoint.parts import RunParts
@@ -24,7 +23,7 @@ from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.compression import TrainedCompression
 from neox_model.train.data.datasets import Datasets
 from neox_model.train.data.position import Position
-from neox_model.train.data.sample_digest import digest_of_samples
+from neox_model.train.data.sample_digest import digest_of_samples, documents_in
 from neox_model.train.eigenvalues import Eigenvalues
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
@@ -97,17 +96,9 @@ class Training(RunParts):
                 for part, count in (("train", position.samples), ("valid", position.validation_samples))
                 if part in self.datasets
             }
-            values[DOCUMENTS] = _documents(self.config)
+            if "train" in self.datasets:
+                values[DOCUMENTS] = documents_in(self.datasets["train"])
         return values
-
-
-def _documents(config: NeoXConfig) -> int | None:
-    """Return the number of documents of the training data; None if it is not known."""
-    data = config.data
-    paths = [data.data_path] if data.data_path is not None else data.train_data_paths or []
-    counts = [count_documents(path) for path in paths]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

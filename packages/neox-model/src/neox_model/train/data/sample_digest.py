@@ -6,10 +6,24 @@ import numpy as np
 
 from neox_data.blend import BlendedDataset, SampleDataset
 from neox_data.curriculum.dataset import CurriculumDataset
+from neox_data.lazy_blend import LazyBlendedDataset
 
-__all__ = ["digest_of_samples"]
+__all__ = ["digest_of_samples", "documents_in"]
 
 _COMPARED = 32
+
+
+def documents_in(dataset: SampleDataset) -> int | None:
+    """Return the number of documents of a dataset or a blend, without those of other parts of the split.
+
+    None if a dataset does not know it, as one that wraps another.
+    """
+    if isinstance(dataset, CurriculumDataset):
+        (dataset,) = dataset.datasets
+    sources = dataset.datasets if isinstance(dataset, BlendedDataset | LazyBlendedDataset) else [dataset]
+    counts = [getattr(source, "num_documents", None) for source in sources]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def digest_of_samples(dataset: SampleDataset, count: int) -> str:
