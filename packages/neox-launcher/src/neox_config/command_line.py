@@ -149,8 +149,7 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             near = get_close_matches(error.option_name, error.possibilities or (), cutoff=_NEAR)
-            error.possibilities = near or None
-            raise
+            raise click.NoSuchOption(error.option_name, possibilities=near or None, ctx=error.ctx) from None
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; a standard output that cannot be written to, such as a full disk, is reported."""
