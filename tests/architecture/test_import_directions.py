@@ -124,7 +124,7 @@ ROOMS = {
         # -- programs and notebooks
         "api": {
             *("assembly", "checkpoint", "convert", "generate", "optim", "parallel", "processes", "train"),
-            *("deepspeed_compat", "worker"),
+            *("deepspeed_compat", "inspection", "worker"),
         },
         "inspection": {"commands", "checkpoint", "verify", "errors"},
         "convert": {
