@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 
 from neox_data.blend import BlendedDataset
-from neox_model.train.data.sample_digest import digest_of_samples
+from neox_model.train.data.sample_digest import digest_of_samples, documents_in
 
 CLOSE = [0.131, 0.295, 0.129, 0.251, 0.005, 0.216, 0.12, 0.15]
 
@@ -41,3 +41,13 @@ def test_digest_of_a_blend_that_earlier_versions_mixed_differently_is_another() 
     dataset = blend(CLOSE)
     assert digest_of_samples(dataset, 5_000) != digest_of_earlier_versions(dataset, 5_000)
     assert digest_of_samples(dataset, 5_000) == digest_of_samples(blend(CLOSE), 5_000)
+
+
+def test_the_documents_of_a_blend_are_known_if_those_of_all_its_datasets_are() -> None:
+    dataset = blend([0.5, 0.25, 0.25])
+    assert documents_in(dataset) is documents_in(dataset.datasets[0]) is None
+    for number, source in enumerate(dataset.datasets):
+        assert documents_in(dataset) is None
+        source.num_documents = 10**number
+    assert documents_in(dataset) == 111
+    assert documents_in(dataset.datasets[1]) == 10
