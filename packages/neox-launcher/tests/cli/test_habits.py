@@ -272,7 +272,29 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("a.yml --trust_remote_code", "; remove it: no code of a model is run."),
         ("a.yml --do_train", "leave it out: it is computed (whether there is training data)."),
         ("a.yml --do_eval", "evaluated every eval-interval iterations."),
-        ("a.yml --adam_beta2 0.95", "--set optimizer.params.betas=[0.9,0.95]."),
+        ("a.yml --adam_beta2 0.95", "--set 'optimizer.params.betas=[0.9,0.95]'."),
+        ("a.yml --pos_emb=", "--set pos-emb=VALUE."),
+        ("a.yml --pos_emb rope", "--set pos-emb=rotary."),
+        ("a.yml --lora_target_modules=", "--set lora-target-modules=VALUE."),
+        ("a.yml --train_iters=", "--set train-iters=VALUE."),
+        ("a.yml --eval_strategy steps", "--set eval-interval=VALUE."),
+        ("a.yml --eval_strategy 50", "--set eval-interval=50."),
+        ("a.yml --lr_scheduler_type constant_with_warmup", "--set lr-decay-style=VALUE."),
+        ("a.yml --lr_scheduler_type cosine", "--set lr-decay-style=cosine."),
+        ("a.yml --hidden_act gelu_new", "--set activation=VALUE."),
+        ("a.yml --use_comet", "--set comet.enabled=true."),
+        ("a.yml --use_comet 0", "--set comet.enabled=false."),
+        ("a.yml --gradient_checkpointing 1", "--set checkpoint-activations=true."),
+        ("a.yml --cpu_optimizer", "--set cpu-optimizer=true."),
+        ("generate a.yml --top_k -1", "--set top-k=0."),
+        ("a.yml --eval_interval -5", "--set eval-interval=VALUE."),
+        ("a.yml --optimizer.params.lr -bf16", "--set optimizer.params.lr=VALUE."),
+        *(
+            (f"a.yml --{name} {word}", "--set precision=fp32.")
+            for name in ("fp16", "bf16", "bfloat16")
+            for word in ("0", "no", "off", "False")
+        ),
+        ("a.yml --bfloat16", "parameters are set with --set: --set precision=bf16."),
         ("a.yml --packing", "; remove it: by default, documents are joined"),
         ("a.yml --packing false", "in the configuration file, use pack-impl: unpacked"),
         ("a.yml --report_to wandb", "in the configuration file, use use-wandb: true."),
@@ -323,6 +345,21 @@ def test_settings_and_options_have_the_same_advice_in_both_programs(requests, co
     assert result.exit_code == 2
     assert answer in " ".join(result.stderr.split())
     assert requests == []
+
+
+def test_a_value_with_spaces_is_quoted_in_the_advice(requests):
+    for option, answer in (
+        ("--resume_from_checkpoint", "--set 'load=my dir' --set finetune=false."),
+        ("--output_dir", "--set 'save=my dir'."),
+    ):
+        assert answer in run("a.yml", option, "my dir").stderr
+
+
+def test_an_option_with_an_equals_sign_is_no_setting_without_set(minimal):
+    for command, option in (("check", "--set=seed=2"), ("estimate", "--devices=8")):
+        for words in ([option, str(minimal)], [str(minimal), option]):
+            result = CliRunner().invoke(neox_config, [command, *words])
+            assert (result.exit_code, result.stderr) == (0, ""), words
 
 
 def test_words_after_a_setting_that_are_files_or_commands_are_no_settings(requests):

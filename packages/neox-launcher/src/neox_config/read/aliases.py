@@ -271,6 +271,7 @@ _FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
 # Values of other programs in lower case, by parameter: suggested, not accepted.
 FOREIGN_CHOICES: Mapping[str, Mapping[str, str]] = {
     "pos_emb": {"rope": "rotary"},
+    "top_k": {"-1": "0"},
     "lora_target_modules": {
         **dict.fromkeys(("q_proj", "k_proj", "v_proj", "query_key_value", "c_attn"), "qkv"),
         "o_proj": "dense",

@@ -32,7 +32,7 @@ from neox_config.read.aliases import (
     fold_aliases,
 )
 from neox_config.read.features import missing_features, names_of_features
-from neox_config.read.reading import Leaf, Text, add_text, normal_name, read_files, read_override
+from neox_config.read.reading import Leaf, Reading, Text, add_text, normal_name, read_files, read_override
 from neox_config.read.wording import homes_of, sentence_about, written_elsewhere
 from neox_config.rules import broken_rules
 from neox_config.schema.config import (
@@ -44,7 +44,7 @@ from neox_config.schema.config import (
 )
 from neox_config.schema.parameter import Section, entry_section, inner_section, scalars_of
 
-__all__ = ["Draft", "draft_config", "load_config"]
+__all__ = ["Draft", "draft_config", "is_valid_setting", "load_config"]
 
 # Number of unknown names for which a similar name is searched.
 _MOST_SUGGESTIONS = 100
@@ -272,6 +272,18 @@ def _valid_setting(*leaves: Leaf) -> tuple[str, Any] | None:
             is_older = normal_name(leaf.place.spelling) in OLDER_SPELLINGS
             return (leaf.name if is_older else leaf.place.spelling or leaf.name), leaf.value
     return None
+
+
+def is_valid_setting(text: str) -> bool:
+    """Return whether `name=value` of the command line is valid by itself, without rules on other values."""
+    reading = Reading()
+    read_override(text, reading)
+    unfolded = fold_aliases(reading.leaves)
+    assembly = _Assembly([*reading.problems, *unfolded.problems], is_complete=False)
+    for leaf in unfolded.leaves:
+        assembly.put(leaf)
+    assembly.build()
+    return not assembly.problems
 
 
 @dataclass

@@ -24,8 +24,10 @@ from neox_config.read.aliases import (
     SHORTHANDS,
     foreign_remedy,
 )
+from neox_config.read.load import is_valid_setting
 from neox_config.read.reading import about_folder, import_of_model, text_as_yaml
 from neox_config.schema.config import all_parameters, parameter_named
+from neox_config.schema.scalars import number_from
 
 __all__ = [
     "DRY_RUN",
@@ -41,10 +43,16 @@ __all__ = [
 _CONFIG, _DIRECTORY, _TASKS = "--config", ("-d", "--directory"), ("--tasks", "--eval_tasks", "--eval-tasks")
 _SET = "--set"
 _SETTINGS = (_SET, "--resume-set")
-_SETTING = re.compile(r"[\w.-]+=")
+_SETTING = re.compile(r"[\w.][\w.-]*=")
 DRY_RUN = "--dry-run"
 """Option whose value is optional."""
-_SWITCHES = ("bf16", "fp16")
+# Option of a 16-bit precision -> the precision.
+_SWITCHES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
+# What other programs accept for true and false.
+_BOOLEANS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), "true"),
+    **dict.fromkeys(("false", "no", "off", "0"), "false"),
+}
 _ENDINGS = (".yml", ".yaml", ".json")
 
 # Parameters that are also options, as for the launcher of DeepSpeed; name -> placeholder of the value.
@@ -96,15 +104,17 @@ _ADVICE_ON_WORDS: Mapping[str, str] = {
     "explain": "explain is a command of neox-config: neox-config explain WORD",
 }
 _SET_PARAMETERS = "parameters are set with --set"
-# VALUE stands for what was given.
+# Settings that together mean an option; VALUE stands for what was given.
+_SETTINGS_FOR_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "resume_from_checkpoint": ("load=VALUE", "finetune=false"),
+    **{name: (f"precision={precision}",) for name, precision in _SWITCHES.items()},
+    "adam_beta1": ("optimizer.params.betas=[VALUE,0.999]",),
+    "adam_beta2": ("optimizer.params.betas=[0.9,VALUE]",),
+}
 _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "eval_tasks": "use neox-launch evaluate --tasks NAME,..., or --set eval-tasks=[NAME,...] for evaluations "
     "during a training",
     "iteration": "name the folder of that checkpoint: --set load=CHECKPOINTS/global_step1000",
-    "resume_from_checkpoint": f"{_SET_PARAMETERS}: --set load=VALUE --set finetune=false",
-    **{name: f"{_SET_PARAMETERS}: --set precision={name}" for name in _SWITCHES},
-    "adam_beta1": f"{_SET_PARAMETERS}: --set optimizer.params.betas=[VALUE,0.999]",
-    "adam_beta2": f"{_SET_PARAMETERS}: --set optimizer.params.betas=[0.9,VALUE]",
     "model": "the configuration file names the checkpoint (load); neox-convert from-hf DIR --output OUT "
     "imports a model of transformers, and OUT/model.yml is its configuration",
     "conf_dir": "use -d DIR",
@@ -534,20 +544,19 @@ def _advice_on_option(option: str, words: Sequence[str], directory: Path) -> str
     """Return what to write in place of an unknown option, given all words of the command line."""
     name = option.lstrip("-").replace("-", "_")
     values = _values_of(option, words, directory)
-    value = values[0] if values else "VALUE"
-    if name in _SWITCHES and value.lower() == "false":
-        return f"{_SET_PARAMETERS}: --set precision=fp32"
+    if name in _SWITCHES and values and _BOOLEANS.get(values[0].lower()) == "false":
+        return _setting("precision=fp32")
+    if name in _SETTINGS_FOR_OPTIONS:
+        return _setting(*_SETTINGS_FOR_OPTIONS[name], values=values[:1])
     if name in _ADVICE_ON_OPTIONS:
-        return _ADVICE_ON_OPTIONS[name].replace("VALUE", value)
+        return _ADVICE_ON_OPTIONS[name]
     if name in FOREIGN_REMEDIES and name not in _FOREIGN_OPTIONS:
         # An option without a value switches something on.
-        remedy = foreign_remedy(name, value if values else "true")
+        remedy = foreign_remedy(name, values[0] if values else "true")
         return f"in the configuration file, {remedy}" if remedy.startswith(("use ", "set ")) else remedy
     if name in COMPUTED:
         return f"leave it out: it is computed ({COMPUTED[name]})"
     name = _FOREIGN_OPTIONS.get(name, name)
-    if name in FOREIGN_CHOICES and values:
-        value = _in_our_choices(name, values)
     if name not in OLDER_SPELLINGS:
         try:
             parameter = parameter_named(name)
@@ -555,8 +564,28 @@ def _advice_on_option(option: str, words: Sequence[str], directory: Path) -> str
             return None
         if parameter.is_block:
             return f"{name} is a block of parameters: {_setting_in_block(name)}"
-    setting = f"{name.replace('_', '-')}={value}"
-    return f"{_SET_PARAMETERS}: --set {shlex.quote(setting)}"
+    if name in FOREIGN_CHOICES:
+        values = _in_our_choices(name, values)
+    return _setting(f"{name.replace('_', '-')}=VALUE", values=values[:1] or ["true"])
+
+
+def _setting(*settings: str, values: Sequence[str] = ()) -> str:
+    """Return the options that set parameters.
+
+    Args:
+        settings: `NAME=VALUE`, in which VALUE stands for the first of the values that is valid there.
+        values: the values as another program takes them, of which `yes` and 0 also mean true and false.
+    """
+    # An empty value would be null.
+    given = [value for value in values if value]
+    tried = [*given, *(_BOOLEANS[value.lower()] for value in given if value.lower() in _BOOLEANS)]
+    filled = (
+        next(
+            (valid for value in tried if is_valid_setting(valid := setting.replace("VALUE", value))), setting
+        )
+        for setting in settings
+    )
+    return f"{_SET_PARAMETERS}: {' '.join(f'--set {shlex.quote(setting)}' for setting in filled)}"
 
 
 def _setting_in_block(name: str) -> str:
@@ -569,11 +598,11 @@ def _setting_in_block(name: str) -> str:
     return f"set them one by one, such as --set {inside[0]}=VALUE" if inside else "set them one by one"
 
 
-def _in_our_choices(name: str, values: Sequence[str]) -> str:
-    """Return values of another program, in one word or several, as those of a parameter."""
+def _in_our_choices(name: str, values: Sequence[str]) -> list[str]:
+    """Return values of another program, in one word or several, as the one of a parameter; none for none."""
     given = [part for value in values for part in re.split(r"[\s,]+", value.strip("[]")) if part]
-    ours = dict.fromkeys(FOREIGN_CHOICES[name].get(part.lower(), part) for part in given)
-    return f"[{','.join(ours)}]" if parameter_named(name).type.startswith("list") else next(iter(ours))
+    ours = list(dict.fromkeys(FOREIGN_CHOICES[name].get(part.lower(), part) for part in given))
+    return [f"[{','.join(ours)}]"] if ours and parameter_named(name).type.startswith("list") else ours[:1]
 
 
 def _values_of(option: str, words: Sequence[str], directory: Path) -> list[str]:
@@ -586,7 +615,10 @@ def _values_of(option: str, words: Sequence[str], directory: Path) -> list[str]:
             following = words[number + 1 :]
             return list(
                 takewhile(
-                    lambda other: not other.startswith("-") and not _is_configuration(other, directory),
+                    lambda other: (
+                        (not other.startswith("-") or number_from(other) is not None)
+                        and not _is_configuration(other, directory)
+                    ),
                     following,
                 )
             )
