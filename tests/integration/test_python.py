@@ -445,6 +445,10 @@ def test_a_file_in_place_of_a_folder_or_a_configuration_is_named(tmp_path):
         neox_model.load_model(file)
     with pytest.raises(neox_model.NeoXError, match=r"is not a configuration; .*\(load_config\('config.yml"):
         neox_model.Trainer("config.yml")
+    with pytest.raises(neox_model.NeoXError, match=r"^a dictionary .*: Trainer\(load_config\({...}\)\)$"):
+        neox_model.Trainer({"seed": 1})
+    with pytest.raises(neox_model.NeoXError, match=r"^a value of type int is not a configuration; pass"):
+        neox_model.Trainer(5)
 
 
 def test_two_values_in_python_are_replaced_by_overrides(tmp_path, data):
@@ -475,6 +479,8 @@ def test_settings_of_generation_are_checked(data):
         model.generate("a", temperatur=1.0)
     for settings, remedy in (
         ({"max_new_tokens": 4}, "use maximum_tokens=4"),
+        ({"max_tokens": 4}, "use maximum_tokens=4"),
+        ({"num_return_sequences": 4}, "pass the prompt several times: generate([prompt] * 4)"),
         ({"do_sample": True}, "set temperature above 0"),
         ({"do_sample": False}, "set temperature to 0"),
         ({"temperatur": 1.0}, "did you mean temperature?"),

@@ -132,8 +132,8 @@ def test_samples_are_blended_with_their_labels(tokens, labels) -> None:
 def test_the_stored_index_is_used_again(tokens, labels, caplog) -> None:
     caplog.set_level("INFO")
     first = whole(tokens, labels)
-    assert "corpus, part train: 3 of 4 documents are used; 1 have no label that counts; " in caplog.text
-    assert "1 are longer than 6 tokens and chopped (2 of their tokens are left out)" in caplog.text
+    assert "corpus, part train: 3 of 4 documents are used; 1 has no label that counts; " in caplog.text
+    assert "1 is longer than 6 tokens and chopped (2 tokens are left out)" in caplog.text
     caplog.clear()
     second = whole(tokens, labels)
     assert not caplog.text

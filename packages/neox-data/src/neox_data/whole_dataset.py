@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.indexed.layout import bin_path
@@ -190,16 +191,15 @@ def _build(
         allow_chopped=allow_chopped,
         is_masked=None if labels is None else _masks_of(labels, one_less=seq_length + 1 - looked_at),
     )
+    late = f"labels only after the first {looked_at} tokens"
     what = "chopped" if allow_chopped else "left out"
+    cut = counted(eligible.tokens_cut, "token is", "tokens are")
+    longer = f"longer than {seq_length + 1} tokens and {what} ({cut} left out)"
     others = (
-        (eligible.empty, "are empty"),
-        (eligible.masked, "have no label that counts"),
-        (eligible.late, f"have labels only after their first {looked_at} tokens"),
-        (
-            eligible.too_long,
-            f"are longer than {seq_length + 1} tokens and {what} ({eligible.tokens_cut} of their tokens are "
-            "left out)",
-        ),
+        (eligible.empty, "is empty", "are empty"),
+        (eligible.masked, "has no label that counts", "have no label that counts"),
+        (eligible.late, f"has {late}", f"have {late}"),
+        (eligible.too_long, f"is {longer}", f"are {longer}"),
     )
     logger.info(
         "%s, part %s: %d of %d documents are used%s",
@@ -207,7 +207,7 @@ def _build(
         name,
         int(eligible.is_used.sum()),
         len(documents),
-        "".join(f"; {count} {words}" for count, words in others if count),
+        "".join(f"; {counted(*words)}" for words in others if words[0]),
     )
     return build_whole_index(
         pack_impl,

@@ -100,8 +100,10 @@ def test_a_token_at_the_beginning_of_each_text_is_the_reason_against_the_encoder
         patch.setattr(
             type(tokenizer), "encode_batch", lambda self, texts: [[1, *ids] for ids in plain(texts)]
         )
-        with pytest.raises(TokenizerError, match="it does not add the tokens"):
+        with pytest.raises(TokenizerError, match="gigatoken does not add the tokens"):
             encoder.check(["", "the"])
+        with pytest.raises(TokenizerError, match=r"; pass --exact, which uses the tokenizers library alone$"):
+            encoder([""])
 
 
 def test_its_memory_of_words_is_dropped_when_it_has_grown(tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

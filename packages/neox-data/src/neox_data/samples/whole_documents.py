@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.samples.build_index import SampleIndex
 
@@ -237,20 +238,27 @@ def _why_none(count: int, eligible: Eligible, room: int) -> str:
     """Return why no document can be used, and what to do about each reason."""
     longer = "increase seq-length"
     rows = [
-        (eligible.empty, "{} are empty", ""),
-        (eligible.masked, "{} have no label that counts", "create the data again with labels"),
+        (eligible.empty, "is empty", "are empty", ""),
+        (
+            eligible.masked,
+            "has no label that counts",
+            "have no label that counts",
+            "create the data again with labels",
+        ),
         (
             eligible.late,
-            f"the labels of {{}} begin after their first {room:,} tokens",
+            f"has labels only after its first {room:,} tokens",
+            f"have labels only after their first {room:,} tokens",
             f"{longer} or shorten the documents",
         ),
         (
             eligible.too_long,
-            f"{{}} are longer than {room:,} tokens",
+            f"is longer than {room:,} tokens",
+            f"are longer than {room:,} tokens",
             f"{longer} or set allow-chopped: true",
         ),
     ]
-    found = [(what.format(f"{number:,}"), remedy) for number, what, remedy in rows if number]
+    found = [(counted(number, one, many), remedy) for number, one, many, remedy in rows if number]
     remedies = [remedy for _, remedy in found if remedy] or ["use other data"]
     return (
         f"no document can be used: of {count:,}, {', '.join(what for what, _ in found)}; "

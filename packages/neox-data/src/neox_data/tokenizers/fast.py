@@ -77,7 +77,7 @@ class FastEncoder:
         """
         different = self._different([texts[len(texts) // 2][:_CHECKED_CHARACTERS]] if texts else [])
         if different is not None:
-            raise TokenizerError(f"{different}; pass --exact, which uses that library alone")
+            raise TokenizerError(f"{different}; pass --exact, which uses the tokenizers library alone")
         result = self._encode(texts)
         if _memory_bytes() > self._memory_bytes + _MOST_GROWTH_BYTES:
             self._start()
@@ -100,7 +100,9 @@ class FastEncoder:
         for text, row, expected in zip(texts, rows, self._tokenizer.encode_batch(texts), strict=True):
             if row.tolist() != expected:
                 if not text and expected:
-                    return "it does not add the tokens (BOS, EOS) that this tokenizer adds to each text"
+                    return (
+                        "gigatoken does not add the tokens (BOS, EOS) that this tokenizer adds to each text"
+                    )
                 return f"gigatoken encodes {text[:60]!r} differently from the tokenizers library"
         return None
 

@@ -143,8 +143,13 @@ def _checked_text(value: str, may_have_lines: bool) -> str:
 
 def _as_number(value: str, *, takes_fractions: bool) -> str:
     """Return the remedy for a text that is almost a number: its comma may mean thousands, or a fraction."""
+
+    def is_valid(text: str) -> bool:
+        number = number_from(text)
+        return number is not None and (takes_fractions or float(number).is_integer())
+
     # The comma after a value of JSON.
-    if value.endswith(",") and number_from(value.removesuffix(",")) is not None:
+    if value.endswith(",") and is_valid(value.removesuffix(",")):
         return f"; write {value.removesuffix(',').strip()}"
     value = value.strip()
     grouped, fraction = value.replace(",", ""), value.replace(",", ".")
@@ -152,8 +157,8 @@ def _as_number(value: str, *, takes_fractions: bool) -> str:
     if has_groups and value.count(",") == 1 and "." not in value and takes_fractions:
         return f"; write {fraction} if the comma begins the fraction, or {grouped} if it separates thousands"
     if has_groups:
-        return f"; write {grouped}"
-    if value.count(",") == 1 and takes_fractions and number_from(fraction) is not None:
+        return f"; write {grouped}" if is_valid(grouped) else ""
+    if value.count(",") == 1 and takes_fractions and is_valid(fraction):
         return f"; write {fraction}"
     return ""
 

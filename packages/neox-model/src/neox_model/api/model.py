@@ -52,6 +52,9 @@ _SETTINGS = (
     *("stop_strings", "stop_tokens"),
     *("sampling_seed", "generation_batch_size", "recompute"),
 )
+# Names of other programs for settings here, before those for parameters of configurations.
+_FOREIGN_SETTINGS = {**FOREIGN_NAMES, "max_tokens": "maximum_tokens"}
+_NUMBERS_OF_TEXTS = ("num_samples", "num_return_sequences", "n")
 
 
 class Model:
@@ -268,13 +271,17 @@ def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
 
 def _about_unknown(name: str, value: Any) -> Problem:
     listed = f"use {', '.join(_SETTINGS)}"
+    if name in _NUMBERS_OF_TEXTS:
+        listed = f"pass the prompt several times: generate([prompt] * {value!r})"
     if name in GenerationSection.model_fields:
         return Problem(name, "has no effect on texts that Python requests", listed)
-    ours = FOREIGN_NAMES.get(name)
-    if name in FOREIGN_REMEDIES:
-        remedy = foreign_remedy(name, in_words(value))
-    elif ours in _SETTINGS:
+    ours = _FOREIGN_SETTINGS.get(name)
+    if ours in _SETTINGS:
         remedy = f"use {ours}={value!r}"
+    elif name in FOREIGN_REMEDIES:
+        remedy = foreign_remedy(name, in_words(value))
+    elif name in _NUMBERS_OF_TEXTS:
+        remedy = listed
     else:
         remedy = did_you_mean(name, _SETTINGS) or listed
     return Problem(name, "is not a parameter of generation", remedy)

@@ -101,10 +101,7 @@ class Trainer:
         start_from: Model | None = None,
     ) -> None:
         if not isinstance(config, NeoXConfig):
-            raise NeoXError(
-                f"{str(config)!r} is not a configuration; to read one from this file: "
-                f"Trainer(load_config({str(config)!r}))"
-            )
+            raise NeoXError(_no_configuration(config))
         self._is_running = self._has_ended = self._has_failed = self._is_closed = False
         difficulties = _difficulties(with_iterations(config, devices=1), curriculum)
         if start_from is not None and config.checkpoint.load is not None:
@@ -326,6 +323,16 @@ class _CallbackHook(Hook):
         self._next_rate = self.schedule.current_rate
         with self._own.exchanged():
             self._callback(step)
+
+
+def _no_configuration(value: Any) -> str:
+    """Return what to write in place of a value that is not a configuration."""
+    if isinstance(value, Mapping):
+        return "a dictionary is not a configuration; to make one of it: Trainer(load_config({...}))"
+    if isinstance(value, str | Path):
+        file = repr(str(value))
+        return f"{file} is not a configuration; to read one from this file: Trainer(load_config({file}))"
+    return f"a value of type {type(value).__name__} is not a configuration; pass that of load_config"
 
 
 def _release(resources: ExitStack, state: TrainState) -> None:
