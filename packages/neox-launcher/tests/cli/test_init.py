@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from neox_config.errors import LaunchError
 from neox_launcher.cli.init import _ask_path
 from neox_launcher.cli.launch import main
+from neox_launcher.init.texts import Prepared
 
 
 def run(*arguments):
@@ -249,6 +250,59 @@ def test_an_interruption_of_this_process_alone_ends_it_when_the_texts_are_prepar
     monkeypatch.setattr(subprocess, "run", complete)
     found = run("init", "--data", "x", "--output", tmp_path / "x")
     assert (found.exit_code, found.output) == (130, "\ninterrupted; the same command continues\n")
+    assert not (tmp_path / "x" / "config.yml").exists()
+
+
+@pytest.fixture
+def chosen(monkeypatch, tmp_path):
+    """Let the texts be prepared, and return a function that runs init on them for a GPU with little memory."""
+    texts = Prepared(
+        data_path="corpus",
+        split="95,5,0",
+        vocab_file="tokenizer.json",
+        tokenizer_type="HFTokenizer",
+        entries=512,
+        training_tokens=10**9,
+        validation_tokens=10**6,
+    )
+    monkeypatch.setattr("neox_launcher.cli.init.prepare_texts", lambda *arguments, **options: texts)
+    monkeypatch.setattr("neox_launcher.cli.init.check_files", lambda config, *, program: [])
+    (tmp_path / "x").mkdir()
+    fixed = ("--data", "x", "--output", tmp_path / "x", "--devices", 1, "--device-memory", "1180MB")
+    return lambda *arguments: run("init", *fixed, *arguments)
+
+
+@pytest.mark.parametrize("duration", ["10m", "2s"])
+def test_sizes_that_do_not_fit_into_the_memory_are_not_compared(chosen, tmp_path, duration):
+    """A model of the catalogue fits, the next larger size does not."""
+    refused = chosen("--size", "3m")
+    assert (refused.exit_code, "3m does not fit into the memory" in refused.stderr) == (2, True)
+    found = chosen("--model", "pythia-14m", "--time", duration)
+    assert (found.exit_code, found.stderr) == (0, "")
+    assert found.stdout.splitlines()[-1].startswith("  neox-launch --config ")
+    assert (tmp_path / "x" / "config.yml").exists()
+    assert ("--size 1m" in found.stdout) == (duration == "2s")
+
+
+def test_smaller_models_are_compared_only_with_a_training_that_is_too_short(chosen, monkeypatch):
+    asked = []
+
+    def smaller(*arguments):
+        asked.append(arguments)
+        yield from ()
+
+    monkeypatch.setattr("neox_launcher.cli.init.smaller_trainings", smaller)
+    assert chosen("--size", "1m", "--time", "10m").exit_code == 0
+    assert asked == []
+
+
+def test_nothing_fails_after_the_configuration_is_written(chosen, monkeypatch, tmp_path):
+    def failed(*arguments, **options):
+        raise LaunchError("no duration")
+
+    monkeypatch.setattr("neox_launcher.cli.init.describe_duration", failed)
+    found = chosen("--size", "1m")
+    assert (found.exit_code, found.output) == (2, "Error: no duration\n")
     assert not (tmp_path / "x" / "config.yml").exists()
 
 

@@ -12,7 +12,7 @@ from neox_config.estimate.resolved import estimate_resolved
 from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
 from neox_launcher.init.texts import Prepared
-from neox_launcher.init.training import Devices, choose_training, unlike_published
+from neox_launcher.init.training import Devices, choose_training, smaller_trainings, unlike_published
 
 GIB = 2**30
 CPU = Devices(count=1, memory=16 * GIB, are_gpus=False)
@@ -110,6 +110,21 @@ def test_a_model_that_does_not_fit_is_refused():
         choose_training([of_catalogue("llama-2-70b")], prepared(10**9), GPUS)
     with pytest.raises(LaunchError, match=r"1.2b does not fit into the memory of 1 process on the CPU"):
         choose_training([of_size("1.2b")], prepared(10**9), replace(CPU, memory=8 * GIB))
+
+
+def test_smaller_models_are_those_with_fewer_parameters_that_fit_from_large_to_small():
+    texts, devices = prepared(10**9), replace(CPU, memory=8 * GIB)
+
+    def names(candidate, on):
+        training = choose_training([candidate], texts, LARGE)
+        return [each.candidate.name for each in smaller_trainings(training, ALL, texts, on)]
+
+    assert names(of_size("10m"), LARGE) == ["3m", "1m"]
+    assert names(of_size("1m"), LARGE) == []
+    assert names(of_size("1.2b"), LARGE)[0] == "300m"
+    # 300m fits, 1.2b does not.
+    assert names(of_catalogue("pythia-2.8b"), LARGE)[0] == "1.2b"
+    assert names(of_catalogue("pythia-2.8b"), devices)[0] == "300m"
 
 
 def test_short_texts_have_short_samples_and_too_short_ones_are_refused():

@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,7 +33,13 @@ from neox_launcher.init.duration import (
 )
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
 from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts, prepared_in
-from neox_launcher.init.training import Devices, Training, choose_training, unlike_published
+from neox_launcher.init.training import (
+    Devices,
+    Training,
+    choose_training,
+    smaller_trainings,
+    unlike_published,
+)
 from neox_launcher.plan.planning import Request
 from neox_launcher.plan.preflight import check_files
 from neox_launcher.resources.local_gpus import count_gpus, smallest_gpu_memory
@@ -198,6 +203,8 @@ def init(
         training = choose_training(candidates, prepared, found, shorten=shorten)
         text = configuration_text(path, training, prepared, found)
         _check(text, path, found)
+        # Before the configuration is written, because it may fail, and takes time on a CPU.
+        report = _report(path, training, prepared, found, measure, shorten=shorten)
         with atomic_write(path) as file:
             file.write(text)
     except PreparationError as error:
@@ -208,7 +215,7 @@ def init(
         remedy = "; the same command continues" if has_begun else ""
         click.echo(f"\ninterrupted{remedy}", err=True)
         sys.exit(INTERRUPTED)
-    _report(path, training, prepared, found, measure, shorten=shorten)
+    click.echo(report)
 
 
 def _refuse_together(one: tuple[str, object], other: tuple[str, object], remedy: str) -> None:
@@ -387,12 +394,6 @@ def _check(text: str, path: Path, devices: Devices) -> None:
         raise config_error(problems, config.files)
 
 
-def _smaller(training: Training, prepared: Prepared, devices: Devices) -> list[Training]:
-    """Return the trainings of the models of the sizes that have fewer parameters, from large to small."""
-    ascending = (choose_training([of_size(name)], prepared, devices) for name in SIZES)
-    return [*takewhile(lambda each: each.parameters < training.parameters, ascending)][::-1]
-
-
 def _report(
     path: Path,
     training: Training,
@@ -401,7 +402,8 @@ def _report(
     measure: Measure,
     *,
     shorten: Callable[[Training], Training] | None,
-) -> None:
+) -> str:
+    """Return what is printed when the configuration is written."""
     passes = training.tokens / prepared.training_tokens
     lines = [
         f"\nmodel {training.candidate.name}: {training.parameters:,} parameters with a vocabulary of "
@@ -418,9 +420,11 @@ def _report(
     ]
     if shorten is None:
         lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
-    elif warning := too_short(training, map(shorten, _smaller(training, prepared, devices)), measure=measure):
-        lines.append(warning)
+    else:
+        smaller = map(shorten, smaller_trainings(training, _of_sizes(_AUTO), prepared, devices))
+        if warning := too_short(training, smaller, measure=measure):
+            lines.append(warning)
     if prepared.training_tokens < training.layout.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
     command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"
-    click.echo("\n".join([*lines, f"\nwrote {path}; start the training with\n\n  {command}"]))
+    return "\n".join([*lines, f"\nwrote {path}; start the training with\n\n  {command}"])

@@ -12,7 +12,14 @@ from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, largest_memory,
 from neox_launcher.init.sizes import Candidate
 from neox_launcher.init.texts import Prepared
 
-__all__ = ["MOST_EVALUATION_SHARE", "Devices", "Training", "choose_training", "unlike_published"]
+__all__ = [
+    "MOST_EVALUATION_SHARE",
+    "Devices",
+    "Training",
+    "choose_training",
+    "smaller_trainings",
+    "unlike_published",
+]
 
 # arXiv:2203.15556: about 20 tokens per parameter use operations best. arXiv:2305.16264: text that is read up
 # to four times is worth nearly as much as new text.
@@ -166,6 +173,23 @@ def choose_training(
             f"{devices.memory / _GIB:,.1f} GiB; use a smaller model (--size, --model) or other devices"
         )
     return chosen
+
+
+def smaller_trainings(
+    training: Training, candidates: Sequence[Candidate], prepared: Prepared, devices: Devices
+) -> Iterator[Training]:
+    """Yield the trainings of the models that have fewer parameters and fit into the memory, largest first.
+
+    Args:
+        training: the training to compare with.
+        candidates: the models, from small to large.
+        prepared: the texts.
+        devices: the devices.
+    """
+    for candidate in reversed(candidates):
+        found = _training(candidate, prepared, devices)
+        if found is not None and found.parameters < training.parameters:
+            yield found
 
 
 def _is_sufficient(training: Training, prepared: Prepared) -> bool:
