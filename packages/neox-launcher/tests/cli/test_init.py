@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from neox_config.errors import LaunchError
+from neox_config.facts.checkpoints import MANIFEST
 from neox_launcher.cli.init import _ask_path
 from neox_launcher.cli.launch import main
 from neox_launcher.init.texts import Prepared
@@ -128,7 +129,9 @@ def trained(tmp_path):
         "entries": 300,
         "tokens": {"train": 5, "valid": 0},
     }
-    (tmp_path / "run" / "checkpoints" / "global_step1").mkdir(parents=True)
+    checkpoint = tmp_path / "run" / "checkpoints" / "global_step1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / MANIFEST).touch()
     (tmp_path / "run" / "prepared.json").write_text(json.dumps(result))
     (tmp_path / "run" / "config.yml").write_text("mine")
     return tmp_path / "run"
@@ -168,6 +171,27 @@ def test_with_checkpoints_no_deletion_is_advised(prepare, trained):
     found = run("init", "--data", "texts", "--output", trained)
     assert "config.yml, or delete it to choose again, or give another --output\n" in found.stderr
     assert (trained / "config.yml").read_text() == "mine"
+
+
+def test_a_training_that_has_saved_nothing_leaves_no_checkpoint(prepare, trained):
+    """It has locked the folder, and may have begun to write a checkpoint."""
+    prepare.end["code"] = 0
+    (trained / "checkpoints" / ".lock").touch()
+    (trained / "checkpoints" / "global_step1" / MANIFEST).unlink()
+    found = run("init", "--data", "texts", "--output", trained)
+    assert "config.yml, or delete it to choose again, or give another --output\n" in found.stderr
+    prepare.end["code"] = 3
+    assert run("init", "--data", "texts", "--output", trained).stderr == ""
+
+
+def test_checkpoints_that_cannot_be_read_are_none(prepare, trained, monkeypatch):
+    def refused(folder):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    monkeypatch.setattr("neox_launcher.cli.init.complete_checkpoints", refused)
+    prepare.end["code"] = 0
+    found = run("init", "--data", "texts", "--output", trained)
+    assert "config.yml, or delete it to choose again" in found.stderr
 
 
 @pytest.mark.parametrize(

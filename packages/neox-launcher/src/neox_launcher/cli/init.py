@@ -16,6 +16,7 @@ from neox_config.atomic import atomic_write
 from neox_config.command_line import INTERRUPTED, Command, option, quiet_option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
+from neox_config.facts.checkpoints import complete_checkpoints
 from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES
 from neox_config.files import configuration_in
 from neox_config.problems import config_error
@@ -337,8 +338,11 @@ def _refuse_existing(path: Path, *, unless_prepared: bool = False) -> None:
 
 
 def _has_checkpoints(folder: Path) -> bool:
-    checkpoints = folder / CHECKPOINTS
-    return checkpoints.is_dir() and any(checkpoints.iterdir())
+    """Return whether a training has saved a checkpoint; one that cannot be read cannot be loaded either."""
+    try:
+        return bool(complete_checkpoints(folder / CHECKPOINTS))
+    except OSError:
+        return False
 
 
 def _further_training(folder: Path) -> str:
