@@ -184,6 +184,28 @@ def test_a_training_that_has_saved_nothing_leaves_no_checkpoint(prepare, trained
     assert run("init", "--data", "texts", "--output", trained).stderr == ""
 
 
+@pytest.mark.parametrize("content", [b"", b'{"data_path": "cor', b"\xff", b"{}", b"[]", b'{"tokens": 5}'])
+def test_a_damaged_result_of_neox_data_is_refused(prepare, trained, content):
+    result = trained / "prepared.json"
+    damaged = f"Error: {result} is damaged, or was written by another version of neox-data; delete it, and start"
+    if content == b'{"tokens": 5}':
+        content = json.dumps(json.loads(result.read_bytes()) | {"tokens": 5}).encode()
+    result.write_bytes(content)
+    found = run("init", "--data", "texts", "--output", trained)
+    assert (found.exit_code, found.stderr) == (2, f"{damaged} the same command again\n")
+    assert not prepare.calls
+    # As advised.
+    result.unlink()
+    found = run("init", "--data", "texts", "--output", trained)
+    assert "config.yml exists; train with" in found.stderr
+    # Without a configuration, neox-data looks first.
+    (trained / "config.yml").unlink()
+    result.write_bytes(content)
+    prepare.end["code"] = 3
+    found = run("init", "--data", "texts", "--output", trained)
+    assert (found.exit_code, found.stderr) == (2, f"{damaged} the same command again\n")
+
+
 def test_checkpoints_that_cannot_be_read_are_none(prepare, trained, monkeypatch):
     def refused(folder):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
