@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -328,6 +329,23 @@ def test_sizes_that_do_not_fit_into_the_memory_are_not_compared(chosen, tmp_path
     assert found.stdout.splitlines()[-1].startswith("  neox-launch --config ")
     assert (tmp_path / "x" / "config.yml").exists()
     assert ("--size 1m" in found.stdout) == (duration == "2s")
+
+
+@pytest.mark.parametrize("model", [["--model", "pythia-14m"], ["--size", "1m"]])
+def test_what_is_advised_for_a_time_that_is_too_short_is_accepted(chosen, tmp_path, model):
+    config = tmp_path / "x" / "config.yml"
+    found = chosen(*model, "--time", "1s")
+    advice = re.search(rf"; delete {config} and give (--time \w+) or more, for at least 50 iter", found.stdout)
+    config.unlink()
+    again = chosen(*model, *advice[1].split())
+    assert (again.exit_code, "learns nothing" in again.stdout) == (0, False)
+    if model[0] == "--model":
+        config.unlink()
+        short = chosen(*model, "--time", "2s")
+        assert "iterations, or --size 1m in place of --model\n" in short.stdout
+        config.unlink()
+        smaller = chosen("--size", "1m", "--time", "2s")
+        assert (smaller.exit_code, "learns nothing" in smaller.stdout) == (0, False)
 
 
 def test_smaller_models_are_compared_only_with_a_training_that_is_too_short(chosen, monkeypatch):

@@ -426,7 +426,7 @@ def _report(
         lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
     else:
         smaller = map(shorten, smaller_trainings(training, _of_sizes(_AUTO), prepared, devices))
-        if warning := too_short(training, smaller, measure=measure):
+        if warning := too_short(training, smaller, path, measure=measure):
             lines.append(warning)
     if prepared.training_tokens < training.layout.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
