@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from neox_config.atomic import atomic_write
 from neox_config.errors import LaunchError
 from neox_config.facts.checkpoints import MANIFEST
 from neox_launcher.cli.init import _ask_path
@@ -269,6 +271,28 @@ def test_ctrl_c_ends_with_130_and_says_how_to_continue(monkeypatch, tmp_path):
     found = run("init", "--data", "x", "--output", tmp_path / "x")
     assert found.exit_code == 130
     assert "interrupted; the same command continues" in found.output
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_ctrl_c_promises_to_continue_until_the_configuration_is_written(
+    chosen, monkeypatch, tmp_path, is_written
+):
+    @contextmanager
+    def interrupted(path):
+        if not is_written:
+            raise KeyboardInterrupt
+        with atomic_write(path) as file:
+            yield file
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("neox_launcher.cli.init.atomic_write", interrupted)
+        found = chosen("--size", "1m")
+    promise = "" if is_written else "; the same command continues"
+    assert (found.exit_code, found.stderr) == (130, f"\ninterrupted{promise}\n")
+    assert (tmp_path / "x" / "config.yml").exists() == is_written
+    again = chosen("--size", "1m")
+    assert (again.exit_code, "config.yml exists; train with" in again.stderr) == (2 * is_written, is_written)
 
 
 def test_ctrl_c_while_texts_are_prepared_is_reported_once_by_the_process_that_prepares_them(

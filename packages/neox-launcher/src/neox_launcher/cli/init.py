@@ -213,7 +213,8 @@ def init(
             raise
         sys.exit(_end(error, path.parent))
     except (KeyboardInterrupt, click.Abort):
-        remedy = "; the same command continues" if has_begun else ""
+        # Where the configuration is written, nothing is left to continue, and the same command is refused.
+        remedy = "; the same command continues" if has_begun and not path.exists() else ""
         click.echo(f"\ninterrupted{remedy}", err=True)
         sys.exit(INTERRUPTED)
     click.echo(report)
