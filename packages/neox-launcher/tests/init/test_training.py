@@ -176,8 +176,8 @@ def test_the_validation_batches_are_those_of_the_texts():
 
 
 LONGER_THAN_INIT = (
-    "published for samples of up to 2,048 tokens: init takes 1,024, which cost less time and memory on GPUs; "
-    "for longer ones change seq-length in the configuration"
+    "published for samples of up to 2,048 tokens: init uses samples of 1,024 tokens, which take less time and "
+    "memory on GPUs; for longer samples change seq-length in the configuration"
 )
 
 
@@ -192,8 +192,8 @@ LONGER_THAN_INIT = (
             [
                 "published with 14,067,712 parameters: with a vocabulary of 50,304 entries instead of the "
                 "8,192 of the tokenizer here; --tokenizer FILE takes the tokenizer.json of the model",
-                "published for samples of up to 2,048 tokens: init takes 256, which cost less time and "
-                "memory on a CPU; for longer ones change seq-length in the configuration",
+                "published for samples of up to 2,048 tokens: init uses samples of 256 tokens, which take "
+                "less time and memory on a CPU; for longer samples change seq-length in the configuration",
             ],
         ),
         (
@@ -209,8 +209,8 @@ LONGER_THAN_INIT = (
             50_277,
             CPU,
             [
-                "published for samples of up to 2,048 tokens: init takes 128, because the texts are short; "
-                "for longer ones change seq-length in the configuration"
+                "published for samples of up to 2,048 tokens: init uses samples of 128 tokens, because the "
+                "texts are short; for longer samples change seq-length in the configuration"
             ],
         ),
         ("gpt2", 10_000_000, 50_257, GPUS, []),

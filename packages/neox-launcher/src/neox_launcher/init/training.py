@@ -251,11 +251,11 @@ def unlike_published(training: Training, prepared: Prepared, devices: Devices) -
         why = (
             "because the texts are short"
             if training.seq_length < usual
-            else f"which cost less time and memory on {'GPUs' if devices.are_gpus else 'a CPU'}"
+            else f"which take less time and memory on {'GPUs' if devices.are_gpus else 'a CPU'}"
         )
         lines.append(
-            f"published for samples of up to {longest:,} tokens: init takes {training.seq_length:,}, {why}; "
-            "for longer ones change seq-length in the configuration"
+            f"published for samples of up to {longest:,} tokens: init uses samples of "
+            f"{training.seq_length:,} tokens, {why}; for longer samples change seq-length in the configuration"
         )
     return lines
 
