@@ -27,7 +27,9 @@ def test_the_smallest_vocabulary_is_the_same():
 
 def test_a_folder_with_the_result_of_other_texts_is_known_by_the_exit_code():
     assert PreparationError(OtherResultError.exit_code).is_other_result
-    others = {each.exit_code for each in (DataError, *DataError.__subclasses__()) if each is not OtherResultError}
+    others = {
+        each.exit_code for each in (DataError, *DataError.__subclasses__()) if each is not OtherResultError
+    }
     assert others
     assert not any(PreparationError(each).is_other_result for each in others)
 

@@ -190,7 +190,9 @@ def test_a_training_that_has_saved_nothing_leaves_no_checkpoint(prepare, trained
 @pytest.mark.parametrize("content", [b"", b'{"data_path": "cor', b"\xff", b"{}", b"[]", b'{"tokens": 5}'])
 def test_a_damaged_result_of_neox_data_is_refused(prepare, trained, content):
     result = trained / "prepared.json"
-    damaged = f"Error: {result} is damaged, or was written by another version of neox-data; delete it, and start"
+    damaged = (
+        f"Error: {result} is damaged, or was written by another version of neox-data; delete it, and start"
+    )
     if content == b'{"tokens": 5}':
         content = json.dumps(json.loads(result.read_bytes()) | {"tokens": 5}).encode()
     result.write_bytes(content)
@@ -359,7 +361,9 @@ def test_sizes_that_do_not_fit_into_the_memory_are_not_compared(chosen, tmp_path
 def test_what_is_advised_for_a_time_that_is_too_short_is_accepted(chosen, tmp_path, model):
     config = tmp_path / "x" / "config.yml"
     found = chosen(*model, "--time", "1s")
-    advice = re.search(rf"; delete {config} and give (--time \w+) or more, for at least 50 iter", found.stdout)
+    advice = re.search(
+        rf"; delete {config} and give (--time \w+) or more, for at least 50 iter", found.stdout
+    )
     config.unlink()
     again = chosen(*model, *advice[1].split())
     assert (again.exit_code, "learns nothing" in again.stdout) == (0, False)
