@@ -328,7 +328,7 @@ def test_an_interruption_of_this_process_alone_ends_it_when_the_texts_are_prepar
 
 @pytest.fixture
 def chosen(monkeypatch, tmp_path):
-    """Let the texts be prepared, and return a function that runs init on them for a GPU with little memory."""
+    """Let the texts be prepared, and return a function that runs init for a GPU with little memory."""
     texts = Prepared(
         data_path="corpus",
         split="95,5,0",

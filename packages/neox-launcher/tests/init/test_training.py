@@ -176,8 +176,8 @@ def test_the_validation_batches_are_those_of_the_texts():
 
 
 LONGER_THAN_INIT = (
-    "published for samples of up to 2,048 tokens: init uses samples of 1,024 tokens, which take less time and "
-    "memory on GPUs; for longer samples change seq-length in the configuration"
+    "published for samples of up to 2,048 tokens: init uses samples of 1,024 tokens, which take less time "
+    "and memory on GPUs; for longer samples change seq-length in the configuration"
 )
 
 

@@ -125,8 +125,8 @@ def too_short(
     in_place = "" if training.candidate.name in SIZES else " in place of --model"
     instead = "" if size is None else f", or --size {size}{in_place}"
     return (
-        f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; delete {path} "
-        f"and give --time {enough} or more, for at least {_FEWEST_ITERATIONS} iterations{instead}"
+        f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; delete "
+        f"{path} and give --time {enough} or more, for at least {_FEWEST_ITERATIONS} iterations{instead}"
     )
 
 

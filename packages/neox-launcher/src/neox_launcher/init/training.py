@@ -255,7 +255,8 @@ def unlike_published(training: Training, prepared: Prepared, devices: Devices) -
         )
         lines.append(
             f"published for samples of up to {longest:,} tokens: init uses samples of "
-            f"{training.seq_length:,} tokens, {why}; for longer samples change seq-length in the configuration"
+            f"{training.seq_length:,} tokens, {why}; for longer samples change seq-length in the "
+            "configuration"
         )
     return lines
 
