@@ -11,16 +11,27 @@ from neox_config.facts import corpora
 from neox_config.facts.splits import PARTS, empty_parts, parts_with_documents, training_documents
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_data import block_index
+from neox_data.errors import DataError, OtherResultError
 from neox_data.indexed import layout
 from neox_data.preprocess.inputs import ENDINGS, format_of
 from neox_data.splits import split_documents
 from neox_data.tokenizers import TOKENIZERS, build_tokenizer
 from neox_data.tokenizers.train import FEWEST_ENTRIES
+from neox_launcher.init.texts import PreparationError
 from neox_launcher.plan import dataset_files
 
 
 def test_the_smallest_vocabulary_is_the_same():
     assert corpora.FEWEST_ENTRIES == FEWEST_ENTRIES
+
+
+def test_a_folder_with_the_result_of_other_texts_is_known_by_the_exit_code():
+    assert PreparationError(OtherResultError.exit_code).is_other_result
+    others = {
+        each.exit_code for each in (DataError, *DataError.__subclasses__()) if each is not OtherResultError
+    }
+    assert others
+    assert not any(PreparationError(each).is_other_result for each in others)
 
 
 @pytest.mark.parametrize(

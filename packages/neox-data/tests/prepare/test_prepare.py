@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from neox_data.cli import main
 from neox_data.errors import DataError
 from neox_data.indexed import open_indexed
+from neox_data.preprocess.inputs import ENDINGS
 from neox_data.tokenizers import build_tokenizer
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, again and again.\n"
@@ -294,7 +295,7 @@ def test_a_given_tokenizer_is_used(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "has no file with text; pass a folder with files that end in .jsonl, .json, .txt, .md, "),
+        (None, "has no file with text; pass a folder with files of a supported type: .jsonl, .json, .txt, "),
         ({"program": b"\x7fELF"}, "skipped 1: the file type is not supported"),
         ({"blank.txt": b" \n"}, "none of the files contains text; pass other files\n"),
         ({"bad.txt": b"\xff"}, "none of the files contains text; pass other files\n"),
@@ -315,6 +316,17 @@ def test_a_folder_without_texts_is_refused_with_the_reason(tmp_path, content, me
     assert found.exit_code == 2
     assert message.format(texts) in found.output
     assert sorted(tmp_path.iterdir()) == [texts]
+
+
+def test_a_given_file_of_another_type_is_refused_with_the_supported_types(tmp_path):
+    file = tmp_path / "picture.png"
+    file.write_bytes(b"\x89PNG")
+    found = prepare("--input", file, "--output", tmp_path / "run")
+    assert found.exit_code == 2
+    assert (
+        f"{file}: the file type is not supported; pass a folder, or a file of a supported type: {ENDINGS}\n"
+        in found.output
+    )
 
 
 def test_a_failure_leaves_folders_that_existed_and_complete_steps(tmp_path, monkeypatch):

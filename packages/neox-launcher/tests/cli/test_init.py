@@ -4,10 +4,12 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +17,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from neox_config.atomic import atomic_write
 from neox_config.errors import LaunchError
+from neox_config.facts.checkpoints import MANIFEST
 from neox_launcher.cli.init import _ask_path
 from neox_launcher.cli.launch import main
+from neox_launcher.init.texts import Prepared
 
 
 def run(*arguments):
@@ -127,7 +132,9 @@ def trained(tmp_path):
         "entries": 300,
         "tokens": {"train": 5, "valid": 0},
     }
-    (tmp_path / "run" / "checkpoints" / "global_step1").mkdir(parents=True)
+    checkpoint = tmp_path / "run" / "checkpoints" / "global_step1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / MANIFEST).touch()
     (tmp_path / "run" / "prepared.json").write_text(json.dumps(result))
     (tmp_path / "run" / "config.yml").write_text("mine")
     return tmp_path / "run"
@@ -167,6 +174,51 @@ def test_with_checkpoints_no_deletion_is_advised(prepare, trained):
     found = run("init", "--data", "texts", "--output", trained)
     assert "config.yml, or delete it to choose again, or give another --output\n" in found.stderr
     assert (trained / "config.yml").read_text() == "mine"
+
+
+def test_a_training_that_has_saved_nothing_leaves_no_checkpoint(prepare, trained):
+    """It has locked the folder, and may have begun to write a checkpoint."""
+    prepare.end["code"] = 0
+    (trained / "checkpoints" / ".lock").touch()
+    (trained / "checkpoints" / "global_step1" / MANIFEST).unlink()
+    found = run("init", "--data", "texts", "--output", trained)
+    assert "config.yml, or delete it to choose again, or give another --output\n" in found.stderr
+    prepare.end["code"] = 3
+    assert run("init", "--data", "texts", "--output", trained).stderr == ""
+
+
+@pytest.mark.parametrize("content", [b"", b'{"data_path": "cor', b"\xff", b"{}", b"[]", b'{"tokens": 5}'])
+def test_a_damaged_result_of_neox_data_is_refused(prepare, trained, content):
+    result = trained / "prepared.json"
+    damaged = (
+        f"Error: {result} is damaged, or was written by another version of neox-data; delete it, and start"
+    )
+    if content == b'{"tokens": 5}':
+        content = json.dumps(json.loads(result.read_bytes()) | {"tokens": 5}).encode()
+    result.write_bytes(content)
+    found = run("init", "--data", "texts", "--output", trained)
+    assert (found.exit_code, found.stderr) == (2, f"{damaged} the same command again\n")
+    assert not prepare.calls
+    # As advised.
+    result.unlink()
+    found = run("init", "--data", "texts", "--output", trained)
+    assert "config.yml exists; train with" in found.stderr
+    # Without a configuration, neox-data looks first.
+    (trained / "config.yml").unlink()
+    result.write_bytes(content)
+    prepare.end["code"] = 3
+    found = run("init", "--data", "texts", "--output", trained)
+    assert (found.exit_code, found.stderr) == (2, f"{damaged} the same command again\n")
+
+
+def test_checkpoints_that_cannot_be_read_are_none(prepare, trained, monkeypatch):
+    def refused(folder):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    monkeypatch.setattr("neox_launcher.cli.init.complete_checkpoints", refused)
+    prepare.end["code"] = 0
+    found = run("init", "--data", "texts", "--output", trained)
+    assert "config.yml, or delete it to choose again" in found.stderr
 
 
 @pytest.mark.parametrize(
@@ -223,6 +275,28 @@ def test_ctrl_c_ends_with_130_and_says_how_to_continue(monkeypatch, tmp_path):
     assert "interrupted; the same command continues" in found.output
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+def test_ctrl_c_promises_to_continue_until_the_configuration_is_written(
+    chosen, monkeypatch, tmp_path, is_written
+):
+    @contextmanager
+    def interrupted(path):
+        if not is_written:
+            raise KeyboardInterrupt
+        with atomic_write(path) as file:
+            yield file
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("neox_launcher.cli.init.atomic_write", interrupted)
+        found = chosen("--size", "1m")
+    promise = "" if is_written else "; the same command continues"
+    assert (found.exit_code, found.stderr) == (130, f"\ninterrupted{promise}\n")
+    assert (tmp_path / "x" / "config.yml").exists() == is_written
+    again = chosen("--size", "1m")
+    assert (again.exit_code, "config.yml exists; train with" in again.stderr) == (2 * is_written, is_written)
+
+
 def test_ctrl_c_while_texts_are_prepared_is_reported_once_by_the_process_that_prepares_them(
     prepare, monkeypatch, tmp_path
 ):
@@ -249,6 +323,78 @@ def test_an_interruption_of_this_process_alone_ends_it_when_the_texts_are_prepar
     monkeypatch.setattr(subprocess, "run", complete)
     found = run("init", "--data", "x", "--output", tmp_path / "x")
     assert (found.exit_code, found.output) == (130, "\ninterrupted; the same command continues\n")
+    assert not (tmp_path / "x" / "config.yml").exists()
+
+
+@pytest.fixture
+def chosen(monkeypatch, tmp_path):
+    """Let the texts be prepared, and return a function that runs init for a GPU with little memory."""
+    texts = Prepared(
+        data_path="corpus",
+        split="95,5,0",
+        vocab_file="tokenizer.json",
+        tokenizer_type="HFTokenizer",
+        entries=512,
+        training_tokens=10**9,
+        validation_tokens=10**6,
+    )
+    monkeypatch.setattr("neox_launcher.cli.init.prepare_texts", lambda *arguments, **options: texts)
+    monkeypatch.setattr("neox_launcher.cli.init.check_files", lambda config, *, program: [])
+    (tmp_path / "x").mkdir()
+    fixed = ("--data", "x", "--output", tmp_path / "x", "--devices", 1, "--device-memory", "1180MB")
+    return lambda *arguments: run("init", *fixed, *arguments)
+
+
+@pytest.mark.parametrize("duration", ["10m", "2s"])
+def test_sizes_that_do_not_fit_into_the_memory_are_not_compared(chosen, tmp_path, duration):
+    """A model of the catalogue fits, the next larger size does not."""
+    refused = chosen("--size", "3m")
+    assert (refused.exit_code, "3m does not fit into the memory" in refused.stderr) == (2, True)
+    found = chosen("--model", "pythia-14m", "--time", duration)
+    assert (found.exit_code, found.stderr) == (0, "")
+    assert found.stdout.splitlines()[-1].startswith("  neox-launch --config ")
+    assert (tmp_path / "x" / "config.yml").exists()
+    assert ("--size 1m" in found.stdout) == (duration == "2s")
+
+
+@pytest.mark.parametrize("model", [["--model", "pythia-14m"], ["--size", "1m"]])
+def test_what_is_advised_for_a_time_that_is_too_short_is_accepted(chosen, tmp_path, model):
+    config = tmp_path / "x" / "config.yml"
+    found = chosen(*model, "--time", "1s")
+    advice = re.search(
+        rf"; delete {config} and give (--time \w+) or more, for at least 50 iter", found.stdout
+    )
+    config.unlink()
+    again = chosen(*model, *advice[1].split())
+    assert (again.exit_code, "learns nothing" in again.stdout) == (0, False)
+    if model[0] == "--model":
+        config.unlink()
+        short = chosen(*model, "--time", "2s")
+        assert "iterations, or --size 1m in place of --model\n" in short.stdout
+        config.unlink()
+        smaller = chosen("--size", "1m", "--time", "2s")
+        assert (smaller.exit_code, "learns nothing" in smaller.stdout) == (0, False)
+
+
+def test_smaller_models_are_compared_only_with_a_training_that_is_too_short(chosen, monkeypatch):
+    asked = []
+
+    def smaller(*arguments):
+        asked.append(arguments)
+        yield from ()
+
+    monkeypatch.setattr("neox_launcher.cli.init.smaller_trainings", smaller)
+    assert chosen("--size", "1m", "--time", "10m").exit_code == 0
+    assert asked == []
+
+
+def test_nothing_fails_after_the_configuration_is_written(chosen, monkeypatch, tmp_path):
+    def failed(*arguments, **options):
+        raise LaunchError("no duration")
+
+    monkeypatch.setattr("neox_launcher.cli.init.describe_duration", failed)
+    found = chosen("--size", "1m")
+    assert (found.exit_code, found.output) == (2, "Error: no duration\n")
     assert not (tmp_path / "x" / "config.yml").exists()
 
 

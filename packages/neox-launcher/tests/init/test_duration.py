@@ -1,6 +1,7 @@
 """What `neox-launch init` prints about the time of a training."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +16,13 @@ from neox_launcher.init.duration import (
     too_short,
     within,
 )
-from neox_launcher.init.sizes import SIZES, of_size
+from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, choose_training
 
 CPU = Devices(count=1, memory=2**34, are_gpus=False)
 GPUS = Devices(count=8, memory=2**36, are_gpus=True)
+PATH = Path("run/config.yml")
 
 TEXTS = Prepared(
     data_path="corpus",
@@ -153,16 +155,19 @@ def test_a_time_for_few_iterations_is_warned_of_with_a_time_and_a_size_that_are_
     smaller = [within(named(name), seconds, measure=measure) for name in ("85m", "10m", "3m", "1m")]
     sufficient = next(each for each in smaller if each.iterations >= 50)
     assert sufficient.candidate.name == "1m"
-    line = too_short(short, smaller, measure=measure)
+    line = too_short(short, smaller, PATH, measure=measure)
     time = re.fullmatch(
-        r"warning: a model learns nothing useful in 2 iterations; give --time (\w+) for 50 iterations, or "
-        "more, or --size 1m",
+        r"warning: a model learns nothing useful in 2 iterations; delete run/config.yml and give "
+        r"--time (\w+) or more, for at least 50 iterations, or --size 1m",
         line,
     )[1]
     enough = within(named("300m"), parse_duration(time), measure=measure)
     assert 50 <= enough.iterations < 60
-    assert too_short(enough, smaller, measure=measure) is None
-    assert too_short(short, [], measure=measure).endswith("for 50 iterations, or more")
+    assert too_short(enough, smaller, PATH, measure=measure) is None
+    assert too_short(short, [], PATH, measure=measure).endswith(" or more, for at least 50 iterations")
+    model = within(choose_training([of_catalogue("pythia-410m")], TEXTS, CPU), seconds, measure=measure)
+    line = too_short(model, smaller, PATH, measure=measure)
+    assert line.endswith(" iterations, or --size 1m in place of --model")
 
 
 def test_a_time_chooses_the_size_too():

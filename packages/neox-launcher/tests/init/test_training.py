@@ -12,7 +12,7 @@ from neox_config.estimate.resolved import estimate_resolved
 from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
 from neox_launcher.init.texts import Prepared
-from neox_launcher.init.training import Devices, choose_training, unlike_published
+from neox_launcher.init.training import Devices, choose_training, smaller_trainings, unlike_published
 
 GIB = 2**30
 CPU = Devices(count=1, memory=16 * GIB, are_gpus=False)
@@ -112,6 +112,21 @@ def test_a_model_that_does_not_fit_is_refused():
         choose_training([of_size("1.2b")], prepared(10**9), replace(CPU, memory=8 * GIB))
 
 
+def test_smaller_models_are_those_with_fewer_parameters_that_fit_from_large_to_small():
+    texts, devices = prepared(10**9), replace(CPU, memory=8 * GIB)
+
+    def names(candidate, on):
+        training = choose_training([candidate], texts, LARGE)
+        return [each.candidate.name for each in smaller_trainings(training, ALL, texts, on)]
+
+    assert names(of_size("10m"), LARGE) == ["3m", "1m"]
+    assert names(of_size("1m"), LARGE) == []
+    assert names(of_size("1.2b"), LARGE)[0] == "300m"
+    # 300m fits, 1.2b does not.
+    assert names(of_catalogue("pythia-2.8b"), LARGE)[0] == "1.2b"
+    assert names(of_catalogue("pythia-2.8b"), devices)[0] == "300m"
+
+
 def test_short_texts_have_short_samples_and_too_short_ones_are_refused():
     assert choose_training(ALL, prepared(8 * 257), CPU).seq_length == 256
     assert choose_training(ALL, prepared(8 * 257 - 1), CPU).seq_length == 128
@@ -161,8 +176,8 @@ def test_the_validation_batches_are_those_of_the_texts():
 
 
 LONGER_THAN_INIT = (
-    "published for samples of up to 2,048 tokens: init takes 1,024, which cost less time and memory on GPUs; "
-    "for longer ones change seq-length in the configuration"
+    "published for samples of up to 2,048 tokens: init uses samples of 1,024 tokens, which take less time "
+    "and memory on GPUs; for longer samples change seq-length in the configuration"
 )
 
 
@@ -177,8 +192,8 @@ LONGER_THAN_INIT = (
             [
                 "published with 14,067,712 parameters: with a vocabulary of 50,304 entries instead of the "
                 "8,192 of the tokenizer here; --tokenizer FILE takes the tokenizer.json of the model",
-                "published for samples of up to 2,048 tokens: init takes 256, which cost less time and "
-                "memory on a CPU; for longer ones change seq-length in the configuration",
+                "published for samples of up to 2,048 tokens: init uses samples of 256 tokens, which take "
+                "less time and memory on a CPU; for longer samples change seq-length in the configuration",
             ],
         ),
         (
@@ -194,8 +209,8 @@ LONGER_THAN_INIT = (
             50_277,
             CPU,
             [
-                "published for samples of up to 2,048 tokens: init takes 128, because the texts are short; "
-                "for longer ones change seq-length in the configuration"
+                "published for samples of up to 2,048 tokens: init uses samples of 128 tokens, because the "
+                "texts are short; for longer samples change seq-length in the configuration"
             ],
         ),
         ("gpt2", 10_000_000, 50_257, GPUS, []),

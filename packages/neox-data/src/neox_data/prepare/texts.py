@@ -92,7 +92,7 @@ def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Pa
                 f"{name} is the result of other texts, not a folder of texts; give the folder of these"
             )
         if not name.is_dir() and (reason := _why_not_read(name)):
-            remedy = "" if reason == _EMPTY else f"; pass a folder, or a file that ends in {ENDINGS}"
+            remedy = "" if reason == _EMPTY else f"; pass a folder, or a file of a supported type: {ENDINGS}"
             raise CorpusError(f"{name}: {reason}{remedy}")
         for path in _files_below(name, skips, without.resolve()) if name.is_dir() else [name]:
             status = path.stat()
@@ -101,8 +101,8 @@ def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Pa
                 skips.add("the same file as another one", path)
     if not found:
         raise CorpusError(
-            f"{', '.join(map(str, names))} has no file with text; pass a folder with files that end in "
-            f"{ENDINGS}{skips.indented()}"
+            f"{', '.join(map(str, names))} has no file with text; pass a folder with files of a supported "
+            f"type: {ENDINGS}{skips.indented()}"
         )
     return list(found.values())
 

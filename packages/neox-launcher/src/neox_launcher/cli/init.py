@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from neox_config.atomic import atomic_write
 from neox_config.command_line import INTERRUPTED, Command, option, quiet_option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
+from neox_config.facts.checkpoints import complete_checkpoints
 from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES
 from neox_config.files import configuration_in
 from neox_config.problems import config_error
@@ -34,7 +34,13 @@ from neox_launcher.init.duration import (
 )
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
 from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts, prepared_in
-from neox_launcher.init.training import Devices, Training, choose_training, unlike_published
+from neox_launcher.init.training import (
+    Devices,
+    Training,
+    choose_training,
+    smaller_trainings,
+    unlike_published,
+)
 from neox_launcher.plan.planning import Request
 from neox_launcher.plan.preflight import check_files
 from neox_launcher.resources.local_gpus import count_gpus, smallest_gpu_memory
@@ -198,6 +204,8 @@ def init(
         training = choose_training(candidates, prepared, found, shorten=shorten)
         text = configuration_text(path, training, prepared, found)
         _check(text, path, found)
+        # Before the configuration is written, because it may fail, and takes time on a CPU.
+        report = _report(path, training, prepared, found, measure, shorten=shorten)
         with atomic_write(path) as file:
             file.write(text)
     except PreparationError as error:
@@ -205,10 +213,11 @@ def init(
             raise
         sys.exit(_end(error, path.parent))
     except (KeyboardInterrupt, click.Abort):
-        remedy = "; the same command continues" if has_begun else ""
+        # Where the configuration is written, nothing is left to continue, and the same command is refused.
+        remedy = "; the same command continues" if has_begun and not path.exists() else ""
         click.echo(f"\ninterrupted{remedy}", err=True)
         sys.exit(INTERRUPTED)
-    _report(path, training, prepared, found, measure, shorten=shorten)
+    click.echo(report)
 
 
 def _refuse_together(one: tuple[str, object], other: tuple[str, object], remedy: str) -> None:
@@ -330,8 +339,11 @@ def _refuse_existing(path: Path, *, unless_prepared: bool = False) -> None:
 
 
 def _has_checkpoints(folder: Path) -> bool:
-    checkpoints = folder / CHECKPOINTS
-    return checkpoints.is_dir() and any(checkpoints.iterdir())
+    """Return whether a training has saved a checkpoint; one that cannot be read cannot be loaded either."""
+    try:
+        return bool(complete_checkpoints(folder / CHECKPOINTS))
+    except OSError:
+        return False
 
 
 def _further_training(folder: Path) -> str:
@@ -387,12 +399,6 @@ def _check(text: str, path: Path, devices: Devices) -> None:
         raise config_error(problems, config.files)
 
 
-def _smaller(training: Training, prepared: Prepared, devices: Devices) -> list[Training]:
-    """Return the trainings of the models of the sizes that have fewer parameters, from large to small."""
-    ascending = (choose_training([of_size(name)], prepared, devices) for name in SIZES)
-    return [*takewhile(lambda each: each.parameters < training.parameters, ascending)][::-1]
-
-
 def _report(
     path: Path,
     training: Training,
@@ -401,7 +407,8 @@ def _report(
     measure: Measure,
     *,
     shorten: Callable[[Training], Training] | None,
-) -> None:
+) -> str:
+    """Return what is printed when the configuration is written."""
     passes = training.tokens / prepared.training_tokens
     lines = [
         f"\nmodel {training.candidate.name}: {training.parameters:,} parameters with a vocabulary of "
@@ -418,9 +425,11 @@ def _report(
     ]
     if shorten is None:
         lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
-    elif warning := too_short(training, map(shorten, _smaller(training, prepared, devices)), measure=measure):
-        lines.append(warning)
+    else:
+        smaller = map(shorten, smaller_trainings(training, _of_sizes(_AUTO), prepared, devices))
+        if warning := too_short(training, smaller, path, measure=measure):
+            lines.append(warning)
     if prepared.training_tokens < training.layout.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
     command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"
-    click.echo("\n".join([*lines, f"\nwrote {path}; start the training with\n\n  {command}"]))
+    return "\n".join([*lines, f"\nwrote {path}; start the training with\n\n  {command}"])

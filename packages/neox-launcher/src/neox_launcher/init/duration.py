@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from neox_config.counted import counted
 from neox_config.errors import LaunchError
+from neox_launcher.init.sizes import SIZES
 from neox_launcher.init.training import MOST_EVALUATION_SHARE, Devices, Training
 
 __all__ = ["Measure", "cpu_speed", "describe_duration", "parse_duration", "too_short", "within"]
@@ -104,22 +106,27 @@ def within(training: Training, seconds: float, *, measure: Measure = cpu_speed) 
     )
 
 
-def too_short(training: Training, smaller: Iterable[Training], *, measure: Measure = cpu_speed) -> str | None:
+def too_short(
+    training: Training, smaller: Iterable[Training], path: Path, *, measure: Measure = cpu_speed
+) -> str | None:
     """Return the warning about a time in which a model learns nothing; None if it has enough iterations.
 
     Args:
         training: the training, within a time.
         smaller: trainings of smaller models within the same time, from large to small.
+        path: its configuration, which is deleted before another one is chosen.
         measure: measures the CPU.
     """
     if training.iterations >= _FEWEST_ITERATIONS:
         return None
     enough = _as_option(_FEWEST_ITERATIONS * _longest_iteration(training, measure))
     size = next((each.candidate.name for each in smaller if each.iterations >= _FEWEST_ITERATIONS), None)
-    instead = "" if size is None else f", or --size {size}"
+    # --size and --model exclude each other.
+    in_place = "" if training.candidate.name in SIZES else " in place of --model"
+    instead = "" if size is None else f", or --size {size}{in_place}"
     return (
-        f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; give "
-        f"--time {enough} for {_FEWEST_ITERATIONS} iterations, or more{instead}"
+        f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; delete "
+        f"{path} and give --time {enough} or more, for at least {_FEWEST_ITERATIONS} iterations{instead}"
     )
 
 

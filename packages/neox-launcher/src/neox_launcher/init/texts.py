@@ -81,7 +81,7 @@ def prepare_texts(
     Raises:
         PreparationError: neox-data failed, or was interrupted by Ctrl-C.
         KeyboardInterrupt: only this process was interrupted; neox-data is complete.
-        LaunchError: neox-data is not installed.
+        LaunchError: neox-data is not installed, or has another version.
     """
     if importlib.util.find_spec("neox_data") is None:
         raise LaunchError(
@@ -104,21 +104,32 @@ def prepare_texts(
 
 
 def prepared_in(folder: Path) -> Prepared | None:
-    """Return what an earlier run has prepared in a folder; None without a complete result."""
+    """Return what an earlier run has prepared in a folder; None without a complete result.
+
+    Raises:
+        LaunchError: the result is damaged, or of another version of neox-data.
+    """
     return _read(folder) if (folder / _RESULT).exists() else None
 
 
 def _read(folder: Path) -> Prepared:
-    result = json.loads((folder / _RESULT).read_bytes())
-    return Prepared(
-        data_path=result["data_path"],
-        split=result["split"],
-        vocab_file=result["vocab_file"],
-        tokenizer_type=result["tokenizer_type"],
-        entries=result["entries"],
-        training_tokens=result["tokens"]["train"],
-        validation_tokens=result["tokens"]["valid"],
-    )
+    path = folder / _RESULT
+    try:
+        result = json.loads(path.read_bytes())
+        return Prepared(
+            data_path=result["data_path"],
+            split=result["split"],
+            vocab_file=result["vocab_file"],
+            tokenizer_type=result["tokenizer_type"],
+            entries=result["entries"],
+            training_tokens=result["tokens"]["train"],
+            validation_tokens=result["tokens"]["valid"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise LaunchError(
+            f"{path} is damaged, or was written by another version of neox-data; delete it, and start the "
+            "same command again"
+        ) from error
 
 
 @contextmanager

@@ -12,7 +12,14 @@ from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, largest_memory,
 from neox_launcher.init.sizes import Candidate
 from neox_launcher.init.texts import Prepared
 
-__all__ = ["MOST_EVALUATION_SHARE", "Devices", "Training", "choose_training", "unlike_published"]
+__all__ = [
+    "MOST_EVALUATION_SHARE",
+    "Devices",
+    "Training",
+    "choose_training",
+    "smaller_trainings",
+    "unlike_published",
+]
 
 # arXiv:2203.15556: about 20 tokens per parameter use operations best. arXiv:2305.16264: text that is read up
 # to four times is worth nearly as much as new text.
@@ -168,6 +175,23 @@ def choose_training(
     return chosen
 
 
+def smaller_trainings(
+    training: Training, candidates: Sequence[Candidate], prepared: Prepared, devices: Devices
+) -> Iterator[Training]:
+    """Yield the trainings of the models that have fewer parameters and fit into the memory, largest first.
+
+    Args:
+        training: the training to compare with.
+        candidates: the models, from small to large.
+        prepared: the texts.
+        devices: the devices.
+    """
+    for candidate in reversed(candidates):
+        found = _training(candidate, prepared, devices)
+        if found is not None and found.parameters < training.parameters:
+            yield found
+
+
 def _is_sufficient(training: Training, prepared: Prepared) -> bool:
     most = prepared.training_tokens * _MOST_PASSES
     return (
@@ -227,11 +251,12 @@ def unlike_published(training: Training, prepared: Prepared, devices: Devices) -
         why = (
             "because the texts are short"
             if training.seq_length < usual
-            else f"which cost less time and memory on {'GPUs' if devices.are_gpus else 'a CPU'}"
+            else f"which take less time and memory on {'GPUs' if devices.are_gpus else 'a CPU'}"
         )
         lines.append(
-            f"published for samples of up to {longest:,} tokens: init takes {training.seq_length:,}, {why}; "
-            "for longer ones change seq-length in the configuration"
+            f"published for samples of up to {longest:,} tokens: init uses samples of "
+            f"{training.seq_length:,} tokens, {why}; for longer samples change seq-length in the "
+            "configuration"
         )
     return lines
 
