@@ -174,7 +174,7 @@ def test_sixteen_clients_get_their_own_answers(server):
     [
         ({"prompt": "a", "max_tokens": 500}, 400, "at most 96"),
         ({"prompt": "a" * 90, "max_tokens": 7}, 400, "maximum length is 96 tokens"),
-        ({"prompt": "a", "suffix": "b"}, 400, 'suffix is "b", but is not supported'),
+        ({"prompt": "a", "suffix": "b"}, 400, 'suffix: "b" is not supported'),
         ({"prompt": "a", "max_tokens": 0}, 400, "requires echo"),
         ({"prompt": "a", "unknown": 1}, 400, "unknown"),
         ({"prompt": "a", "temperature": -1}, 400, "temperature"),
@@ -353,8 +353,8 @@ def test_tensor_parallel_stages_answer_as_one_process_and_the_death_of_a_rank_en
 
 def test_a_port_in_use_and_a_missing_key_are_reported(folder, server):
     done = launch(folder, "serve", "job.yml", "--set", f"serve.port={server.port}", seconds=120)
-    assert done.returncode == 1
-    assert "Address already in use; set serve.port" in done.stderr
+    assert done.returncode == 2
+    assert "Address already in use\n    set serve.port to another port" in done.stderr
     done = launch(folder, "serve", "job.yml", "--set", "serve.api_key_file=nothing", seconds=120)
     assert done.returncode == 2
     assert "serve.api_key_file: nothing\n    does not exist" in done.stderr

@@ -15,9 +15,8 @@ __all__ = ["allow_more_files", "limit_reached"]
 _MOST_FILES = 1_048_576
 # What locks memory: system calls, network cards, and CUDA; PyTorch and NCCL raise their failures as text.
 _LOCKING = re.compile(r"mlock|ibv_reg_mr|io_uring|cudaHost|pin_memory|pinned|locked memory", re.IGNORECASE)
-# PyTorch's allocators raise a plain RuntimeError on a CPU, and OutOfMemoryError on a GPU.
+# PyTorch's allocator on a CPU raises a plain RuntimeError.
 _NO_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't|not enough) |enforce fail at alloc_cpu\.cpp")
-_NO_DEVICE_MEMORY = "CUDA out of memory"
 _SMALLER = (
     "set a smaller train-micro-batch-size-per-gpu or a smaller model (neox-config estimate shows what needs "
     "the memory)"
@@ -40,12 +39,11 @@ def limit_reached(error: BaseException) -> str | None:
 
     Errors of libraries, and of other ranks, are recognized by their text.
     """
-    if not isinstance(error, NeoXError):  # These name their own remedies.
-        text = str(error)
-        if _NO_HOST_MEMORY.search(text) or isinstance(error, MemoryError):
-            return f"this host has too little free memory for its workers; {_SMALLER}, or start fewer workers"
-        if _NO_DEVICE_MEMORY in text:
-            return f"{_SMALLER}, or divide the model among more devices"
+    # Other errors of ours name their own remedies.
+    if not isinstance(error, NeoXError) and (
+        _NO_HOST_MEMORY.search(str(error)) or isinstance(error, MemoryError)
+    ):
+        return f"this host has too little free memory for its workers; {_SMALLER}, or start fewer workers"
     for each in _chain(error):
         number, text = getattr(each, "errno", None), str(each)
         if "ulimit -" in text:

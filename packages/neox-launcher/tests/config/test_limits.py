@@ -103,7 +103,6 @@ _ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 
         ),
         (RuntimeError(_ALLOCATOR), "or start fewer workers"),
         (MemoryError(), "this host has too little"),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "divide the model among more devices"),
         (NeoXError(f"the device has too little memory: {_ALLOCATOR}; set a smaller"), None),
     ],
 )

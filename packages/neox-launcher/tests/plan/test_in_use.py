@@ -89,6 +89,14 @@ def test_a_server_is_refused_if_its_address_is_taken_on_this_host(load):
     refuse_what_is_in_use(config, program="serve", is_local=True)
 
 
+def test_a_host_that_is_not_known_is_reported_as_the_host(load):
+    with pytest.raises(ConfigError) as refusal:
+        refuse_what_is_in_use(load("serve: {host: no-host.invalid}\n"), program="serve", is_local=True)
+    (problem,) = refusal.value.problems
+    assert (problem.name, problem.value) == ("serve.host", "no-host.invalid")
+    assert problem.what.startswith("cannot be used: ")
+
+
 def test_an_address_that_is_looked_at_can_be_used_at_the_same_time():
     with bound_socket("127.0.0.1", 0) as looked_at:
         port = looked_at.getsockname()[1]

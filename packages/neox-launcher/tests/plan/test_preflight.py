@@ -79,6 +79,14 @@ def test_before_the_first_training_the_command_that_trains_is_named(load, files,
     assert found.what == "contains no checkpoint yet"
     first, second = config.files
     assert found.remedy == f"train first: neox-launch --config {first} --config {second}"
+    (found,) = (
+        each
+        for each in check_files(
+            load(SETTINGS + "save-interval: 1\n", "load=runs", "save=runs"), program=program
+        )
+        if each.name == "load"
+    )
+    assert found.remedy.endswith(" --set save=runs --set load=runs")
     for text in (saves.replace("./runs", "other"), saves + "finetune: true\n"):
         # The training saves to another folder, or starts from a checkpoint itself.
         (found,) = (each for each in check_files(load(text), program=program) if each.name == "load")
@@ -234,7 +242,8 @@ def test_load_of_a_checkpoint_of_gpt_neox_names_the_command_that_converts_it(
     (files / "theirs/latest").write_text("global_step20")
     problems = check_files(load(f"{SETTINGS}{folders}\n"), program=program)
     (problem,) = (each for each in problems if each.name == "load")
-    assert problem.what == "is a checkpoint of GPT-NeoX"
+    begins = "is" if folders.endswith("global_step20") else "contains"
+    assert problem.what == f"{begins} a checkpoint of GPT-NeoX"
     command = "neox-convert from-neox theirs/global_step20 --output imported"
     assert problem.remedy == f"convert it with {command}, then set load: imported"
 
@@ -510,6 +519,17 @@ def test_a_moved_folder_is_recognized_and_reported_once(load, files, program):
     )
     assert problem.what.endswith("has what it names (found there: data-path, vocab-file, load)")
     assert problem.remedy == f"the folder was moved: write {files} in place of old/run in {file}"
+
+
+def test_a_file_of_another_folder_is_not_reported_as_moved_with_the_first(load, files):
+    config = load(MOVED.replace("old/run/tokenizer.json", "shared/tokenizer.json"))
+    (files / "data").mkdir()
+    for end in ("bin", "idx"):
+        (files / f"data.{end}").rename(files / "data" / f"corpus.{end}")
+    moved, other = check_files(config, program="train")
+    assert moved.remedy == f"the folder was moved: write {files} in place of old/run in {files / 'more.yml'}"
+    assert moved.what.endswith("(found there: data-path)")
+    assert other.name == "vocab_file"
 
 
 def test_a_new_training_beside_checkpoints_does_not_continue_them(load, files):

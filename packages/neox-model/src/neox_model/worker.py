@@ -214,7 +214,8 @@ def _read_request(
     if preflight is not None:
         _print_notes(me, config)
         refuse_worker_by_hand(config, program=preflight)
-        if me.rank == 0:
+        # Of several ranks, all notice together later; if one ended here, the others would wait for it.
+        if me.world_size == 1:
             refuse_what_is_in_use(config, program=preflight, is_local=True)
     return request
 

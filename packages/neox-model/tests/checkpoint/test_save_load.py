@@ -564,7 +564,7 @@ def test_changed_order_of_samples_is_logged_on_resume(tmp_path, trained, caplog)
     caplog.clear()
     with caplog.at_level(logging.INFO):
         run.load(tmp_path)
-    (record,) = [each for each in caplog.records if each.message.startswith("validation samples are others")]
+    (record,) = [each for each in caplog.records if each.message.startswith("validation samples differ")]
     assert record.levelname == "INFO"
 
 
@@ -579,8 +579,7 @@ def test_other_data_is_named_on_resume_with_its_documents(tmp_path, trained, cap
     end = "some will be read twice, others not at all"
     same = f"training samples are in a different order than before the checkpoint: {end}"
     assert caplog.messages == [
-        "training samples are of other data than before the checkpoint (1,000 documents then, 2,000 now): "
-        f"{end}",
+        f"training samples are of other documents than before the checkpoint (1,000 then, 2,000 now): {end}",
         same,
         same,
     ]

@@ -161,6 +161,8 @@ def _schedule_after_the_end(config: NeoXConfig, places: Mapping[str, Place]) -> 
         f"{counted(decay, 'iteration')} ({places['lr_decay_iters']})"
     )
     remedy = f"set lr-decay-iters: {last}, too"
+    if (schedule.warmup_iters or 0) > last:
+        remedy += f", and warmup-iters to at most {last}"
     if section.load is not None and not section.finetune and not schedule.override_lr_scheduler:
         remedy += "; if this continues a checkpoint, also override-lr-scheduler: true"
     yield _note("train_iters", what, remedy, config, places)

@@ -58,8 +58,11 @@ def gpt_neox_checkpoint(directory: Path) -> Path | None:
     """Return the latest checkpoint of GPT-NeoX in a folder, or the folder itself if it is one; else None."""
     if is_gpt_neox(directory):
         return directory
-    named = (path for path in directory.glob("*") if iteration_of(path.name) is not None)
-    return max(filter(is_gpt_neox, named), key=lambda path: iteration_of(path.name) or 0, default=None)
+    latest = directory / LATEST
+    if latest.is_file() and is_gpt_neox(named := directory / latest.read_text(errors="replace").strip()):
+        return named
+    others = (path for path in directory.glob("*") if iteration_of(path.name) is not None)
+    return max(filter(is_gpt_neox, others), key=lambda path: iteration_of(path.name) or 0, default=None)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:

@@ -44,7 +44,9 @@ def _refuse_address(config: NeoXConfig) -> None:
     try:
         bound_socket(settings.host, settings.port).close()
     except NeoXError as error:
-        raise _refusal(config, "serve.port", str(error)) from error
+        of_host = f"serve.host {settings.host} "
+        name = "serve.host" if str(error).startswith(of_host) else "serve.port"
+        raise _refusal(config, name, str(error).removeprefix(of_host)) from error
 
 
 def _refusal(config: NeoXConfig, name: str, message: str) -> NeoXError:

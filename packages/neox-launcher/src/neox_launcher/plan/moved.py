@@ -26,14 +26,15 @@ def name_moved_folder(config: NeoXConfig, problems: Sequence[Problem]) -> list[P
     if first is None:
         return list(problems)
     old, new, file = found[first.name]
-    names = ", ".join(name.replace("_", "-") for name in found)
+    same = [name for name, moved in found.items() if moved == found[first.name]]
+    names = ", ".join(name.replace("_", "-") for name in same)
     problem = Problem(
         first.name,
         f"does not exist, but the folder of {file} has what it names (found there: {names})",
         f"the folder was moved: write {new} in place of {old} in {file}",
         value=first.value,
     )
-    return [problem, *(other for other in problems if other.name not in found)]
+    return [problem, *(other for other in problems if other.name not in same)]
 
 
 def _moved(config: NeoXConfig, name: str) -> tuple[Path, Path, str] | None:

@@ -43,7 +43,7 @@ from neox_config.facts.splits import (
 from neox_config.facts.stores import is_url, packages_for
 from neox_config.facts.tokenizers import TOKENIZER_FACTS, is_tokenizer_json
 from neox_config.files import why_not_readable
-from neox_config.problems import DEFAULTS, Place, Problem, config_error, in_words, place_of
+from neox_config.problems import COMMAND_LINE, DEFAULTS, Place, Problem, config_error, in_words, place_of
 from neox_config.schema.parameter import InvalidValue
 from neox_launcher.plan.dataset_files import (
     BLOCK_INDEX,
@@ -76,7 +76,7 @@ Check = Callable[[NeoXConfig], Iterator[Problem]]
 
 _RECORD = "metrics.jsonl"
 _NO_CHECKPOINT = "contains no checkpoint"
-_GPT_NEOX = "is a checkpoint of GPT-NeoX"
+_GPT_NEOX = ("is a checkpoint of GPT-NeoX", "contains a checkpoint of GPT-NeoX")
 # Programs that load the whole model in `load`.
 _LOADING = ("train", "generate", "serve", "evaluate")
 
@@ -106,7 +106,9 @@ def _memory_without_gpus(plan: LaunchPlan) -> Iterator[Problem]:
     present = usable_memory()
     if needed <= present:
         return
-    fewer = "" if workers == 1 else ", or start fewer workers: --set num-gpus=1"
+    one_copy = workers // plan.resolved.derived.data_parallel_size
+    can_be_fewer = one_copy < workers and needed * one_copy <= present * workers
+    fewer = f", or start fewer workers: --set num-gpus={one_copy}" if can_be_fewer else ""
     problem = Problem(
         "hidden_size",
         f"is too large for this host: the training needs about {needed / 2**30:,.1f} GiB of memory for "
@@ -281,7 +283,7 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
 def notes_on_record(config: NeoXConfig) -> list[Problem]:
     """Return a note if `log_dir` has the record of another training, which this one renames."""
     folder, section = config.logging.log_dir, config.checkpoint
-    if folder is None or not Path(folder, _RECORD).is_file():
+    if folder is None or not os.path.isfile(Path(folder, _RECORD)):
         return []
     if not section.finetune and _continues(config):
         return []
@@ -289,7 +291,7 @@ def notes_on_record(config: NeoXConfig) -> list[Problem]:
         Problem(
             "log_dir",
             f"has the record of an earlier training ({_RECORD}), and this one starts from the beginning\n"
-            f"the earlier record is kept as metrics.1.jsonl, or the next free number",
+            "the earlier record is kept as metrics.1.jsonl, or the next free number",
             "to keep both apart, set log-dir to another folder",
             value=folder,
             place=place_of(config.sources, "log_dir"),
@@ -697,8 +699,7 @@ def _checkpoint(config: NeoXConfig) -> Iterator[Problem]:
         return
     elif (reason := _why_not_loadable(load)) is not None:
         if reason == _NO_CHECKPOINT and _trains_from_the_start(config):
-            files = shlex.join(word for file in config.files for word in ("--config", file))
-            yield Problem("load", "contains no checkpoint yet", f"train first: neox-launch {files}".rstrip())
+            yield Problem("load", "contains no checkpoint yet", _train_first(config))
         else:
             yield Problem("load", reason, _load_remedy(load, reason))
 
@@ -717,6 +718,18 @@ def _checkpoint_to_resume_from(config: NeoXConfig) -> Iterator[Problem]:
     elif section.save is None or not _is_same_folder(section.load, section.save):
         remedy = "to start from new weights, leave load out or set it to the same folder as save"
         yield Problem("load", reason, f"{_load_remedy(section.load, reason)}; {remedy}")
+
+
+def _train_first(config: NeoXConfig) -> str:
+    """Return the remedy for a model that is not trained yet, with the command if files describe it."""
+    if not config.files or not all(map(os.path.isfile, config.files)):
+        return "train first"
+    words = [word for file in config.files for word in ("--config", file)]
+    for name in ("save", "load"):
+        place = place_of(config.sources, name)
+        if place is not None and place.file == COMMAND_LINE:
+            words += ["--set", f"{name}={config.value_of(name)}"]
+    return f"train first: {shlex.join(['neox-launch', *words])}"
 
 
 def _trains_from_the_start(config: NeoXConfig) -> bool:
@@ -752,7 +765,8 @@ def _why_no_checkpoint(folder: str) -> str | None:
     try:
         if complete_checkpoints(Path(folder)):
             return None
-        return _NO_CHECKPOINT if gpt_neox_checkpoint(Path(folder)) is None else _GPT_NEOX
+        theirs = gpt_neox_checkpoint(Path(folder))
+        return _NO_CHECKPOINT if theirs is None else _GPT_NEOX[theirs != Path(folder)]
     except OSError as error:
         return f"cannot be read ({error.strerror})"
 
@@ -840,7 +854,7 @@ def _base_of_loaded(config: NeoXConfig, base: Path) -> Path | None:
 
 
 def _load_remedy(load: str, reason: str, *, name: str = "load") -> str:
-    if reason == _GPT_NEOX:
+    if reason in _GPT_NEOX:
         theirs = shlex.quote(str(gpt_neox_checkpoint(Path(load))))
         return f"convert it with neox-convert from-neox {theirs} --output imported, then set {name}: imported"
     if reason != _NO_CHECKPOINT:

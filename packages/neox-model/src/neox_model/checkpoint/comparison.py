@@ -140,14 +140,14 @@ def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
     before, now = manifest.config.get(DOCUMENTS), config.get(DOCUMENTS)
     how = "in a different order than before the checkpoint"
     if is_count(before) and is_count(now) and before != now:
-        how = f"of other data than before the checkpoint ({before:,} documents then, {now:,} now)"
+        how = f"of other documents than before the checkpoint ({before:,} then, {now:,} now)"
     changed = {part for part in there.keys() & here.keys() if there[part] != here[part]}
     if "train" in changed:
         logger.warning("training samples are %s: some will be read twice, others not at all", how)
     if "valid" in changed:
         logger.info(
-            "validation samples are others than before the checkpoint; the training is the same, only its "
-            "validation losses are of other samples"
+            "validation samples differ from those before the checkpoint: the training is the same, but its "
+            "validation losses are computed on other samples"
         )
 
 

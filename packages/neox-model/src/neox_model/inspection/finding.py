@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from neox_config.counted import first_few
 from neox_config.facts.checkpoints import (
     LATEST,
     MANIFEST,
@@ -99,7 +100,7 @@ def _why_none(given: Path) -> str:
     if len(inside) == 1:
         which = f"pass {given / inside[0]}, which contains checkpoints"
     elif inside:
-        which = f"pass one of its subfolders that do: {', '.join(inside[:5])}"
+        which = f"pass one of its subfolders that do: {first_few([given / name for name in inside], 5)}"
     return why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {which}"
 
 

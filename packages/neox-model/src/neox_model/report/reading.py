@@ -209,8 +209,9 @@ def _only_failures(path: Path) -> str | None:
         return None
     last = failures[-1]
     rank, host = last.get("rank"), last.get("host")
-    where = (f"worker {rank} on " if rank is not None else "") + (host or "")
-    message = f"{where}: {last.get('message')}" if where else last.get("message")
+    where = " on ".join(filter(None, ("" if rank is None else f"worker {rank}", host)))
+    first_line = next(iter(str(last.get("message")).splitlines()), "")
+    message = f"{where}: {first_line}" if where else first_line
     return f"no iteration was recorded; {FAILURES} has {counted(len(failures), 'failure')}, last {message}"
 
 
