@@ -116,15 +116,20 @@ def test_a_worker_by_hand_refuses_what_the_launcher_refuses(run, tmp_path, monke
     assert REFUSED_BY_HAND[override] in report["message"]
 
 
-@pytest.mark.parametrize(("rank", "code"), [(0, 2), (1, 0)])
-def test_the_first_worker_by_hand_refuses_a_folder_in_use(run, tmp_path, monkeypatch, rank, code):
+@pytest.mark.parametrize(("world_size", "code"), [(1, 2), (2, 0)])
+def test_a_worker_alone_by_hand_refuses_a_folder_in_use(run, tmp_path, monkeypatch, world_size, code):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("neox_launcher.plan.preflight.count_gpus", lambda: 0)
     monkeypatch.setattr(
         worker,
         "read_rank",
         lambda: RankInfo(
-            rank=rank, local_rank=0, world_size=1, local_world_size=1, master_addr="::1", master_port=1
+            rank=0,
+            local_rank=0,
+            world_size=world_size,
+            local_world_size=world_size,
+            master_addr="::1",
+            master_port=1,
         ),
     )
     monkeypatch.setattr(worker, "refuse_worker_by_hand", lambda config, program: None)
