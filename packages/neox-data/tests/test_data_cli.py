@@ -216,7 +216,7 @@ def test_preprocessing_is_answered_with_its_program(word: str) -> None:
     result = CliRunner().invoke(main, [word, "--input", "a b.jsonl"])
     assert result.exit_code == 2
     assert result.stderr.endswith(
-        f"{word} is not a command of neox-data; it is a program of its own: preprocess_data --input "
+        f"{word} is not a command of neox-data; it is a separate program: preprocess_data --input "
         "'a b.jsonl'\n"
     )
 

@@ -130,7 +130,7 @@ class DataCommands(Group):
         """Return the command that the first word names; name the program that is meant by preprocess."""
         if args[0] in _PREPROCESSING and not ctx.resilient_parsing:
             meant = shlex.join(["preprocess_data", *args[1:]])
-            ctx.fail(f"{args[0]} is not a command of neox-data; it is a program of its own: {meant}")
+            ctx.fail(f"{args[0]} is not a command of neox-data; it is a separate program: {meant}")
         return super().resolve_command(ctx, args)
 
 

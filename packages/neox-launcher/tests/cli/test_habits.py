@@ -235,9 +235,9 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("generate a.yml --verbose", "is set by --set log-interval=N"),
         (
             "tools/datasets/preprocess_data.py --input a.jsonl",
-            "not a command of neox-launch; preprocess_data is a program of its own: preprocess_data --input",
+            "not a command of neox-launch; preprocess_data is a separate program: preprocess_data --input",
         ),
-        ("preprocess_data", "preprocess_data is a program of its own"),
+        ("preprocess_data", "preprocess_data is a separate program"),
         ("prepare_data.py enwik8", "nothing is downloaded; for your own texts use neox-launch init"),
         ("tools/ckpts/convert_neox_to_hf.py", "use neox-convert to-hf, after neox-convert from-neox"),
         ("generate --num-samples=3 a.yml", "parameters are set with --set: --set num-samples=3."),

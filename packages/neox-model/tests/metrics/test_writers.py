@@ -6,12 +6,12 @@ from types import ModuleType
 
 import pytest
 
+from neox_config.facts.records import FAILURES
 from neox_model.metrics.events import Events
 from neox_model.metrics.writers.comet import CometWriter
 from neox_model.metrics.writers.console import ConsoleWriter
 from neox_model.metrics.writers.csv import CsvWriter
 from neox_model.metrics.writers.jsonl import (
-    FAILURES,
     JsonlWriter,
     read_metrics,
     read_records,

@@ -34,8 +34,8 @@ RESULT = "prepared.json"
 _CORPUS, _TOKENIZER = "corpus.jsonl", "tokenizer.json"
 _DATASET = "data/corpus"
 _TYPE = "HFTokenizer"
-# The smallest and largest vocabulary, and bytes of text per entry.
-_FEWEST_ENTRIES, _MOST_ENTRIES, _BYTES_PER_ENTRY = 512, 32_768, 1_000
+# The smallest and largest vocabulary that is chosen, and bytes of text per entry.
+_FEWEST_CHOSEN, _MOST_CHOSEN, _BYTES_PER_ENTRY = 512, 32_768, 1_000
 # Documents per document for validation, and the fewest with which there is a validation.
 _PER_VALIDATION_DOCUMENT, _FEWEST_TO_SPLIT = 20, 5
 # Files that cannot be read, as far as they are named.
@@ -212,7 +212,7 @@ def _state(path: Path) -> str:
 def _entries_for(num_bytes: int) -> int:
     """Return a vocabulary size, a power of two, for a corpus."""
     wanted = max(1, num_bytes // _BYTES_PER_ENTRY)
-    return min(_MOST_ENTRIES, max(_FEWEST_ENTRIES, 1 << (wanted.bit_length() - 1)))
+    return min(_MOST_CHOSEN, max(_FEWEST_CHOSEN, 1 << (wanted.bit_length() - 1)))
 
 
 def _tokenizer(output: Path, entries: int, say: Say) -> Path:

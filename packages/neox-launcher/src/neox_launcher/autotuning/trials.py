@@ -14,6 +14,7 @@ from neox_config import NeoXConfig, Resolved
 from neox_config.atomic import atomic_write
 from neox_config.derive.resolve import decay_iterations
 from neox_config.errors import ConfigError, LaunchError
+from neox_config.facts.records import RECORD
 from neox_launcher.autotuning.results import Result, Status
 from neox_launcher.autotuning.space import Experiment
 from neox_launcher.controller.terminal import print_message
@@ -100,7 +101,7 @@ class Trials:
         return profiled_iterations(self._config)
 
     def _measured(self, experiment: Experiment, plan: LaunchPlan, folder: Path, mark: str) -> Result:
-        record = folder / "metrics.jsonl"
+        record = folder / RECORD
         record.unlink(missing_ok=True)
         outcome = self._run(plan)
         if outcome.was_stopped:

@@ -90,7 +90,7 @@ _ADVICE_ON_WORDS: Mapping[str, str] = {
     },
     **dict.fromkeys(
         ("preprocess_data", "preprocess_data.py"),
-        "preprocess_data is a program of its own: preprocess_data --input FILE --output-prefix PREFIX",
+        "preprocess_data is a separate program: preprocess_data --input FILE --output-prefix PREFIX",
     ),
     "preprocess_data_with_mask.py": "use preprocess_data --loss-mask prompt-response",
     "preprocess_data_with_chat_template.py": "use preprocess_data --loss-mask chat",

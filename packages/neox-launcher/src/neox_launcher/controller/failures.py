@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from neox_config.facts.records import FAILURES
 from neox_launcher.controller.terminal import print_message
 from neox_launcher.protocol.background import BackgroundQueue
-from neox_launcher.protocol.failure_record import FAILURES_FILE, record_failures
+from neox_launcher.protocol.failure_record import record_failures
 from neox_launcher.protocol.orders import Orders
 from neox_launcher.protocol.outcome import Failure
 from neox_launcher.worker.reporting import start_of
@@ -39,4 +40,4 @@ def keep_failures(failures: Sequence[Failure], orders: Orders) -> None:
     writer.put(failures, 0, is_kept=True)
     writer.wait(_WRITE_SECONDS)
     if reason:
-        print_message(f"the failure is not recorded in {folder / FAILURES_FILE}: {reason[0]}\n")
+        print_message(f"the failure is not recorded in {folder / FAILURES}: {reason[0]}\n")

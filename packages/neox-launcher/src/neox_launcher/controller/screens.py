@@ -16,6 +16,7 @@ from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.estimate.suggest import ATTAINED_TFLOPS
 from neox_config.facts.checkpoints import is_checkpoint, iteration_of
+from neox_config.facts.records import RECORD
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
 from neox_config.read.reading import normal_name, text_as_yaml
@@ -291,7 +292,7 @@ def _would_repeat(outcome: Outcome) -> bool:
 
 def _has_metrics(folder: Path) -> bool:
     try:
-        return (folder / "metrics.jsonl").is_file()
+        return (folder / RECORD).is_file()
     except OSError:
         return False  # An unreadable folder, or a file server that is down.
 

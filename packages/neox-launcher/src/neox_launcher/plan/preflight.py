@@ -33,6 +33,7 @@ from neox_config.facts.checkpoints import (
     iteration_of,
 )
 from neox_config.facts.corpora import ENDINGS, is_corpus_file
+from neox_config.facts.records import RECORD
 from neox_config.facts.splits import (
     EVALUATED,
     empty_parts,
@@ -74,7 +75,6 @@ __all__ = [
 
 Check = Callable[[NeoXConfig], Iterator[Problem]]
 
-_RECORD = "metrics.jsonl"
 _NO_CHECKPOINT = "contains no checkpoint"
 _GPT_NEOX = ("is a checkpoint of GPT-NeoX", "contains a checkpoint of GPT-NeoX")
 # Programs that load the whole model in `load`.
@@ -283,14 +283,14 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
 def notes_on_record(config: NeoXConfig) -> list[Problem]:
     """Return a note if `log_dir` has the record of another training, which this one renames."""
     folder, section = config.logging.log_dir, config.checkpoint
-    if folder is None or not os.path.isfile(Path(folder, _RECORD)):
+    if folder is None or not os.path.isfile(Path(folder, RECORD)):
         return []
     if not section.finetune and _continues(config):
         return []
     return [
         Problem(
             "log_dir",
-            f"has the record of an earlier training ({_RECORD}), and this one starts from the beginning\n"
+            f"has the record of an earlier training ({RECORD}), and this one starts from the beginning\n"
             "the earlier record is kept as metrics.1.jsonl, or the next free number",
             "to keep both apart, set log-dir to another folder",
             value=folder,

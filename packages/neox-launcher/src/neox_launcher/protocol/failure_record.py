@@ -10,11 +10,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from neox_config.facts.records import FAILURES
 from neox_launcher.protocol.outcome import Failure
 
-__all__ = ["FAILURES_FILE", "record_failures"]
+__all__ = ["record_failures"]
 
-FAILURES_FILE = "failures.jsonl"
 # Errors that repeat in every worker of a large host must not fill the disk.
 _LONGEST = 4000
 
@@ -37,7 +37,7 @@ def record_failures(
     if not lines:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / FAILURES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(folder / FAILURES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         for line in lines:
             os.write(descriptor, line.encode())

@@ -7,6 +7,7 @@ from pathlib import Path
 from neox_config import NeoXConfig, Resolved
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST, checkpoint_name
+from neox_config.facts.records import RECORD
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import resumed_from
 from neox_launcher.protocol.kept_checkpoints import KeptCheckpoint
@@ -143,7 +144,7 @@ def _end(folder: Path, last: int) -> Path:
 def kept_side(source: KeptCheckpoint, target: KeptCheckpoint, config: NeoXConfig) -> Side:
     """Return the files of a training that has saved two checkpoints."""
     log_dir = config.logging.log_dir
-    metrics = None if log_dir is None else str(Path(log_dir).absolute() / "metrics.jsonl")
+    metrics = None if log_dir is None else str(Path(log_dir).absolute() / RECORD)
     return Side(middle=str(source.path), end=str(target.path), metrics=metrics)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
-from neox_model.metrics.writers.jsonl import FAILURES, FORMAT, RECORD, read_records, superseded_from
+from neox_config.facts.records import FAILURES, RECORD
+from neox_model.metrics.writers.jsonl import FORMAT, read_records, superseded_from
 from neox_model.report.checking import is_time, unsound
 
 __all__ = [

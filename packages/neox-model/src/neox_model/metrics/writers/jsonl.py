@@ -16,15 +16,13 @@ from typing import Any
 
 from neox_config import finite_json
 from neox_config.atomic import atomic_write, set_aside
+from neox_config.facts.records import FAILURES, RECORD
 
-__all__ = ["FAILURES", "FORMAT", "RECORD", "JsonlWriter", "read_metrics", "read_records", "superseded_from"]
+__all__ = ["FORMAT", "JsonlWriter", "read_metrics", "read_records", "superseded_from"]
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "neox-metrics-1"
-RECORD = "metrics.jsonl"
-# Written by the agents next to the record: neox_launcher/protocol/failure_record.py.
-FAILURES = "failures.jsonl"
 _HEAD = ("time", "attempt", "iteration")
 _BLOCK = 1 << 16
 
