@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from neox_config.derive.implied import fill_in, implied_settings
@@ -39,10 +39,12 @@ from neox_config.schema.config import (
     NeoXConfig,
     all_parameters,
     build_section,
+    parameter_named,
     section_of,
     sections,
 )
 from neox_config.schema.parameter import Section, entry_section, inner_section, scalars_of
+from neox_config.schema.scalars import WORDS
 
 __all__ = ["Draft", "draft_config", "is_valid_setting", "load_config"]
 
@@ -204,8 +206,19 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _replaced(used: Leaf, earlier: Leaf) -> Problem:
-    what = f"is used: it is given after {earlier.place.spelling}={in_words(earlier.value)}"
-    return Problem(used.name, what, "", value=in_words(used.value), place=used.place)
+    what = f"is used: it is given after {earlier.place.spelling}={_shown(used.name, earlier.value)}"
+    return Problem(used.name, what, "", value=_shown(used.name, used.value), place=used.place)
+
+
+def _is_secret(name: str) -> bool:
+    with suppress(KeyError):
+        return parameter_named(name).type == WORDS[SecretStr]
+    return False
+
+
+def _shown(name: str, value: Any) -> str:
+    """Return a value for a message, which may be kept in a log: without secrets."""
+    return "(hidden)" if _is_secret(name) else in_words(value)
 
 
 def _disagreements(different: Sequence[tuple[Leaf, Leaf]], *, written: Mapping[Place, Any]) -> list[Problem]:
@@ -223,11 +236,13 @@ def _disagreements(different: Sequence[tuple[Leaf, Leaf]], *, written: Mapping[P
 
 def _disagreement(different: Sequence[tuple[Leaf, Leaf]], written: Mapping[Place, Any]) -> Problem:
     def value(leaf: Leaf) -> str:
-        return in_words(written.get(leaf.place, leaf.value))
+        return _shown(leaf.name, written.get(leaf.place, leaf.value))
 
     found = (_valid_setting(other, first) for first, other in different)
     settings = [setting for setting in found if setting is not None]
-    can_replace = len(settings) == len(different)
+    can_replace = len(settings) == len(different) and not any(
+        _is_secret(first.name) for first, _ in different
+    )
     replacing = f", or replace both with {_overriding(different, settings)}" if can_replace else ""
     (first, other), *more = different
     if not more:
@@ -405,7 +420,7 @@ class _Assembly:
         # The names in a mapping have places of their own; the first one stands for the mapping.
         entries = (place for given, place in self.places.items() if given.startswith(f"{name}."))
         place = place_of(self.places, name) or next(entries, None)
-        value = None if details[0]["type"] == "missing" else in_words(_given(self.values, name))
+        value = None if details[0]["type"] == "missing" else _shown(name, _given(self.values, name))
         return Problem(name, what, remedy, value=value, place=place)
 
     def _whole_block(self, leaf: Leaf, kind: type[Section]) -> None:

@@ -626,3 +626,18 @@ def test_a_freeze_that_never_comes_and_keys_without_effect_after_it_are_noted(lo
     config = load("prescale_gradients: true\ncommunication_data_type: fp32", *overrides)
     names = {"optimizer.params.freeze_step", "prescale_gradients", "communication_data_type"}
     assert [notice.name for notice in config.notices if notice.name in names] == noted
+
+
+def test_errors_and_notes_do_not_show_secrets(tmp_path):
+    paths = [tmp_path / name for name in ("a.yml", "b.yml")]
+    for path, key in zip(paths, ("first-key", "other-key"), strict=True):
+        path.write_text(f"comet: {{api_key: {key}}}\n")
+    with pytest.raises(ConfigError) as refusal:
+        load_config(paths)
+    assert "has a different value in" in str(refusal.value)
+    assert "as comet.api_key: (hidden)" in str(refusal.value)
+    assert "-key" not in str(refusal.value)
+    with pytest.raises(ConfigError) as refusal:
+        load_config(paths[:1], overrides=["comet.api_key=[third-key]"])
+    assert "comet.api_key: (hidden)" in str(refusal.value)
+    assert "-key" not in str(refusal.value)
