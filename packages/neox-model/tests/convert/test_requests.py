@@ -214,7 +214,7 @@ def test_the_subfolder_that_has_the_checkpoints_is_named(folder):
         assert result.stderr.endswith(message)
     write(folder, "run/other/global_step2", {"manifest.json": {}})
     result = CliRunner().invoke(cli.main, ["to-hf", "run", "--output", "new"])
-    assert result.stderr.endswith("pass one of its subfolders that do: checkpoints, other\n")
+    assert result.stderr.endswith("pass one of its subfolders that do: run/checkpoints, run/other\n")
 
 
 TO_HF = "it can be loaded as it is, and neox-convert to-hf --load ours --output DIR exports it"
