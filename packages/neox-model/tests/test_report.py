@@ -398,7 +398,7 @@ def test_damaged_events_are_left_out_and_named(tmp_path):
 def test_an_unknown_format_is_refused(tmp_path):
     write_record(tmp_path, [{"iteration": 0, "event": "attempt", "format": "neox-metrics-9"}])
     result = CliRunner().invoke(main, [str(tmp_path)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "neox-metrics-9, and this version reads neox-metrics-1" in result.output
 
 
@@ -591,7 +591,7 @@ def test_a_file_is_answered_with_its_folder(tmp_path, monkeypatch):
 
 def test_a_folder_without_record_is_refused_by_name(tmp_path):
     result = CliRunner().invoke(main, [str(tmp_path)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"{tmp_path / 'metrics.jsonl'}: no such file; pass the folder that log-dir names" in result.output
 
 
@@ -602,7 +602,7 @@ def test_a_folder_with_failures_and_no_record_is_answered_with_the_last_failure(
     ]
     (tmp_path / "failures.jsonl").write_text("".join(json.dumps(one) + "\n" for one in failures))
     result = CliRunner().invoke(main, [str(tmp_path)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     last = "last worker 3 on node-1: data-path: no such file"
     assert f"no iteration was recorded; failures.jsonl has 2 failures, {last}\n" in result.output
 
@@ -612,7 +612,7 @@ def test_a_folder_whose_subfolder_has_the_record_is_refused_with_its_name(tmp_pa
     write_record(tmp_path / "logs", [])
     (tmp_path / "other").mkdir()
     result = CliRunner().invoke(main, [str(tmp_path)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"no such file; pass the folder that has it: {tmp_path / 'logs'}\n" in result.output
 
 

@@ -455,8 +455,27 @@ def test_a_result_is_not_taken_for_a_folder_of_texts(tmp_path):
     prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
     found = prepare("--input", tmp_path / "run", "--output", tmp_path / "run2")
     assert found.exit_code == 2
-    assert f"{tmp_path}/run is the result of other texts, not a folder of texts" in found.output
+    assert (
+        f"{tmp_path}/run is the result of an earlier prepare or init, not a folder of texts" in found.output
+    )
     assert not (tmp_path / "run2").exists()
+
+
+def test_a_result_is_not_counted_as_texts(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "book.txt").write_text(SENTENCE * 100)
+    assert prepare("--input", texts, "--output", texts / "run").exit_code == 0
+    counted = CliRunner().invoke(main, ["count", "--input", str(texts)])
+    assert counted.exit_code == 0, counted.output
+    assert f"{'documents':12} 1\n" in counted.stdout
+    assert counted.stderr.splitlines() == [
+        "1 file, folder or member of an archive was not read, because of its name or kind:",
+        f"  {texts}/run, the result of an earlier prepare or init",
+    ]
+    refused = CliRunner().invoke(main, ["count", "--input", str(texts / "run")])
+    assert refused.exit_code == 2
+    assert f"{texts}/run is the result of an earlier prepare or init, not a folder of texts" in refused.output
 
 
 def test_a_note_names_files_of_which_each_line_is_a_document(tmp_path):

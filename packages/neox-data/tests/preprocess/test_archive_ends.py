@@ -232,7 +232,7 @@ def test_files_of_folders_that_are_not_read_are_counted_and_named(tmp_path: Path
         f"{folder}/sub/_SUCCESS",
     }  # fmt: skip
     assert next(iter(passed_over.lines())) == (
-        "4 files or members of archives were not read, because of their name or kind:"
+        "4 files, folders or members of archives were not read, because of their name or kind:"
     )
     # A folder that matches a pattern is read like one that is named.
     assert [path.name for path in find_inputs([f"{tmp_path}/i*"])] == ["a.jsonl", "c.txt"]

@@ -307,7 +307,7 @@ def test_files_that_are_not_read_or_have_no_text_are_named(tmp_path: Path) -> No
         )  # fmt: skip
         assert result.exit_code == 0, result.output
         assert (
-            "1 file or member of an archive was not read, because of its name or kind:\n"
+            "1 file, folder or member of an archive was not read, because of its name or kind:\n"
             f"  {tmp_path}/in/c.csv\n"
         ) in result.stdout
         assert "1 document has a null text, which is read as an empty one\n" in result.stdout

@@ -291,7 +291,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, caplog):
     for name in ("texts.jsonl", "notes.rst"):
         (tmp_path / name).write_text('{"text": "abc"}\n')
     assert measure(tmp_path).documents == 1
-    assert "1 file or member of an archive was not read" in caplog.text
+    assert "1 file, folder or member of an archive was not read" in caplog.text
     assert "notes.rst" in caplog.text
 
 

@@ -15,8 +15,8 @@ from neox_data.errors import CorpusError, DataError, OtherResultError
 from neox_data.indexed import open_indexed
 from neox_data.manifest import check_tokenizer, read_manifest
 from neox_data.prepare.corpus import write_corpus
-from neox_data.prepare.texts import RECORD, Skips, find_texts, texts_of
-from neox_data.preprocess.inputs import format_of
+from neox_data.prepare.texts import Skips, find_texts, texts_of
+from neox_data.preprocess.inputs import RECORD, format_of
 from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import CorpusReader
 from neox_data.preprocess.run import Options, output_prefix_of, preprocess

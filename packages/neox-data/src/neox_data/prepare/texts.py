@@ -1,7 +1,6 @@
 """Find files with texts, and read them; everything that is left out is counted with its reason."""
 
 import codecs
-import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -10,17 +9,13 @@ from pathlib import Path
 
 from neox_data.counted import first_few
 from neox_data.errors import CorpusError
-from neox_data.preprocess.inputs import ENDINGS, format_of
+from neox_data.preprocess.inputs import ENDINGS, RESULT, format_of, is_result, refuse_result
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.read import CorpusReader
 
-__all__ = ["RECORD", "Skips", "find_texts", "texts_of"]
-
-RECORD = "corpus.json"
-"""Name of the file that names the texts of a corpus, and by which a folder is a result."""
+__all__ = ["Skips", "find_texts", "texts_of"]
 
 _MOST_NAMED = 3
-_LARGEST_RECORD = 1 << 20
 # As much of a file as shows whether it is binary.
 _HEAD_BYTES = 1 << 16
 _EMPTY = "the file is empty"
@@ -87,10 +82,8 @@ def find_texts(names: Iterable[Path], skips: Skips, *, without: Path) -> list[Pa
                 f"{name} is the folder of the texts and also that of the result; give another --output, "
                 f"such as {name / 'run'}"
             )
-        if name.is_dir() and _is_result(name):
-            raise CorpusError(
-                f"{name} is the result of other texts, not a folder of texts; give the folder of these"
-            )
+        if name.is_dir():
+            refuse_result(name)
         if not name.is_dir() and (reason := _why_not_read(name)):
             remedy = "" if reason == _EMPTY else f"; pass a folder, or a file of a supported type: {ENDINGS}"
             raise CorpusError(f"{name}: {reason}{remedy}")
@@ -121,8 +114,8 @@ def _files_below(folder: Path, skips: Skips, without: Path) -> Iterator[Path]:
                 skips.add("hidden", path)
             elif path.resolve() == without:
                 continue
-            elif _is_result(path):
-                skips.add("the result of an earlier prepare or init", path)
+            elif is_result(path):
+                skips.add(RESULT, path)
             else:
                 kept.append(name)
         folders[:] = kept
@@ -132,18 +125,6 @@ def _files_below(folder: Path, skips: Skips, without: Path) -> Iterator[Path]:
                 skips.add(reason, path)
             else:
                 yield path
-
-
-def _is_result(folder: Path) -> bool:
-    """Return whether a folder is a result: its corpus, logs and tokenizer would be read as texts."""
-    record = folder / RECORD
-    try:
-        if record.stat().st_size > _LARGEST_RECORD:
-            return False
-        known = json.loads(record.read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(known, dict) and "identity" in known and "written" in known
 
 
 def _why_not_read(path: Path) -> str:

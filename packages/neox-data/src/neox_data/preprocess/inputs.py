@@ -1,5 +1,6 @@
 """Which files a corpus is, and stretches of them."""
 
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,22 @@ from neox_data.errors import CorpusError
 from neox_data.preprocess.json_array import begins_array
 from neox_data.preprocess.passed_over import PassedOver
 
-__all__ = ["ENDINGS", "CorpusPart", "FileFormat", "cut_file", "find_inputs", "format_of"]
+__all__ = [
+    "ENDINGS",
+    "RECORD",
+    "RESULT",
+    "CorpusPart",
+    "FileFormat",
+    "cut_file",
+    "find_inputs",
+    "format_of",
+    "is_result",
+    "refuse_result",
+]
+
+RECORD = "corpus.json"
+"""Name of the file in which `neox-data prepare` names the texts of a result; its folder is not read."""
+RESULT = "the result of an earlier prepare or init"
 
 # Suffixes of the formats of documents and archives, and of compression.
 _DOCUMENTS = (".jsonl", ".json", ".txt", ".md", ".markdown", ".dat")
@@ -31,6 +47,7 @@ _EXPORT = (
     "pass that file"
 )
 _BUFFER_BYTES = 1 << 20
+_LARGEST_RECORD = 1 << 20
 
 
 class FileFormat(NamedTuple):
@@ -113,14 +130,15 @@ def _is_lines(path: Path) -> bool:
 def find_inputs(names: Iterable[str], passed_over: PassedOver | None = None) -> list[Path]:
     """Return the files of names: paths, folders, patterns (`data/*.jsonl`) or comma-separated lists.
 
-    A folder yields all supported files below it, sorted by name; links to other folders are not followed.
+    A folder yields all supported files below it, sorted by name; links to other folders are not followed, and
+    results of `neox-data prepare` are not read.
 
     Args:
         names: the names.
         passed_over: where the other files of folders are recorded.
 
     Raises:
-        CorpusError: a name matches no file, a broken link, or a file of an unsupported type.
+        CorpusError: a name matches no file, a broken link, a file of an unsupported type, or a result.
         OSError: a folder cannot be read.
     """
     found = passed_over if passed_over is not None else PassedOver()
@@ -166,15 +184,41 @@ def _matches(pattern: str, passed_over: PassedOver) -> Iterator[Path]:
             yield path
 
 
+def is_result(folder: Path) -> bool:
+    """Return whether a folder is a result: its corpus, logs and tokenizer would be read as texts."""
+    record = folder / RECORD
+    try:
+        if record.stat().st_size > _LARGEST_RECORD:
+            return False
+        known = json.loads(record.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(known, dict) and "identity" in known and "written" in known
+
+
+def refuse_result(folder: Path) -> None:
+    """Refuse a folder that a user names and that is a result.
+
+    Raises:
+        CorpusError: it is one.
+    """
+    if is_result(folder):
+        raise CorpusError(f"{folder} is {RESULT}, not a folder of texts; give the folder of these")
+
+
 def _files_below(folder: Path, passed_over: PassedOver) -> Iterator[Path]:
+    refuse_result(folder)
     paths = []
     for place, folders, files in os.walk(folder, onerror=_raise):
         if set(files) >= _OF_SAVE_TO_DISK:
             raise CorpusError(f"{place} is a folder of datasets' save_to_disk; {_EXPORT}")
         paths += [Path(place, name) for name in files]
-        for name in sorted(folders):
-            if Path(place, name).is_symlink():
-                passed_over.add(f"{Path(place, name)}, a link to a folder")
+        for path in [Path(place, name) for name in sorted(folders)]:
+            if path.is_symlink():
+                passed_over.add(f"{path}, a link to a folder")
+            elif is_result(path):
+                passed_over.add(f"{path}, {RESULT}")
+                folders.remove(path.name)
     readable = [path for path in sorted(paths) if format_of(path).kind]
     for path in sorted(set(paths) - set(readable)):
         passed_over.add(str(path))

@@ -30,8 +30,8 @@ class PassedOver:
     def lines(self) -> Iterable[str]:
         """Yield the lines of a summary; none if there are no such files."""
         if self.count:
-            one = "file or member of an archive was not read, because of its name or kind"
-            many = "files or members of archives were not read, because of their name or kind"
+            one = "file, folder or member of an archive was not read, because of its name or kind"
+            many = "files, folders or members of archives were not read, because of their name or kind"
             yield f"{counted(self.count, one, many)}:"
             yield from (f"  {name}" for name in self.first)
         if self.count > len(self.first):

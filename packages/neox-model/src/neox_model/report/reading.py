@@ -18,6 +18,7 @@ from neox_model.report.checking import is_time, unsound
 __all__ = [
     "Attempt",
     "Column",
+    "NoRecordError",
     "Run",
     "UnknownFormatError",
     "earlier_records",
@@ -34,6 +35,14 @@ _EARLIER = re.compile(rf"{Path(RECORD).stem}\.([0-9]+){Path(RECORD).suffix}")
 
 class UnknownFormatError(ValueError):
     """The record is of a version that this one cannot read."""
+
+    exit_code = 2
+
+
+class NoRecordError(FileNotFoundError):
+    """The folder is not that of a run, or the run failed before its first iteration."""
+
+    exit_code = 2
 
 
 @dataclass(slots=True)
@@ -159,7 +168,8 @@ def read_run(source: Path) -> Run:
         source: its log folder, or in it the record of an earlier training.
 
     Raises:
-        OSError: the folder has no readable `metrics.jsonl`.
+        NoRecordError: the folder has no `metrics.jsonl`.
+        OSError: it cannot be read.
         UnknownFormatError: another version wrote it.
     """
     run, attempts = Run(source=source), dict[int, Attempt]()
@@ -167,7 +177,7 @@ def read_run(source: Path) -> Run:
     if not path.exists():
         failed = _only_failures(source / FAILURES)
         what = f"no such file; {_log_folder_near(source)}" if failed is None else failed
-        raise FileNotFoundError(errno.ENOENT, what, str(path))
+        raise NoRecordError(errno.ENOENT, what, str(path))
     limits = superseded_from(path)
     for record in read_records(path):
         number, iteration = record.get("attempt", 1), record["iteration"]
@@ -228,7 +238,8 @@ def read_runs(sources: Sequence[Path]) -> list[Run]:
     """Read several runs by `read_run`, and name each by the shortest ends of their paths that differ.
 
     Raises:
-        OSError: a folder has no readable `metrics.jsonl`.
+        NoRecordError: a folder has no `metrics.jsonl`.
+        OSError: one cannot be read.
         UnknownFormatError: another version wrote one.
     """
     runs = [read_run(source) for source in sources]
