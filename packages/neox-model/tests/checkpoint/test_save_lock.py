@@ -1,13 +1,15 @@
 import errno
 import fcntl
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from neox_launcher.protocol.claims import is_locked, lock_of
+from neox_launcher.protocol.claims import folder_in_use, is_locked, lock_of
 from neox_model.checkpoint import CheckpointError
 from neox_model.checkpoint.errors import FolderInUseError
 from neox_model.checkpoint.save_lock import save_lock
@@ -15,7 +17,7 @@ from neox_model.parallel.groups import SINGLE_PROCESS
 
 HOLD = """
 import fcntl, sys
-file = open(sys.argv[1], "a")
+file = open(sys.argv[1], "w")
 fcntl.flock(file, fcntl.LOCK_EX)
 print("held", flush=True)
 sys.stdin.read()
@@ -42,6 +44,14 @@ def test_a_second_training_is_refused_until_the_first_process_is_gone(tmp_path):
 def test_a_launcher_sees_the_lock_and_does_not_refuse_a_training_by_looking(tmp_path):
     with save_lock(tmp_path, SINGLE_PROCESS):
         assert is_locked(tmp_path)
+        assert folder_in_use(tmp_path, "saves to") == (
+            f"another training (process {os.getpid()} on {socket.gethostname()}) saves to {tmp_path}; "
+            "wait until it has ended, or use another folder"
+        )
+        with pytest.raises(
+            FolderInUseError, match=rf"another training \(process {os.getpid()} on .*saves to"
+        ):
+            save_lock(tmp_path, SINGLE_PROCESS).__enter__()
     with lock_of(tmp_path).open() as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         threading.Timer(0.05, fcntl.flock, (looking, fcntl.LOCK_UN)).start()

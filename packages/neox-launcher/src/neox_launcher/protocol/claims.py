@@ -10,10 +10,19 @@ from pathlib import Path
 
 from neox_config.errors import NeoXError
 
-__all__ = ["SAVES_TO", "bound_socket", "cannot_listen", "folder_in_use", "is_locked", "lock_of"]
+__all__ = [
+    "SAVES_TO",
+    "bound_socket",
+    "cannot_listen",
+    "folder_in_use",
+    "is_locked",
+    "lock_of",
+    "name_holder",
+]
 
 SAVES_TO = "saves to"
 """What a training that holds the lock of its `save` folder does with it."""
+_HOLDER_BYTES = 512
 
 
 def lock_of(folder: Path) -> Path:
@@ -39,6 +48,20 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
+def name_holder(folder: Path) -> None:
+    """Write this process into the file that it has locked, for the messages of others."""
+    lock_of(folder).write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+
+
+def _holder(folder: Path) -> str:
+    """Return the process that holds a lock; empty if its file does not name it."""
+    try:
+        with lock_of(folder).open(encoding="utf-8") as file:
+            return file.read(_HOLDER_BYTES).strip()
+    except (OSError, ValueError):  # The message only lacks the name.
+        return ""
+
+
 def folder_in_use(folder: Path | str, use: str) -> str:
     """Return the message for a folder that another training uses.
 
@@ -46,7 +69,9 @@ def folder_in_use(folder: Path | str, use: str) -> str:
         folder: the folder.
         use: what the other training does with it, such as `saves to`.
     """
-    return f"another training {use} {folder}; wait until it has ended, or use another folder"
+    holder = _holder(Path(folder))
+    named = f" ({holder})" if holder else ""
+    return f"another training{named} {use} {folder}; wait until it has ended, or use another folder"
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

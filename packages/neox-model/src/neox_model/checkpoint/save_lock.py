@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from neox_launcher.protocol.claims import SAVES_TO, folder_in_use, lock_of
+from neox_launcher.protocol.claims import SAVES_TO, folder_in_use, lock_of, name_holder
 from neox_model.checkpoint.errors import FolderInUseError
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.storage import Storage, refuse_shared_folder, refusing_other_folders
@@ -79,6 +79,7 @@ def folder_lock(directory: Path, *, patience: float, use: str) -> Iterator[None]
             "cannot lock %s (%s): make sure that no other training %s it", directory, error.strerror, use
         )
     try:
+        name_holder(directory)
         yield
     finally:
         lock.release()
