@@ -102,7 +102,9 @@ def sentence_about(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str
     if kind == "too_short" or (kind == "missing" and parameter.type.startswith("list")):
         return "has too few elements", _as_default(parameter) or "list at least one"
     if kind == "missing":
-        return f"is missing: {_lower(parameter.doc)}", f"add {as_block(name)}"
+        meant = next((key for key in detail["input"] if FOREIGN_NAMES.get(key) == name), None)
+        remedy = f"add {as_block(name)}" if meant is None else f"rename {meant} to {name.rpartition('.')[2]}"
+        return f"is missing: {_lower(parameter.doc)}", remedy
     if kind in _LIMITS:
         words, key = _LIMITS[kind]
         # A value above a limit usually has the wrong unit: percent or iterations instead of a fraction.

@@ -406,6 +406,20 @@ run.yml: 1 problem
     add hidden-size: ...
 """,
     ),
+    "a_learning_rate_by_its_usual_name": (
+        MODEL
+        + """\
+train-micro-batch-size-per-gpu: 4
+optimizer: {type: Adam, params: {learning_rate: 0.0006}}
+""",
+        """\
+run.yml: 1 problem
+
+  optimizer.params.lr
+    is missing: learning rate after warmup.
+    rename learning_rate to lr
+""",
+    ),
     "no_batch_size": (
         MODEL
         + """\
