@@ -6,6 +6,7 @@ Each package that other packages do not depend on has a copy, which tests compar
 import errno
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -155,7 +156,7 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            near = get_close_matches(error.option_name, error.possibilities or (), cutoff=_NEAR)
+            near = _near_options(error.option_name, self.get_params(ctx))
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from error
         except click.BadParameter as error:
             found = next((name for name in _NO_NUMBERS if name in error.message), None)
@@ -220,6 +221,13 @@ class Command(click.Command):
             formatter.write_dl([(str(code), meaning) for code, meaning in self.exit_codes.items()])
 
 
+def _near_options(name: str, params: Sequence[click.Parameter]) -> list[str]:
+    """Return the options that are spelled almost like a name; else those that begin it."""
+    names = [each for param in params if isinstance(param, click.Option) for each in param.opts]
+    near = get_close_matches(name, names, cutoff=_NEAR)
+    return near or [each for each in names if each.startswith("--") and name.startswith(f"{each}-")]
+
+
 def _is_file(word: str) -> bool:
     return word.endswith(_ENDINGS) or "/" in word or os.path.exists(word)
 
@@ -242,10 +250,18 @@ class Group(Command, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word names; report a file in its place with a command for it."""
         word = args[0]
-        if self.get_command(ctx, word) is None and not ctx.resilient_parsing and _is_file(word):
+        if self.get_command(ctx, word) is not None or ctx.resilient_parsing or word.startswith("-"):
+            return super().resolve_command(ctx, args)
+        if _is_file(word):
             example = f": {ctx.command_path} {self.for_files} {' '.join(args)}" if self.for_files else ""
             ctx.fail(f"{word} is not a command; write a command before files{example}")
-        return super().resolve_command(ctx, args)
+        raise click.UsageError(f"No such command: {word}; {self._instead_of(word)}", ctx)
+
+    def _instead_of(self, word: str) -> str:
+        """Return the command that a word probably means, or all commands."""
+        parts = [part for part in re.split("[-_]", word) if part in self.commands]
+        near = parts or get_close_matches(word, self.commands)
+        return f"did you mean {near[0]}?" if near else f"the commands are {', '.join(sorted(self.commands))}"
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, then the commands."""
