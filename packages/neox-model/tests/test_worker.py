@@ -15,7 +15,7 @@ from neox_launcher.worker.ranks import RankInfo
 from neox_model import worker
 from neox_model.checkpoint.save_lock import folder_lock
 from neox_model.errors import LayoutError, StopRequested
-from neox_model.processes import _log_backend
+from neox_model.processes import _log_backend, load_tokenizer
 from neox_model.worker import run_worker
 from support.settings import TINY, resolved_from
 
@@ -252,3 +252,9 @@ def test_one_process_logs_its_device_and_several_how_they_communicate(caplog):
     one, several = caplog.messages
     assert one.startswith("computing on the CPU (no GPU found), torch ")
     assert several.startswith("torch.distributed runs over gloo (no GPU found), torch ")
+
+
+def test_a_tokenizer_is_loaded_without_files_that_it_does_not_read(tmp_path):
+    values = {"tokenizer-type": "CharLevelTokenizer", "vocab-file": "no.json", "merge-file": "no.txt"}
+    tokenizer = load_tokenizer(resolved_from(values).config)
+    assert tokenizer.vocab_size == 512

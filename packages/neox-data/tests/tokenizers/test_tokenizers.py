@@ -147,6 +147,7 @@ NOTHING = Path("/nowhere/file")
         ),
         ("HFTokenizer", NOTHING, NOTHING, "merge_file /nowhere/file was given; remove merge_file"),
         ("HFGPT2Tokenizer", None, NOTHING, "/nowhere/file was given; remove merge_file"),
+        ("HFGPT2Tokenizer", Path(__file__), None, ".py is a file, and HFGPT2Tokenizer reads a folder with"),
         ("GPT2BPETokenizer", None, None, "requires vocab_file and merge_file; give the path of vocab"),
         (
             "GPT2BPETokenizer",

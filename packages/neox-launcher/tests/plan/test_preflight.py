@@ -779,6 +779,15 @@ def test_a_tokenizer_json_names_the_tokenizer_type_that_reads_it(load, files, ki
     assert problem.remedy == "set tokenizer-type: HFTokenizer, which requires no merge-file"
 
 
+def test_a_vocabulary_file_in_place_of_a_folder_is_reported_before_the_start(load, files):
+    (files / "data.manifest.json").write_text('{"tokenizer": {"vocab_size": 20}}')
+    (files / "vocab.json").write_text('{"a": 0}')
+    text = SETTINGS.replace("HFTokenizer", "HFGPT2Tokenizer").replace("tokenizer.json", "vocab.json")
+    (problem,) = check_files(load(text), program="train")
+    assert problem.name == "tokenizer_type"
+    assert problem.what.endswith("or a name of the hub, and vocab.json is a file")
+
+
 def write_int32(prefix, rows):
     """Write a dataset of int32, one document per row."""
     ends = [4 * sum(map(len, rows[:number])) for number in range(len(rows))]

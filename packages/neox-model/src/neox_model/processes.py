@@ -10,6 +10,7 @@ from torch import distributed
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.resume import IN_EFFECT, SAMPLES_PER_ITERATION, flat_values, in_effect
+from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_launcher.worker.ranks import TORCHRUN_STORE_VARIABLE, read_rank
@@ -109,9 +110,7 @@ def load_tokenizer(config: NeoXConfig) -> Tokenizer:
         TokenizerError: its files are missing or unreadable.
     """
     section = config.tokenizer
-    return build_tokenizer(
-        section.tokenizer_type, vocab_file=section.vocab_file, merge_file=section.merge_file
-    )
+    return build_tokenizer(section.tokenizer_type, **tokenizer_files(section))
 
 
 def recorded_values(resolved: Resolved, tokenizer: Tokenizer) -> dict[str, Any]:

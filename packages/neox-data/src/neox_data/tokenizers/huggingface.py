@@ -230,6 +230,12 @@ class HFGPT2Tokenizer(LibraryBackedTokenizer):
                 f"HFGPT2Tokenizer uses no merge_file, but {merge_file} was given; remove merge_file"
             )
         end_of_document = END_OF_DOCUMENT
+        if vocab_file is not None and vocab_file.is_file():
+            raise TokenizerError(
+                f"{vocab_file} is a file, and HFGPT2Tokenizer reads a folder with a tokenizer.json, or a "
+                "tokenizer of the Hugging Face hub; use HFTokenizer for a tokenizer.json, and "
+                "GPT2BPETokenizer for vocab.json and merges.txt"
+            )
         if vocab_file is not None and vocab_file.is_dir():
             tokenizer = load_tokenizer_json(vocab_file / "tokenizer.json")
             end_of_document = _folder_end_of_document(vocab_file)

@@ -58,6 +58,7 @@ class TokenizerFacts:
     Args:
         usual_entries: entries of the most common vocabulary.
         files: parameter -> example of the file that it must name.
+        optional: parameters of files that it reads if they are given.
         doc: what its files are, for the reference.
         is_fixed: True if it always has this many entries.
         entries_of: number of entries by the content of `vocab_file`, which is JSON; None if it cannot be read
@@ -68,7 +69,12 @@ class TokenizerFacts:
     doc: str
     is_fixed: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
     entries_of: Callable[[Any], int] | None = None
+
+    def reads(self, name: str) -> bool:
+        """Return whether it reads the file that a parameter names."""
+        return name in self.files or name in self.optional
 
     def read_entries(self, vocab_file: str | None) -> int | None:
         """Return the number of entries; None if it is not known, or the file does not exist.
@@ -99,7 +105,11 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
         files={"vocab_file": "tokenizer.json"},
         entries_of=_entries_of_tokenizer_json,
     ),
-    "HFGPT2Tokenizer": TokenizerFacts(usual_entries=50_258, doc="a Hugging Face tokenizer"),
+    "HFGPT2Tokenizer": TokenizerFacts(
+        usual_entries=50_258,
+        doc="a folder with a tokenizer.json, or a name of the Hugging Face hub",
+        optional=("vocab_file",),
+    ),
     "CharLevelTokenizer": TokenizerFacts(
         usual_entries=512, doc="no file, each byte is a token", is_fixed=True
     ),

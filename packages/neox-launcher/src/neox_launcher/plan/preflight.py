@@ -573,6 +573,12 @@ def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
         what = f"does not read vocab-file: {section.vocab_file}, which is a tokenizer.json"
         yield Problem("tokenizer_type", what, "set tokenizer-type: HFTokenizer, which requires no merge-file")
         return
+    if kind == "HFGPT2Tokenizer" and section.vocab_file is not None and Path(section.vocab_file).is_file():
+        what = (
+            f"reads a folder with a tokenizer.json, or a name of the hub, and {section.vocab_file} is a file"
+        )
+        remedy = "set tokenizer-type: GPT2BPETokenizer for vocab.json and merges.txt, or name the folder"
+        yield Problem("tokenizer_type", what, remedy)
     for name, example in TOKENIZER_FACTS[kind].files.items():
         path = getattr(section, name)
         if path is None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.derive.unused import is_understood
 from neox_config.schema.config import all_parameters
 
@@ -129,6 +130,22 @@ def test_the_note_names_the_condition(load):
     (notice,) = load("rotary-pct: 0.5").notices
     assert notice.what == "has no effect: it is used only when pos_emb is rotary, but it is learned"
     assert (notice.value, notice.place.line) == ("0.5", 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        ("GPT2BPETokenizer", ["vocab_file", "merge_file"]),
+        ("HFTokenizer", ["vocab_file"]),
+        ("HFGPT2Tokenizer", ["vocab_file"]),
+        ("CharLevelTokenizer", []),
+    ],
+)
+def test_files_that_the_tokenizer_does_not_read_are_noted_and_left_out(load, kind, read):
+    config = load(f"tokenizer-type: {kind}\nvocab-file: vocab.json\nmerge-file: merges.txt\n")
+    noted = {each.name for each in config.notices if "has no effect: it is used only when" in each.what}
+    assert list(tokenizer_files(config.tokenizer)) == read
+    assert noted == {"vocab_file", "merge_file"} - set(read)
 
 
 def test_the_note_names_the_types_of_the_layers(load):

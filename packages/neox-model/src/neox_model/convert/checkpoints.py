@@ -13,6 +13,7 @@ from neox_config import NeoXConfig, Resolved
 from neox_config.derive.recorded import MODEL_SECTIONS, fusions_off, model_of
 from neox_config.derive.resolve import Precision
 from neox_config.derive.resume import recorded_effects
+from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.errors import ConfigError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_data.errors import TokenizerError
@@ -188,10 +189,8 @@ class Checkpoint:
             ConversionError: its files are missing, or are not those of the training.
         """
         section = self.resolved.config.tokenizer
-        files = {
-            "vocab_file": vocab_file or section.vocab_file,
-            "merge_file": merge_file or section.merge_file,
-        }
+        given = {"vocab_file": vocab_file, "merge_file": merge_file}
+        files = tokenizer_files(section) | {name: path for name, path in given.items() if path is not None}
         try:
             found = build_tokenizer(section.tokenizer_type, **files)
         except TokenizerError as error:
@@ -201,8 +200,8 @@ class Checkpoint:
         recorded = self._in_effect.get("model", {}).get("vocab_file")
         if recorded not in (None, f"sha256 {found.fingerprint[:16]}"):
             raise ConversionError(
-                f"{files['vocab_file']} is not the tokenizer that {self.folder} was trained with; pass that "
-                f"with {options}"
+                f"{files.get('vocab_file')} is not the tokenizer that {self.folder} was trained with; pass "
+                f"that with {options}"
             )
         return found
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from neox_config import load_config, resolve
+from neox_config.derive.tokenizer import tokenizer_files
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import BASE, base_record
 from neox_model.convert.checkpoints import Checkpoint, model_parameters
@@ -97,8 +98,9 @@ def _settings(base: Checkpoint, imported: Imported, options: Options) -> dict[st
 def _tokenizer_settings(base: Checkpoint, vocab_file: Path | None, merge_file: Path | None) -> dict[str, str]:
     """Return the parameters of the tokenizer, with the given files instead of those that the base records."""
     section = base.resolved.config.tokenizer
-    files = {"vocab-file": vocab_file or section.vocab_file, "merge-file": merge_file or section.merge_file}
-    paths = {name: Path(path) for name, path in files.items() if path is not None}
+    recorded, given = tokenizer_files(section), {"vocab_file": vocab_file, "merge_file": merge_file}
+    files = recorded | {name: path for name, path in given.items() if path is not None}
+    paths = {name.replace("_", "-"): Path(path) for name, path in files.items()}
     return {
         "tokenizer-type": section.tokenizer_type,
         # What is no file here is a name in the hub of models.

@@ -6,7 +6,8 @@ from neox_config.schema.parameter import Section, param
 __all__ = ["TokenizerSection"]
 
 _FILES = "; ".join(f"{name}: {facts.doc}" for name, facts in TOKENIZER_FACTS.items())
-_WITH_MERGES = " or ".join(name for name, facts in TOKENIZER_FACTS.items() if "merge_file" in facts.files)
+_WITH_MERGES = " or ".join(name for name, facts in TOKENIZER_FACTS.items() if facts.reads("merge_file"))
+(_WITHOUT_VOCABULARY,) = (name for name, facts in TOKENIZER_FACTS.items() if not facts.reads("vocab_file"))
 
 
 class TokenizerSection(Section, resume="model"):
@@ -19,6 +20,7 @@ class TokenizerSection(Section, resume="model"):
         None,
         origin="Meg",
         none_means="none; most tokenizers require one",
+        used_when=f"tokenizer_type is not {_WITHOUT_VOCABULARY}",
         doc="Vocabulary or tokenizer file.",
     )
     merge_file: str | None = param(

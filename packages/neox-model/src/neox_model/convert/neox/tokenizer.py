@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.facts.checkpoints import LATEST, iteration_of
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_config.schema.sections.tokenizer import TokenizerSection
@@ -71,8 +72,8 @@ def find_named_tokenizer(
         ConversionError: its files are not found, or are not valid.
     """
     given = {"vocab_file": vocab_file, "merge_file": merge_file}
-    named = {"vocab_file": section.vocab_file, "merge_file": section.merge_file}
-    found = {name: given[name] or _found(named[name], folder) for name in given}
+    named = tokenizer_files(section)
+    found = {name: given[name] or _found(named.get(name), folder) for name in given}
     files = {name: path for name, path in found.items() if path is not None}
     _require_different_names(files)
     try:

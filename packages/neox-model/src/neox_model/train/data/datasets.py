@@ -10,6 +10,7 @@ from neox_config import NeoXConfig, Resolved
 from neox_config.counted import counted
 from neox_config.derive.curricula import NO_DIFFICULTIES
 from neox_config.derive.objective import is_retrieval, tokens_behind_input
+from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_data.blend import SampleDataset, build_blend
@@ -267,11 +268,7 @@ def blocks_of(config: NeoXConfig, tokens: IndexedDataset, documents: range) -> B
         titles=None if titles is None else open_indexed(titles, config.data.data_impl),
         documents=documents,
         seq_length=config.model.seq_length,
-        ends=SentenceEnds(
-            build_tokenizer(
-                tokenizer.tokenizer_type, vocab_file=tokenizer.vocab_file, merge_file=tokenizer.merge_file
-            )
-        ),
+        ends=SentenceEnds(build_tokenizer(tokenizer.tokenizer_type, **tokenizer_files(tokenizer))),
         has_single=section.use_one_sent_docs,
     )
 
