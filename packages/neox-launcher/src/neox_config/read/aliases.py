@@ -31,6 +31,8 @@ __all__ = [
     "usual_value",
 ]
 
+_ITERATION = "iteration"
+
 SHORTHANDS: Mapping[str, str] = {
     "optimizer_type": "optimizer.type",
     "lr": "optimizer.params.lr",
@@ -81,7 +83,7 @@ COMPUTED: Mapping[str, str] = {
     "is_pipe_parallel": "whether pipe-parallel-size is at least 1",
     "rank": "the global rank of the worker",
     "local_rank": "the rank of the worker on its host",
-    "iteration": "read from the checkpoint",
+    _ITERATION: "read from the checkpoint",
     "do_train": "whether there is training data",
     "do_valid": "whether there is validation data",
     "do_test": "whether there is test data",
@@ -573,7 +575,9 @@ def fold_aliases(leaves: Sequence[Leaf]) -> Unfolded:
     replaced: set[str] = set()
     for leaf in leaves:
         unused = has_no_effect(leaf, given)
-        if unused is not None:
+        if leaf.path == (_ITERATION,) and leaf.value:
+            result.problems.append(_chosen_checkpoint(leaf, given))
+        elif unused is not None:
             result.notices.append(unused)
         elif leaf.path == (EXTRA_BLOCK,):
             result.problems.append(_note(leaf, "must be a block of parameters"))
@@ -591,6 +595,13 @@ def fold_aliases(leaves: Sequence[Leaf]) -> Unfolded:
             leaf for leaf in result.leaves if leaf.name != "fp16.enabled" or leaf.value is False
         ]
     return result
+
+
+def _chosen_checkpoint(leaf: Leaf, given: Mapping[str, Any]) -> Problem:
+    """Return the problem of a value that would choose the checkpoint to load in GPT-NeoX."""
+    what = "chooses the checkpoint that GPT-NeoX loads; here, load may name one checkpoint"
+    folder = f"{given.get('load') or 'CHECKPOINTS'}/global_step{leaf.value}"
+    return replace(_note(leaf, what), remedy=f"remove it, and set load: {folder}")
 
 
 def _without_extra(leaf: Leaf) -> Leaf:

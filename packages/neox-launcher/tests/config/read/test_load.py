@@ -369,11 +369,19 @@ def test_other_names_are_folded_into_the_parameter(load, text, name, value):
 
 @pytest.mark.parametrize("name", sorted({*COMPUTED, *RETIRED}))
 def test_settings_without_effect_are_noted(load, name):
-    config = load(f"{name}: 1")
+    config = load(f"{name}: 0")
     (notice,) = config.notices
     assert notice.name == name
     assert notice.place.line == 1
     assert "is computed" in notice.what or "has no effect" in notice.what
+
+
+def test_an_iteration_to_load_is_refused_with_the_folder_of_its_checkpoint(load):
+    with pytest.raises(ConfigError) as found:
+        load("load: checkpoints\niteration: 100")
+    (problem,) = found.value.problems
+    assert (problem.name, problem.value, problem.place.line) == ("iteration", "100", 2)
+    assert problem.remedy == "remove it, and set load: checkpoints/global_step100"
 
 
 def test_every_alias_leads_to_a_parameter_and_no_name_has_two_homes():
