@@ -140,6 +140,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "max_checkpoint_keep": "keep_last_n_checkpoints",
     "save_total_limit": "keep_last_n_checkpoints",
     "save_steps": "save_interval",
+    "save_iters": "extra_save_iters",
     "logging_steps": "log_interval",
     "eval_steps": "eval_interval",
     "output_dir": "save",

@@ -21,6 +21,7 @@ from neox_config.read.aliases import (
     FOREIGN_NAMES,
     FOREIGN_REMEDIES,
     OLDER_SPELLINGS,
+    RETIRED,
     SHORTHANDS,
     foreign_remedy,
 )
@@ -72,17 +73,22 @@ _OTHER_SPELLINGS: Mapping[str, tuple[str, ...]] = {"hf_export": ("--hf-export-at
 _NUMBERS = ("N", "PORT")
 _PATHS = ("FILE", "DIR")
 
-_TRAINS = "neox-launch trains without a command: neox-launch --config FILE"
+_FILE = "--config FILE"
+_TRAINS = f"neox-launch trains without a command: neox-launch {_FILE}"
 # Words that users of GPT-NeoX and other programs write where a command stands.
 _ADVICE_ON_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("train", "train.py", "deepy.py", "pretrain", "run", "launch"), _TRAINS),
     **dict.fromkeys(
-        ("eval", "eval.py", "evaluate.py"), "use the command evaluate: neox-launch evaluate --config FILE"
+        ("eval", "eval.py", "evaluate.py"), f"use the command evaluate: neox-launch evaluate {_FILE}"
     ),
     **dict.fromkeys(
-        ("generate.py", "inference", "sample"),
-        "use the command generate: neox-launch generate --config FILE",
+        ("generate.py", "inference", "sample", "chat"),
+        f"use the command generate: neox-launch generate {_FILE}",
     ),
+    **dict.fromkeys(
+        ("resume", "continue"), f"the same command continues a training from load: neox-launch {_FILE}"
+    ),
+    "help": "use neox-launch --help",
     **dict.fromkeys(("text", "json"), "the form of a plan follows an equals sign: --dry-run=json"),
     **{
         word: f"{word} is a command of neox-config: neox-config {word} FILE"
@@ -95,6 +101,12 @@ _ADVICE_ON_WORDS: Mapping[str, str] = {
     "preprocess_data_with_mask.py": "use preprocess_data --loss-mask prompt-response",
     "preprocess_data_with_chat_template.py": "use preprocess_data --loss-mask chat",
     "merge_datasets.py": "use neox-data merge",
+    "dataset_token_count.py": "use neox-data inspect",
+    **dict.fromkeys(
+        ("merge20b.py", "merge_mp_partitions.py"),
+        "checkpoints here are independent of the layout; neox-convert from-neox reads those of GPT-NeoX",
+    ),
+    "corpora.py": "nothing is downloaded; for your own texts use neox-launch init --data FOLDER",
     "prepare_data.py": "nothing is downloaded; for your own texts use neox-launch init --data FOLDER",
     "prepare": "prepare is a command of neox-data: neox-data prepare --input FOLDER --output FOLDER",
     "convert_neox_to_hf.py": "use neox-convert to-hf, after neox-convert from-neox for GPT-NeoX checkpoints",
@@ -104,6 +116,10 @@ _ADVICE_ON_WORDS: Mapping[str, str] = {
     "explain": "explain is a command of neox-config: neox-config explain WORD",
 }
 _SET_PARAMETERS = "parameters are set with --set"
+# Options of GPT-NeoX's scripts -> ours with the same values.
+_SAME_OPTIONS = {"--conf_dir": "-d", "--conf-dir": "-d", "-H": "--hostfile"}
+_ITERATION = ("--iteration", "-it")
+_TAKES_DIRECTORY = dict.fromkeys(_DIRECTORY, True)
 # Settings that together mean an option; VALUE stands for what was given.
 _SETTINGS_FOR_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "resume_from_checkpoint": ("load=VALUE", "finetune=false"),
@@ -176,7 +192,7 @@ class ConfigurationCommand(Command):
             advice = _advice_on_option(error.option_name, args, directory) if _SET in options else None
             if advice is None:
                 raise
-            raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
+            raise click.UsageError(f"No such option: {error.option_name}; {advice}", ctx=ctx) from error
 
 
 class LaunchCommand(ConfigurationCommand):
@@ -444,24 +460,25 @@ def _separated_tasks(words: Sequence[str], number: int, directory: Path) -> list
     return [*before, *after]
 
 
-def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Path) -> str:
-    """Return what to write in place of the first word, given those after it."""
-    word, *following = words
+def _advice_on_word(
+    words: Sequence[str], number: int, command: str | None, commands: Collection[str], directory: Path
+) -> str:
+    """Return what to write in place of `words[number]`, with all the other words."""
+    before, word, following = words[:number], words[number], words[number + 1 :]
     if _script(word) == "deepy.py" and following and _script(following[0]) in _ADVICE_ON_WORDS:
         word, *following = following
     if _script(word) in _ADVICE_ON_WORDS:
+        others = _translated([other for other in before if other not in commands], following)
+        has_files = any(_is_configuration(other, _directory_of(others, _TAKES_DIRECTORY)) for other in others)
         # The default folder of init has the name of such a word.
-        written = None if following else configuration_in(word)
+        written = None if has_files else configuration_in(word)
         if written is not None:
-            return f"{word} is a folder; to train, run: neox-launch {shlex.quote(str(written))}"
-        advice = _ADVICE_ON_WORDS[_script(word)]
-        files = [other for other in following if _is_configuration(other, directory)]
-        if files:
-            option = [_DIRECTORY[0], str(directory)] if directory != Path() else []
-            tasks = [word for word in _tasks_in(following) if not _is_configuration(word, directory)]
-            named = [_TASKS[0], ",".join(tasks)] if tasks else []
-            advice = advice.replace("--config FILE", shlex.join([*option, *files, *named]))
-        return f"{word} is not a command of neox-launch; {advice}."
+            run = shlex.join(["neox-launch", *([command] if command else []), str(written), *following])
+            return f"{word} is a folder; to {command or 'train'}, run: {run}"
+        given = shlex.join(others if has_files else [*_FILE.split(), *others])
+        return (
+            f"{word} is not a command of neox-launch; {_ADVICE_ON_WORDS[_script(word)].replace(_FILE, given)}"
+        )
     folder = (directory / word).parent
     if os.path.isfile(folder):
         return f"{_no_folder(folder)}."
@@ -479,10 +496,26 @@ def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Pa
     return f"No such command or file: {word}; {meant or f'the commands are {listed}.'}"
 
 
-def _tasks_in(words: Sequence[str]) -> list[str]:
-    """Return the words after --eval_tasks up to the next option, which GPT-NeoX separates with spaces."""
-    after = [words[number + 1 :] for number, word in enumerate(words) if word in _TASKS]
-    return list(takewhile(lambda word: not word.startswith("-"), after[0])) if after else []
+def _translated(before: Sequence[str], following: Sequence[str]) -> list[str]:
+    """Return the words around the name of a script of GPT-NeoX with our names of its options."""
+    words = [_SAME_OPTIONS.get(word, word) for word in (*before, *following)]
+    directory = _directory_of(words, _TAKES_DIRECTORY)
+    found: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word in _ITERATION and words:
+            found += [_SET, f"load=CHECKPOINTS/global_step{words.pop(0)}"]
+        elif word in _TASKS:
+            tasks = list(
+                takewhile(
+                    lambda other: not other.startswith("-") and not _is_configuration(other, directory), words
+                )
+            )
+            del words[: len(tasks)]
+            found += [_TASKS[0], ",".join(tasks)]
+        else:
+            found.append(word)
+    return found
 
 
 def _advice_on_argument(
@@ -497,7 +530,7 @@ def _advice_on_argument(
     elif command is not None and _script(word) not in _ADVICE_ON_WORDS and not os.path.exists(word):
         what = f"No such configuration file: {word}"
     else:
-        what = _advice_on_word(words[number:], group.commands, directory)
+        what = _advice_on_word(words, number, command, group.commands, directory)
     quoted = _quoted_value(words, number, _with_commands(group), directory)
     return f"{what.removesuffix('.')}; {quoted}" if quoted else what
 
@@ -548,14 +581,9 @@ def _advice_on_option(option: str, words: Sequence[str], directory: Path) -> str
         return _setting("precision=fp32")
     if name in _SETTINGS_FOR_OPTIONS:
         return _setting(*_SETTINGS_FOR_OPTIONS[name], values=values[:1])
-    if name in _ADVICE_ON_OPTIONS:
-        return _ADVICE_ON_OPTIONS[name]
-    if name in FOREIGN_REMEDIES and name not in _FOREIGN_OPTIONS:
-        # An option without a value switches something on.
-        remedy = foreign_remedy(name, values[0] if values else "true")
-        return f"in the configuration file, {remedy}" if remedy.startswith(("use ", "set ")) else remedy
-    if name in COMPUTED:
-        return f"leave it out: it is computed ({COMPUTED[name]})"
+    advice = _advice_without_setting(name, values)
+    if advice is not None:
+        return advice
     name = _FOREIGN_OPTIONS.get(name, name)
     if name not in OLDER_SPELLINGS:
         try:
@@ -569,16 +597,31 @@ def _advice_on_option(option: str, words: Sequence[str], directory: Path) -> str
     return _setting(f"{name.replace('_', '-')}=VALUE", values=values[:1] or ["true"])
 
 
+def _advice_without_setting(name: str, values: Sequence[str]) -> str | None:
+    """Return what to do about an option that is not a parameter; None for others."""
+    if name in _ADVICE_ON_OPTIONS:
+        return _ADVICE_ON_OPTIONS[name]
+    if name in FOREIGN_REMEDIES and name not in _FOREIGN_OPTIONS:
+        # An option without a value switches something on.
+        remedy = foreign_remedy(name, values[0] if values else "true")
+        return f"in the configuration file, {remedy}" if remedy.startswith(("use ", "set ")) else remedy
+    if name in COMPUTED:
+        return f"leave it out: it is computed ({COMPUTED[name]})"
+    return f"leave it out: it {RETIRED[name]}" if name in RETIRED else None
+
+
 def _setting(*settings: str, values: Sequence[str] = ()) -> str:
     """Return the options that set parameters.
 
     Args:
         settings: `NAME=VALUE`, in which VALUE stands for the first of the values that is valid there.
-        values: the values as another program takes them, of which `yes` and 0 also mean true and false.
+        values: the values as another program takes them, of which `yes` and 0 also mean true and false, and
+            one may stand for a list.
     """
     # An empty value would be null.
     given = [value for value in values if value]
-    tried = [*given, *(_BOOLEANS[value.lower()] for value in given if value.lower() in _BOOLEANS)]
+    switches = [_BOOLEANS[value.lower()] for value in given if value.lower() in _BOOLEANS]
+    tried = [*given, *switches, *(f"[{value}]" for value in given)]
     filled = (
         next(
             (valid for value in tried if is_valid_setting(valid := setting.replace("VALUE", value))), setting
