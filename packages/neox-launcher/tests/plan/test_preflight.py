@@ -337,6 +337,21 @@ def test_latest_checkpoint_is_read_only_inside_its_folder(load, files, latest):
     assert any("the model in old has 3 tokens" in problem.what for problem in problems) is is_inside
 
 
+@pytest.mark.parametrize("program", ["train", "generate"])
+def test_a_latest_that_names_no_checkpoint_is_reported_before_the_start(load, files, program):
+    for iteration in (9, 20):
+        (files / f"my runs/global_step{iteration}").mkdir(parents=True)
+        (files / f"my runs/global_step{iteration}/manifest.json").write_text("{}")
+    (files / "my runs/latest").write_text("global_step99\n")
+    config = load(f"{SETTINGS}load: my runs\nsave: my runs\nsave-interval: 1\n")
+    (problem,) = (each for each in check_files(config, program=program) if each.name == "load")
+    assert problem.what == "has a file latest that names 'global_step99', which is not a checkpoint in it"
+    assert problem.remedy.endswith("highest iteration, run: echo global_step20 > 'my runs/latest'")
+    # A machine that stopped while a checkpoint was being replaced left the old one under this name.
+    (files / "my runs/global_step20").rename(files / "my runs/.global_step99.replaced")
+    assert all(each.name != "load" for each in check_files(config, program=program))
+
+
 ADAPTERS = SETTINGS + "lora-rank: 2\nload: base\n"
 
 

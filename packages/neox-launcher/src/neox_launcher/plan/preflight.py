@@ -24,12 +24,14 @@ from neox_config.derive.refusals import refusals_of
 from neox_config.errors import ConfigError
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.facts.checkpoints import (
+    LATEST,
     MANIFEST,
     TOKEN_EMBEDDING,
     checkpoint_name,
     complete_checkpoints,
     gpt_neox_checkpoint,
     is_checkpoint,
+    is_gpt_neox,
     iteration_of,
 )
 from neox_config.facts.corpora import ENDINGS, is_corpus_file
@@ -55,7 +57,7 @@ from neox_launcher.plan.dataset_files import (
 )
 from neox_launcher.plan.moved import name_moved_folder
 from neox_launcher.plan.plan import LaunchPlan
-from neox_launcher.plan.resuming import PARTIAL_LOADS
+from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in
 from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.local_gpus import count_gpus
@@ -76,6 +78,7 @@ __all__ = [
 Check = Callable[[NeoXConfig], Iterator[Problem]]
 
 _NO_CHECKPOINT = "contains no checkpoint"
+_WRONG_LATEST = "has a file latest that names "
 _GPT_NEOX = ("is a checkpoint of GPT-NeoX", "contains a checkpoint of GPT-NeoX")
 # Programs that load the whole model in `load`.
 _LOADING = ("train", "generate", "serve", "evaluate")
@@ -770,11 +773,22 @@ def _why_no_checkpoint(folder: str) -> str | None:
         return None
     try:
         if complete_checkpoints(Path(folder)):
-            return None
+            return _why_latest_is_wrong(Path(folder))
         theirs = gpt_neox_checkpoint(Path(folder))
         return _NO_CHECKPOINT if theirs is None else _GPT_NEOX[theirs != Path(folder)]
     except OSError as error:
         return f"cannot be read ({error.strerror})"
+
+
+def _why_latest_is_wrong(folder: Path) -> str | None:
+    """Return why the file `latest` names no checkpoint; None if it does, is missing, or cannot be read."""
+    name = latest_in(folder)
+    if name is None or is_checkpoint(folder / name) or is_gpt_neox(folder / name):
+        return None
+    # The old folder, if the machine stopped while a new one was replacing it.
+    if (folder / f".{name}.replaced" / MANIFEST).is_file():
+        return None
+    return f"{_WRONG_LATEST}{name!r}, which is not a checkpoint in it"
 
 
 def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
@@ -863,6 +877,10 @@ def _load_remedy(load: str, reason: str, *, name: str = "load") -> str:
     if reason in _GPT_NEOX:
         theirs = shlex.quote(str(gpt_neox_checkpoint(Path(load))))
         return f"convert it with neox-convert from-neox {theirs} --output imported, then set {name}: imported"
+    if reason.startswith(_WRONG_LATEST):
+        newest = complete_checkpoints(Path(load))[-1].name
+        path = shlex.quote(str(Path(load, LATEST)))
+        return f"to load the complete checkpoint of the highest iteration, run: echo {newest} > {path}"
     if reason != _NO_CHECKPOINT:
         return "check the path and the permissions of its folders"
     if _is_hugging_face(Path(load)):
