@@ -60,6 +60,17 @@ _MOST_UNANSWERED = 2
 # A turn of the main loop takes less, unless this process was stopped.
 _DELAY_SECONDS = 5.0
 _LOCAL_ADDRESS = "127.0.0.1"
+_TRY_SSH = (
+    "`ssh HOST true` must work without a password; ports, users and keys are set in ~/.ssh/config, or with "
+    'launcher: ssh and launcher-args: "-p 2222"'
+)
+# What start commands print -> what to do.
+_REMEDIES_FOR_OUTPUT = {
+    "ssh: ": _TRY_SSH,
+    "Permission denied (": _TRY_SSH,
+    "Host key verification failed": _TRY_SSH,
+    "--allow-run-as-root": 'to run mpirun as root, set launcher-args: "--allow-run-as-root"',
+}
 
 
 def supervise(
@@ -369,7 +380,8 @@ class _Launch:
         said = tools.said(missing[0] if len(missing) == 1 else None)
         output = "the start command printed nothing"
         if said:
-            output = f"output of the start command:\n{said}"
+            remedy = next((f"\n{what}" for key, what in _REMEDIES_FOR_OUTPUT.items() if key in said), "")
+            output = f"output of the start command:\n{said}{remedy}"
         elif not any(map(tools.starts, missing)):
             output = "see the output of the process that the scheduler starts there"
         self._fail("", f"{names}: {why}; {output}")
