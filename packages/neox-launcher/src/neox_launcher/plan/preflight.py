@@ -53,7 +53,7 @@ from neox_launcher.plan.dataset_files import (
     index_path,
     manifest_path,
 )
-from neox_launcher.plan.moved import name_moved_folder
+from neox_launcher.plan.moved import name_moved_folder, refuse_copied_folder
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS
 from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
@@ -323,6 +323,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
     retrieves: tuple[Check, ...] = (_finds_blocks, _datasets, _tokenizer, _towers)
     checks: dict[str, tuple[Check, ...]] = {
         "train": (
+            refuse_copied_folder,
             _datasets,
             _documents_for_training,
             trained_documents,
