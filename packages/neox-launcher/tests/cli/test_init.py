@@ -105,6 +105,16 @@ def test_ctrl_c_before_anything_is_done_promises_nothing(monkeypatch, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_nothing_is_asked_where_the_question_would_not_be_seen(monkeypatch, prepare, tmp_path):
+    monkeypatch.setattr(
+        "click.testing._NamedTextIOWrapper.isatty", lambda stream: stream.name == "<stdin>", raising=True
+    )
+    found = run("init", "--data", "texts", "--output", tmp_path / "x", "--time", "20m")
+    assert found.exit_code == 7  # as `prepare` ends: no answer was waited for
+    assert found.output == "nothing is asked, because the output is no terminal: --size auto\n"
+    assert prepare.calls
+
+
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = run("init", "--data", "texts", "--output", tmp_path / "x")

@@ -171,8 +171,8 @@ def init(
     """Write the configuration of a first training on your own texts.
 
     Finds the texts, trains a tokenizer, writes a dataset, chooses a model and its training, and prints the
-    command that starts it. On a terminal it asks for what is not given. No configuration is overwritten.
-    After an interruption, the same command continues.
+    command that starts it. On a terminal it asks for what is not given; if its output is redirected, it
+    uses the defaults. No configuration is overwritten. After an interruption, the same command continues.
     """
     if common != (Request(program="train", paths=()), None):
         raise click.UsageError("init takes only its own options, after the word init")
@@ -188,8 +188,10 @@ def init(
         found = _devices(devices, device_memory)
         # Once per shape, so that all figures follow from one measurement.
         measure = cache(cpu_speed)
-        if sys.stdin.isatty():
+        if sys.stdin.isatty() and sys.stdout.isatty():
             data, output, size, duration = _ask(data, output, size, model, duration)
+        elif sys.stdin.isatty() and data:
+            _name_defaults(output, size or model, duration)
         if not data:
             raise click.UsageError("no texts given; give --data FOLDER")
         path = _path_of_configuration(output or Path("run"))
@@ -296,6 +298,14 @@ def _ask(
         question = "Longest time of the training, such as 20m or 2h (auto: by the size of the texts)"
         duration = click.prompt(question, default=_AUTO, type=_Time())
     return data, output, size, duration
+
+
+def _name_defaults(output: Path | None, model: str | None, duration: str | None) -> None:
+    """Name the defaults that are used because a question would not be seen: the output goes elsewhere."""
+    defaults = (("--output run", output), ("--size auto", model), ("--time auto", duration))
+    missing = [default for default, given in defaults if given is None]
+    if missing:
+        click.echo(f"nothing is asked, because the output is no terminal: {', '.join(missing)}", err=True)
 
 
 def _path_of_configuration(folder: Path) -> Path:
