@@ -253,6 +253,23 @@ def test_what_is_missing_of_a_result_is_written_again(tmp_path, lost):
     assert again.output.count("complete since an earlier run") == 2
 
 
+def test_a_replaced_tokenizer_is_answered_with_what_works_here(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 500)
+    run, arguments = tmp_path / "run", ("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
+    prepare(*arguments)
+    tokenizer = run / "tokenizer.json"
+    whole = tokenizer.read_text()
+    tokenizer.write_text(whole.replace("<|padding|>", "<|filling|>"))
+    found = prepare(*arguments)
+    assert found.exit_code == 2
+    assert found.output.endswith(
+        f"; restore {tokenizer}, which models trained on this data require, or delete {run}/data to tokenize "
+        "the texts again\n"
+    )
+    tokenizer.write_text(whole)
+    assert prepare(*arguments).exit_code == 0
+
+
 @pytest.mark.parametrize("change", ["the file", "the vocabulary"])
 def test_the_result_of_other_texts_or_options_is_not_overwritten(tmp_path, change):
     (tmp_path / "book.txt").write_text(SENTENCE * 500)

@@ -233,7 +233,12 @@ def _dataset(output: Path, tokenizer_file: Path, log_interval: int | None, say: 
     prefix = _prefix_in(output)
     prefix.parent.mkdir(exist_ok=True)
     if _is_complete(prefix):
-        check_tokenizer(prefix, tokenizer)
+        check_tokenizer(
+            prefix,
+            tokenizer,
+            remedy=f"restore {tokenizer_file}, which models trained on this data require, or delete "
+            f"{prefix.parent} to tokenize the texts again",
+        )
         say(f"{prefix}.bin: complete since an earlier run")
     else:
         options = Options(append_end=True, workers=prepare_threads())
