@@ -253,6 +253,19 @@ def test_what_is_missing_of_a_result_is_written_again(tmp_path, lost):
     assert again.output.count("complete since an earlier run") == 2
 
 
+def test_an_empty_path_is_refused_and_not_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text(SENTENCE * 500)
+    given = {"--input": "book.txt", "--output": "run", "--vocab-file": "t.json"}
+    for name in given:
+        found = prepare(*(word for each in (given | {name: ""}).items() for word in each))
+        assert found.exit_code == 2
+        assert f"'{name}': is empty; give a path (. is the current folder)" in found.output
+    assert os.listdir(tmp_path) == ["book.txt"]
+    found = prepare("--input", ".", "--input", "book.txt", "--output", "run")
+    assert found.output.splitlines()[0] == "reading 1 file: ., book.txt"
+
+
 def test_a_replaced_tokenizer_is_answered_with_what_works_here(tmp_path):
     (tmp_path / "book.txt").write_text(SENTENCE * 500)
     run, arguments = tmp_path / "run", ("--input", tmp_path / "book.txt", "--output", tmp_path / "run")

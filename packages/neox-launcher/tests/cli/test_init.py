@@ -115,6 +115,14 @@ def test_nothing_is_asked_where_the_question_would_not_be_seen(monkeypatch, prep
     assert prepare.calls
 
 
+@pytest.mark.parametrize("name", ["--data", "--output", "--tokenizer"])
+def test_an_empty_path_is_refused_and_not_the_current_folder(prepare, name):
+    found = run("init", *(word for each in ({"--data": "texts"} | {name: ""}).items() for word in each))
+    assert found.exit_code == 2
+    assert f"Error: Invalid value for '{name}': is empty; give a path" in found.output
+    assert prepare.calls == []
+
+
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = run("init", "--data", "texts", "--output", tmp_path / "x")

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from neox_data.amounts import bytes_in_words
-from neox_data.counted import counted
+from neox_data.counted import counted, first_few
 from neox_data.errors import CorpusError, DataError, OtherResultError
 from neox_data.indexed import open_indexed
 from neox_data.manifest import check_tokenizer, read_manifest
@@ -40,6 +40,9 @@ _FEWEST_CHOSEN, _MOST_CHOSEN, _BYTES_PER_ENTRY = 512, 32_768, 1_000
 _PER_VALIDATION_DOCUMENT, _FEWEST_TO_SPLIT = 20, 5
 # Files that cannot be read, as far as they are named.
 _MOST_PROBLEMS = 10
+
+# Names that the first line repeats.
+_MOST_NAMED = 3
 
 # Formats in which a text has a key, and archives, which may contain these.
 _WITH_KEYS = (".jsonl", ".json", ".parquet", ".tar", ".zip")
@@ -132,7 +135,7 @@ def _corpus(
         say(f"{path} is missing; writing it again")
     else:
         _refuse_files_of_others(output, vocab_file)
-    say(f"reading {counted(len(files), 'file')}")
+    say(f"reading {counted(len(files), 'file')}: {first_few(names, _MOST_NAMED)}")
     counts = write_corpus(_texts(files, key, skips, say), path, remedy=lambda: _remedy(files, skips))
     found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
     _write_json(record, {"identity": identity, **found})

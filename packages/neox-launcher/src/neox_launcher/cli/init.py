@@ -74,6 +74,16 @@ class _Time(click.types.StringParamType):
         return value
 
 
+class _GivenPath(click.Path):
+    """A path; an empty one, as of a shell variable without a value, is refused: it would mean `.`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check that there is a path."""
+        if not str(value):
+            self.fail("is empty; give a path (. is the current folder)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(
     "init",
     cls=_InitCommand,
@@ -86,14 +96,14 @@ class _Time(click.types.StringParamType):
     "--data",
     heading=_TEXTS,
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=_GivenPath(path_type=Path),
     metavar="PATH",
     help=f"Folder or file with texts: {ENDINGS}. May be given several times.",
 )
 @option(
     "--output",
     heading=_WRITTEN,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_GivenPath(path_type=Path, file_okay=False),
     help="Folder to write to. Default: run.",
 )
 @option(
@@ -134,7 +144,7 @@ class _Time(click.types.StringParamType):
 @option(
     "--tokenizer",
     heading=_TEXTS,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=_GivenPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="A tokenizer.json to use. Default: train one on the texts.",
 )
