@@ -6,6 +6,7 @@ name given twice in a file is an error; PyYAML would silently keep the last one.
 deeply nested or too repetitive to be written by hand are refused.
 """
 
+import codecs
 import difflib
 import os
 import re
@@ -247,14 +248,25 @@ def _read_file(path: Path, reading: Reading) -> None:
     try:
         text = text_of(path)
     except (OSError, ValueError) as error:
+        why, remedy = str(error), "give a YAML file in UTF-8"
         if isinstance(error, UnicodeDecodeError):
             place = Place(str(path), error.object.count(b"\n", 0, error.start) + 1)
+            why, convert = _other_encoding(error)
+            remedy = f"{remedy}; {convert}"
         # Such as the weights of a model.
-        remedy = import_of_model(path.parent) or "give a YAML file in UTF-8"
-        reading.problems.append(Problem("", f"cannot be read: {error}", remedy, place=place))
+        remedy = import_of_model(path.parent) or remedy
+        reading.problems.append(Problem("", f"cannot be read: {why}", remedy, place=place))
         reading.is_complete = False
         return
     _add(text, place, reading)
+
+
+def _other_encoding(error: UnicodeDecodeError) -> tuple[str, str]:
+    """Return why a file is not UTF-8, and how it is converted."""
+    if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "it is in UTF-16", "to convert this one: iconv -f utf-16 -t utf-8 FILE > NEW"
+    why = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
+    return why, "to convert one in Latin-1: iconv -f latin1 -t utf-8 FILE > NEW"
 
 
 def add_text(given: Text, reading: Reading) -> None:

@@ -116,7 +116,10 @@ def test_syntax_errors_are_reported_with_their_line(load, text, sentence):
 def test_a_byte_that_is_no_text_is_reported_with_its_line(minimal):
     more = minimal.with_name("more.yml")
     more.write_bytes(b"seed: 1\n\nsave: \xff\n")
-    with pytest.raises(ConfigError, match=r"line 3 +cannot be read: 'utf-8' codec can't decode byte 0xff"):
+    with pytest.raises(ConfigError, match=r"line 3 +cannot be read: the byte 0xff is not UTF-8\n.* latin1"):
+        load_config([minimal, more])
+    more.write_text("seed: 1\n", encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"cannot be read: it is in UTF-16\n.*: iconv -f utf-16 -t utf-8 "):
         load_config([minimal, more])
 
 
@@ -270,5 +273,6 @@ def test_an_empty_configuration_is_called_empty(tmp_path, content):
         load_config([tmp_path / "empty.yml"])
     (problem,) = refusal.value.problems
     assert (problem.what, problem.place.file) == ("is empty", str(tmp_path / "empty.yml"))
+    assert problem.remedy.endswith("neox-launch init --data FOLDER")
     with pytest.raises(ConfigError, match="hidden-size"):
         load_config([tmp_path / "empty.yml"], overrides=["num-layers=2"])
