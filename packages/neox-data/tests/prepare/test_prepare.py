@@ -312,6 +312,18 @@ def test_files_that_prepare_did_not_write_are_not_taken_for_its_own(tmp_path, na
     assert strange.read_text() == "other"
 
 
+def test_a_given_file_that_is_no_tokenizer_blocks_no_corrected_command(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 100)
+    arguments = ("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
+    wrong = tmp_path / "tokenizer_config.json"
+    wrong.write_text('{"tokenizer_class": "GPTNeoXTokenizer"}')
+    found = prepare(*arguments, "--vocab-file", wrong)
+    assert found.exit_code == 2
+    assert "reading 1 file" not in found.output
+    assert not (tmp_path / "run").exists()
+    assert prepare(*arguments).exit_code == 0
+
+
 def test_a_given_tokenizer_is_used(tmp_path):
     (tmp_path / "book.txt").write_text(SENTENCE * 100)
     prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "one", "--vocab-size", 270)

@@ -60,6 +60,9 @@ def test_texts_are_prepared_by_neox_data_whose_failure_is_reported(prepare, tmp_
         137,
         "Error: neox-data prepare was ended by signal 9; start the same command again\n",
     )
+    prepare.end["code"] = -2  # Ctrl-C, which nothing handles while a tokenizer is trained.
+    found = run("init", "--data", "b", "--output", tmp_path / "x")
+    assert (found.exit_code, found.output) == (130, "\ninterrupted; the same command continues\n")
 
 
 @pytest.fixture

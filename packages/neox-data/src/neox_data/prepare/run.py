@@ -72,9 +72,11 @@ def prepare(
         say: called with a line for what begins and what is complete.
 
     Raises:
-        DataError: the texts cannot be used.
+        DataError: the texts or the tokenizer cannot be used.
         OtherResultError: the folder contains the result of other texts or options.
     """
+    if vocab_file is not None:
+        build_tokenizer(_TYPE, vocab_file=vocab_file)  # Refused before texts are read, which takes long.
     with (
         _folder_made(output),
         exclusive_lock(output / ".lock", purpose=f"preparing texts in {output}"),

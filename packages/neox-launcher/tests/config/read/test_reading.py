@@ -240,7 +240,7 @@ def test_a_model_of_transformers_is_one_problem_with_the_command_that_imports_it
         for given, what in (
             (path, "is a config.json of transformers, not a configuration of a training"),
             (tmp_path, "is a model of transformers, not a configuration of a training"),
-            (weights, "cannot be read: 'utf-8' codec"),
+            (weights, "cannot be read: the byte 0x80 is not UTF-8"),
         ):
             with pytest.raises(ConfigError) as found:
                 load_config([given])
