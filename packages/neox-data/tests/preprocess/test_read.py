@@ -195,7 +195,7 @@ def test_endings_are_accepted_in_upper_case(tmp_path: Path) -> None:
     paths = find_inputs([str(tmp_path)])
     reader = CorpusReader(paths, ("text",))
     assert [document.texts[0] for document in reader] == ["one", "two", "three", "four", "five"]
-    assert len(list(cut_file(tmp_path / "D.JSONL", 18))) == 2
+    assert len(list(cut_file(tmp_path / "D.JSONL", 10))) == 2
 
 
 def test_several_zstandard_frames_are_one_file(tmp_path: Path) -> None:
