@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from neox_config.facts.checkpoints import complete_checkpoints, is_checkpoint
 from neox_config.files import configuration_in, names_in, nearest_folder, why_not_readable
 from neox_config.problems import COMMAND_LINE, Place, Problem, in_words
 from neox_config.read.syntax import TOO_DEEP, explain_syntax, lines_of
@@ -218,9 +219,28 @@ def about_folder(folder: Path) -> tuple[str, str]:
     imported = import_of_model(folder)
     if imported is not None:
         return "is a model of transformers, not a configuration of a training", imported
+    if _has_checkpoints(folder):
+        return "is a folder of checkpoints, not a configuration", _about_checkpoints(folder)
     return (
         "is a directory, not a file",
         f"give the configuration files in it: -d {shlex.quote(str(folder))} FILE ...",
+    )
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    try:
+        return is_checkpoint(folder) or bool(complete_checkpoints(folder))
+    except OSError:
+        return False
+
+
+def _about_checkpoints(folder: Path) -> str:
+    """Return what is done with a folder of checkpoints, or with one checkpoint."""
+    near = filter(None, map(configuration_in, folder.absolute().parents[:2]))
+    file = next((shlex.quote(os.path.relpath(each)) for each in near), "FILE")
+    return (
+        f"to train or use the model, give the configuration of its training: {file}; to describe what is saved "
+        f"there: neox-checkpoint inspect {shlex.quote(str(folder))}"
     )
 
 

@@ -1,6 +1,7 @@
 """Reading of configuration files."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -214,6 +215,23 @@ def test_only_a_neighbour_that_may_be_a_configuration_is_named(tmp_path, name, n
 def test_folder_in_place_of_a_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is a directory, not a file"):
         load_config([tmp_path])
+
+
+def test_a_folder_of_checkpoints_is_called_that(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved = Path("run/checkpoints/global_step5")
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    for file in ("FILE", "run/config.yml"):
+        for folder in (saved, saved.parent):
+            with pytest.raises(ConfigError, match="is a folder of checkpoints, not a config") as found:
+                load_config([folder])
+            (problem,) = found.value.problems
+            assert problem.remedy.endswith(
+                f"the configuration of its training: {file}; to describe what is saved there: neox-checkpoint "
+                f"inspect {folder}"
+            )
+        Path("run/config.yml").touch()
 
 
 def test_a_folder_with_a_configuration_is_answered_with_its_path(tmp_path):
