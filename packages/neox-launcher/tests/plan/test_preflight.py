@@ -181,6 +181,23 @@ def test_data_to_evaluate_is_a_dataset_or_files(load, files):
     assert found[0] == "eval_data"
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("photo.txt", b"\x89PNG\r\n", "byte 0x89 at position 1"),
+        ("latin.JSONL", b'{"text": "f\xfcr"}\n', "byte 0xfc at position 12"),
+        ("good.txt", "für".encode(), None),
+        ("cut.txt", b"x" * 65535 + "ü".encode(), None),  # The head ends within a character.
+        ("packed.txt.gz", b"\x1f\x8b", None),
+    ],
+)
+def test_texts_that_are_not_utf_8_are_refused_before_an_evaluation_starts(load, files, name, content, place):
+    (files / name).write_bytes(content)
+    config = load(f"{SETTINGS}eval-data: {name}\n")
+    found = [one.what for one in check_files(config, program="evaluate") if one.name == "eval_data"]
+    assert found == ([] if place is None else [f"{name} is not UTF-8 ({place})"])
+
+
 @pytest.mark.parametrize("value", ["page.html", "'texts.md, page.html'", "'*.html'"])
 def test_files_of_another_ending_are_refused_before_an_evaluation_starts(load, files, value):
     for name in ("texts.md", "page.html"):

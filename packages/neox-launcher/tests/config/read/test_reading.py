@@ -228,8 +228,8 @@ def test_a_folder_of_checkpoints_is_called_that(tmp_path, monkeypatch):
                 load_config([folder])
             (problem,) = found.value.problems
             assert problem.remedy.endswith(
-                f"the configuration of its training: {file}; to describe what is saved there: neox-checkpoint "
-                f"inspect {folder}"
+                f"the configuration of its training: {file}; to describe what is saved there: "
+                f"neox-checkpoint inspect {folder}"
             )
         Path("run/config.yml").touch()
 
