@@ -485,17 +485,20 @@ class _Reader:
             return {self._key(key): self._value(value, depth + 1) for key, value in node.value}
         is_text = node.tag == _STR_TAG and getattr(node, "style", None) is not None
         if not is_text and _LEADING_ZERO.fullmatch(str(node.value)):
-            self._complain_of_zero(node)
+            self._complain_of_zero(node, is_whole=depth == 0)
             return None
         return node.value if is_text else _plain_value(node.value)
 
-    def _complain_of_zero(self, node: yaml.Node) -> None:
+    def _complain_of_zero(self, node: yaml.Node, *, is_whole: bool) -> None:
         digits = node.value.replace("_", "")
-        what = "starts with a zero: YAML 1.2 reads a decimal number"
-        remedy = f"write {int(digits)}, or put text in quotes"
+        what, text = "starts with a zero: YAML 1.2 reads a decimal number", "or put text in quotes"
+        if is_whole and self._place.spelling:
+            # A shell removes one pair of quotes.
+            text += f" within those of the shell: {self._place.spelling}=\"'{node.value}'\""
+        remedy = f"write {int(digits)}, {text}"
         if not set(digits) & set("89"):
             what += ", YAML 1.1 an octal one"
-            remedy = f"write {int(digits)} or {int(digits, 8)}, or put text in quotes"
+            remedy = f"write {int(digits)} or {int(digits, 8)}, {text}"
         self._complain(node, node.value, what, remedy)
 
     def _key(self, node: yaml.Node) -> str:

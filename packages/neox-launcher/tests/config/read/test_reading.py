@@ -114,6 +114,16 @@ def test_syntax_errors_are_reported_with_their_line(load, text, sentence):
     assert "is missing" not in str(found.value)
 
 
+def test_text_that_starts_with_a_zero_is_quoted_twice_on_the_command_line(minimal):
+    with pytest.raises(ConfigError) as found:
+        load_config([minimal], overrides=["prompt=0123"])
+    (problem,) = found.value.problems
+    assert problem.remedy == (
+        "write 123 or 83, or put text in quotes within those of the shell: --set prompt=\"'0123'\""
+    )
+    assert load_config([minimal], overrides=["prompt='0123'"]).generation.prompt == "0123"
+
+
 def test_a_byte_that_is_no_text_is_reported_with_its_line(minimal):
     more = minimal.with_name("more.yml")
     more.write_bytes(b"seed: 1\n\nsave: \xff\n")
