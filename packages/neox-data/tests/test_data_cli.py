@@ -315,7 +315,10 @@ def test_a_tokenizer_is_never_overwritten(tmp_path: Path, tokenizer_json: Path) 
     (tmp_path / "a.txt").write_text("the cat and the hat " * 9)
     before = tokenizer_json.read_bytes()
     train = ("train-tokenizer", "--input", tmp_path / "a.txt", "--vocab-size", 262, "--output")
-    for command in ((*train, tokenizer_json), ("add-tokens", tokenizer_json, "<|x|>", "--output", tokenizer_json)):
+    for command in (
+        (*train, tokenizer_json),
+        ("add-tokens", tokenizer_json, "<|x|>", "--output", tokenizer_json),
+    ):
         result = run(*command)
         assert result.exit_code == 2
         assert f"--output {tokenizer_json} exists, and models and datasets may require" in result.stderr

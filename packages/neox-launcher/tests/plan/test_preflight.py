@@ -541,7 +541,7 @@ def test_a_moved_folder_is_recognized_and_reported_once(load, files, program):
 
 
 def run_folder(folder, files):
-    """Make a run folder as `neox-launch init` does: absolute paths, and a dataset and a tokenizer below it."""
+    """Make a run folder as `neox-launch init` does: absolute paths, a dataset and a tokenizer."""
     (folder / "data").mkdir(parents=True)
     for end in ("bin", "idx"):
         shutil.copy(files / f"data.{end}", folder / "data" / f"corpus.{end}")
@@ -550,7 +550,7 @@ def run_folder(folder, files):
         "data-path": folder / "data/corpus",
         "vocab-file": folder / "tokenizer.json",
         "tokenizer-type": "HFTokenizer",
-        **{name: folder / "checkpoints" for name in ("save", "load")},
+        **dict.fromkeys(("save", "load"), folder / "checkpoints"),
         "save-interval": 5,
         "log-dir": folder,
     }

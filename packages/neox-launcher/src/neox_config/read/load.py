@@ -126,8 +126,7 @@ def draft_config(
         read_override(text, reading, option="--resume-set", precedence=2)
     if paths and not texts and not reading.leaves and not reading.problems:
         reading.problems += [
-            Problem("", "is empty", _INSTEAD_OF_EMPTY, place=Place(file))
-            for file in reading.files
+            Problem("", "is empty", _INSTEAD_OF_EMPTY, place=Place(file)) for file in reading.files
         ]
         reading.is_complete = False
     leaves, missing = missing_features(_not_overridden(reading.leaves))

@@ -239,8 +239,8 @@ def _about_checkpoints(folder: Path) -> str:
     near = filter(None, map(configuration_in, folder.absolute().parents[:2]))
     file = next((shlex.quote(os.path.relpath(each)) for each in near), "FILE")
     return (
-        f"to train or use the model, give the configuration of its training: {file}; to describe what is saved "
-        f"there: neox-checkpoint inspect {shlex.quote(str(folder))}"
+        f"to train or use the model, give the configuration of its training: {file}; to describe what is "
+        f"saved there: neox-checkpoint inspect {shlex.quote(str(folder))}"
     )
 
 

@@ -81,7 +81,8 @@ def explain_syntax(error: yaml.MarkedYAMLError, text: str) -> Slip:
         return Slip(None, problem, _UNKNOWN_REMEDY)
     start = error.context_mark.line + 1 if error.context_mark is not None else mark.line + 1
     lines = lines_of(text)
-    opened = _opened_above(text, mark.line, mark.column)
+    # Brackets without end take long to scan.
+    opened = None if TOO_DEEP in problem else _opened_above(text, mark.line, mark.column)
     if opened is not None:
         what = f"the quoted value that begins here ends only in line {mark.line + 1:,}"
         return Slip(opened, what, "add the closing quote")
@@ -98,15 +99,14 @@ def _opened_above(text: str, line: int, column: int) -> int | None:
     Where a closing quote is forgotten, the next quote of the file closes the value, and what follows that is
     the error.
     """
-    quoted = []
     with suppress(yaml.YAMLError):  # What comes before the error is enough.
         for token in yaml.scan(text, Loader=yaml.SafeLoader):
-            if isinstance(token, yaml.ScalarToken) and token.style in ("'", '"'):
-                quoted.append(token)
-    for token in quoted:
-        begin, end = token.start_mark, token.end_mark
-        if begin.line < end.line == line and end.column <= column:
-            return begin.line + 1
+            begin, end = token.start_mark, token.end_mark
+            if begin.line > line:
+                return None
+            is_quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
+            if is_quoted and begin.line < end.line == line and end.column <= column:
+                return int(begin.line) + 1
     return None
 
 
