@@ -22,7 +22,8 @@ quickstart/data/stdlib_text_document.idx: quickstart/stdlib.jsonl quickstart/tok
 	preprocess_data --input quickstart/stdlib.jsonl --tokenizer-type HFTokenizer \
 	  --vocab-file quickstart/tokenizer.json --append-eod --output-prefix quickstart/data/stdlib
 
-quickstart/tokenizer.json: quickstart/stdlib.jsonl
+# Not made again for a corpus that is: models require the tokenizer that they were trained with.
+quickstart/tokenizer.json: | quickstart/stdlib.jsonl
 	neox-data train-tokenizer --input quickstart/stdlib.jsonl --vocab-size 4096 --output quickstart/tokenizer.json
 
 quickstart/stdlib.jsonl:

@@ -34,7 +34,7 @@ ROOMS = {
         "derive": {"schema", "facts", "problems", "errors", "counted"},
         "estimate": {"derive", "schema", "facts", "errors"},
         "rules": {"derive", "schema", "facts", "problems", "counted"},
-        "read": {"rules", "derive", "schema", "problems", "errors", "atomic", "files"},
+        "read": {"rules", "derive", "schema", "facts", "problems", "errors", "atomic", "files"},
         "catalogue": {"read", "estimate", "derive", "facts", "problems", "errors"},
         "describe": {
             *("catalogue", "read", "estimate", "derive", "schema", "facts", "problems", "errors"),
@@ -65,6 +65,7 @@ ROOMS = {
             "protocol",
             "resources",
         },
+        "__main__": {"cli"},
     },
     "neox_model": {
         "errors": set(),

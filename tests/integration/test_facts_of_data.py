@@ -127,8 +127,13 @@ def test_every_vocabulary_that_the_launcher_counts_is_compared():
 
 def test_files_of_texts_are_known_by_the_same_names():
     assert corpora.ENDINGS == ENDINGS
-    kinds = ["", *(".jsonl .json .txt .md .markdown .dat .parquet .tar .zip .html .MD .bin .tgz").split()]
-    packings = ["", ".gz", ".zst", ".bz2", ".xz", ".lz4", ".gz.gz"]
+    kinds = [
+        "",
+        *(
+            ".jsonl .json .txt .md .markdown .dat .parquet .tar .zip .html .MD .Parquet .TGZ .bin .tgz"
+        ).split(),
+    ]
+    packings = ["", ".gz", ".GZ", ".zst", ".bz2", ".xz", ".lz4", ".gz.gz"]
     names = [f"{stem}{kind}{packing}" for stem in ("a", "a_data") for kind in kinds for packing in packings]
     known = {name: bool(format_of(Path(name)).kind) for name in names}
     assert {name: corpora.is_corpus_file(Path(name)) for name in names} == known

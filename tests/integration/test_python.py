@@ -398,8 +398,11 @@ def test_the_length_of_a_training_may_be_given_in_passes(tmp_path, data):
         trainer.save(tmp_path / "saved")
         logits = trainer.model().logits("abc")
     # A model needs no data.
-    config = config_of(str(tmp_path / "absent"), **passes, load=str(tmp_path / "saved"))
+    load = {"load": str(tmp_path / "saved")}
+    config = config_of(str(tmp_path / "absent"), **passes, **load)
     assert torch.equal(neox_model.load_model(config).logits("abc"), logits)
+    file = write_job(tmp_path, SETTINGS | {"data_path": "absent"} | load)
+    assert torch.equal(neox_model.load_model(str(file)).logits("abc"), logits)
 
 
 def test_one_process_of_several_is_refused(data, monkeypatch):
@@ -437,15 +440,18 @@ def test_a_configuration_is_the_same_from_a_file_a_text_and_a_dictionary(tmp_pat
 
 
 def test_a_file_in_place_of_a_folder_or_a_configuration_is_named(tmp_path):
-    file = tmp_path / "config.yml"
+    file = tmp_path / "latest"
     file.touch()
-    with pytest.raises(
-        neox_model.NeoXError, match=r"is a file; pass the folder .* load_model\(load_config\('"
-    ):
+    with pytest.raises(neox_model.NeoXError, match=r"is a file; pass the folder .* \(\.yml, \.yaml\)$"):
         neox_model.load_model(file)
-    with pytest.raises(neox_model.NeoXError, match=r"is not a configuration; .*\(load_config\('config.yml"):
+    with pytest.raises(neox_model.ConfigError, match="file not found"):
+        neox_model.load_model(tmp_path / "config.yml")
+    for value, what in (({"load": "x"}, "dictionary"), (5, "value of type int")):
+        with pytest.raises(neox_model.NeoXError, match=f"^a model cannot be loaded from a {what}; pass the"):
+            neox_model.load_model(value)
+    with pytest.raises(neox_model.NeoXError, match=r" neox_model\.load_config\('config.yml'\)$"):
         neox_model.Trainer("config.yml")
-    with pytest.raises(neox_model.NeoXError, match=r"^a dictionary .*: Trainer\(load_config\({...}\)\)$"):
+    with pytest.raises(neox_model.NeoXError, match=r"^a dictionary .*: neox_model\.load_config\({...}\)$"):
         neox_model.Trainer({"seed": 1})
     with pytest.raises(neox_model.NeoXError, match=r"^a value of type int is not a configuration; pass"):
         neox_model.Trainer(5)

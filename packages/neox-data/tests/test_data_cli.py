@@ -311,6 +311,21 @@ def test_train_tokenizer_does_not_overwrite_its_corpus(tmp_path: Path, output: s
     assert corpus.read_text() == '{"text": "one"}\n'
 
 
+def test_a_tokenizer_is_never_overwritten(tmp_path: Path, tokenizer_json: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat and the hat " * 9)
+    before = tokenizer_json.read_bytes()
+    train = ("train-tokenizer", "--input", tmp_path / "a.txt", "--vocab-size", 262, "--output")
+    for command in (
+        (*train, tokenizer_json),
+        ("add-tokens", tokenizer_json, "<|x|>", "--output", tokenizer_json),
+    ):
+        result = run(*command)
+        assert result.exit_code == 2
+        assert f"--output {tokenizer_json} exists, and models and datasets may require" in result.stderr
+        assert result.stderr.endswith("give another --output, or delete the file first\n")
+        assert tokenizer_json.read_bytes() == before
+
+
 def test_train_tokenizer_leaves_bad_lines_out_on_request(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "the cat"}\n{"text": 3}\n')
     words = (

@@ -539,6 +539,17 @@ def test_page_and_plot_are_written_next_to_the_record(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["loss.png", "metrics.jsonl", "report.html"]
 
 
+def test_with_an_output_nothing_is_written_to_the_log_folder(tmp_path):
+    pytest.importorskip("matplotlib")
+    log, pages = tmp_path / "log", tmp_path / "pages"
+    log.mkdir()
+    pages.mkdir()
+    write_record(log, [{"iteration": n, "loss/train": 9.0 / n} for n in range(1, 9)])
+    result = CliRunner().invoke(main, [str(log), "--output", str(pages / "r.html")])
+    assert result.output.split() == [str(pages / "r.html"), str(pages / "loss.png")]
+    assert [path.name for path in log.iterdir()] == ["metrics.jsonl"]
+
+
 def test_the_mean_is_over_a_twentieth_of_the_points():
     points = [(10 * n, float(n % 2)) for n in range(1, 41)]
     assert smoothed(points) == [(10 * n, 0.5) for n in range(2, 41)]

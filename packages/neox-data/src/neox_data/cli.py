@@ -287,6 +287,7 @@ def train_tokenizer(
         raise click.UsageError(
             f"--output {output} is also an input, which would be overwritten; choose another file"
         )
+    _refuse_existing_tokenizer(output)
     reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=skip_bad_lines, passed_over=passed_over)
     if not quiet:
         amount = bytes_in_words(reader.total_bytes)
@@ -323,10 +324,24 @@ def add_tokens(source: Path, tokens: tuple[str, ...], output: Path) -> None:
     Tokenize data with the new tokenizer: a dataset records the tokenizer it was made with.
     """
     _check_special(tokens)
+    _refuse_existing_tokenizer(output)
     added = add_special_tokens(source, tokens, output)
     for token, number in added.items():
         click.echo(f"{number:>8} {token}")
     click.echo(f"wrote {output}: {max(added.values()) + 1:,} entries")
+
+
+def _refuse_existing_tokenizer(output: Path) -> None:
+    """Refuse to overwrite a tokenizer: models and datasets made with it could not be used any more.
+
+    Raises:
+        UsageError: the file exists.
+    """
+    if os.path.lexists(output):
+        raise click.UsageError(
+            f"--output {output} exists, and models and datasets may require this tokenizer; give another "
+            "--output, or delete the file first"
+        )
 
 
 def _check_special(tokens: Sequence[str]) -> None:

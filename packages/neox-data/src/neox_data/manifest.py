@@ -296,8 +296,18 @@ def check_largest_token(prefix: Path | str, vocab_size: int) -> None:
         )
 
 
-def check_tokenizer(prefix: Path | str, tokenizer: Tokenizer) -> None:
+def check_tokenizer(
+    prefix: Path | str,
+    tokenizer: Tokenizer,
+    *,
+    remedy: str = "correct vocab_file, or tokenize the data again",
+) -> None:
     """Raise an error if a dataset was tokenized with another tokenizer; accept one without a manifest.
+
+    Args:
+        prefix: the dataset.
+        tokenizer: the tokenizer.
+        remedy: what to do, for the error.
 
     Raises:
         TokenizerError: the dataset was tokenized with another tokenizer.
@@ -311,5 +321,5 @@ def check_tokenizer(prefix: Path | str, tokenizer: Tokenizer) -> None:
         f"the data {prefix} was tokenized with another tokenizer ({made.get('type')}, "
         f"{made.get('vocab_size')} entries, hash {str(made.get('sha256'))[:12]}) than the configured one "
         f"({type(tokenizer).__name__}, {tokenizer.vocab_size} entries, hash {tokenizer.fingerprint[:12]}); "
-        "correct vocab_file, or tokenize the data again"
+        f"{remedy}"
     )

@@ -39,7 +39,7 @@ class Source:
     offset: int
 
     def __str__(self) -> str:
-        return f"{self.path}, {'row' if self.path.endswith('.parquet') else 'byte'} {self.offset:,}"
+        return f"{self.path}, {'row' if self.path.lower().endswith('.parquet') else 'byte'} {self.offset:,}"
 
 
 class DocumentSources:

@@ -253,6 +253,36 @@ def test_what_is_missing_of_a_result_is_written_again(tmp_path, lost):
     assert again.output.count("complete since an earlier run") == 2
 
 
+def test_an_empty_path_is_refused_and_not_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text(SENTENCE * 500)
+    given = {"--input": "book.txt", "--output": "run", "--vocab-file": "t.json"}
+    for name in given:
+        found = prepare(*(word for each in (given | {name: ""}).items() for word in each))
+        assert found.exit_code == 2
+        assert f"'{name}': is empty; give a path (. is the current folder)" in found.output
+    assert os.listdir(tmp_path) == ["book.txt"]
+    found = prepare("--input", ".", "--input", "book.txt", "--output", "run")
+    assert found.output.splitlines()[0] == "reading 1 file: ., book.txt"
+
+
+def test_a_replaced_tokenizer_is_answered_with_what_works_here(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 500)
+    run, arguments = tmp_path / "run", ("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
+    prepare(*arguments)
+    tokenizer = run / "tokenizer.json"
+    whole = tokenizer.read_text()
+    tokenizer.write_text(whole.replace("<|padding|>", "<|filling|>"))
+    found = prepare(*arguments)
+    assert found.exit_code == 2
+    assert found.output.endswith(
+        f"; restore {tokenizer}, which models trained on this data require, or delete {run}/data to tokenize "
+        "the texts again\n"
+    )
+    tokenizer.write_text(whole)
+    assert prepare(*arguments).exit_code == 0
+
+
 @pytest.mark.parametrize("change", ["the file", "the vocabulary"])
 def test_the_result_of_other_texts_or_options_is_not_overwritten(tmp_path, change):
     (tmp_path / "book.txt").write_text(SENTENCE * 500)
@@ -280,6 +310,18 @@ def test_files_that_prepare_did_not_write_are_not_taken_for_its_own(tmp_path, na
     assert found.exit_code == 2
     assert f"{strange} exists, but not corpus.json" in found.output
     assert strange.read_text() == "other"
+
+
+def test_a_given_file_that_is_no_tokenizer_blocks_no_corrected_command(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 100)
+    arguments = ("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
+    wrong = tmp_path / "tokenizer_config.json"
+    wrong.write_text('{"tokenizer_class": "GPTNeoXTokenizer"}')
+    found = prepare(*arguments, "--vocab-file", wrong)
+    assert found.exit_code == 2
+    assert "reading 1 file" not in found.output
+    assert not (tmp_path / "run").exists()
+    assert prepare(*arguments).exit_code == 0
 
 
 def test_a_given_tokenizer_is_used(tmp_path):

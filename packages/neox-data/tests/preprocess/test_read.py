@@ -12,7 +12,8 @@ import zstandard
 from pyarrow import parquet
 
 from neox_data.errors import CorpusError
-from neox_data.preprocess.inputs import find_inputs
+from neox_data.preprocess.inputs import cut_file, find_inputs
+from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.read import CorpusReader, sample_texts
 
 
@@ -159,6 +160,11 @@ def test_files_that_cannot_be_read_are_not_left_out(
         os.mkfifo("b.jsonl")
     else:
         Path("b.jsonl").symlink_to("b.jsonl" if kind == "loop" else "gone.jsonl")
+    if not name and kind != "pipe":
+        found = PassedOver()
+        assert find_inputs([str(tmp_path)], found) == [tmp_path / "a.jsonl"]
+        assert found.first == [f"{tmp_path}/b.jsonl, a link that cannot be followed"]
+        return
     sentence = "is not a regular file; write" if kind == "pipe" else "is a link that cannot be followed"
     with pytest.raises(CorpusError, match=rf"b\.jsonl {sentence}"):
         find_inputs([name or str(tmp_path)])
@@ -179,6 +185,17 @@ def test_a_folder_is_the_readable_files_below_it(tmp_path: Path) -> None:
     (tmp_path / "data" / "deep" / "loop").symlink_to(tmp_path / "data")
     paths = find_inputs([f"{tmp_path}/data"])
     assert [str(path.relative_to(tmp_path / "data")) for path in paths] == ["b.jsonl.zst", "deep/a.txt"]
+
+
+def test_endings_are_accepted_in_upper_case(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT").write_text("one")
+    (tmp_path / "B.JSON").write_text('[{"text": "two"}]')
+    (tmp_path / "C.Jsonl.GZ").write_bytes(gzip.compress(b'{"text": "three"}\n'))
+    (tmp_path / "D.JSONL").write_text('{"text": "four"}\n{"text": "five"}\n')
+    paths = find_inputs([str(tmp_path)])
+    reader = CorpusReader(paths, ("text",))
+    assert [document.texts[0] for document in reader] == ["one", "two", "three", "four", "five"]
+    assert len(list(cut_file(tmp_path / "D.JSONL", 10))) == 2
 
 
 def test_several_zstandard_frames_are_one_file(tmp_path: Path) -> None:

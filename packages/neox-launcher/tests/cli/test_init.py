@@ -60,6 +60,9 @@ def test_texts_are_prepared_by_neox_data_whose_failure_is_reported(prepare, tmp_
         137,
         "Error: neox-data prepare was ended by signal 9; start the same command again\n",
     )
+    prepare.end["code"] = -2  # Ctrl-C, which nothing handles while a tokenizer is trained.
+    found = run("init", "--data", "b", "--output", tmp_path / "x")
+    assert (found.exit_code, found.output) == (130, "\ninterrupted; the same command continues\n")
 
 
 @pytest.fixture
@@ -103,6 +106,24 @@ def test_ctrl_c_before_anything_is_done_promises_nothing(monkeypatch, tmp_path):
     assert found.exit_code == 130
     assert found.stderr == "\ninterrupted\n"
     assert os.listdir(tmp_path) == []
+
+
+def test_nothing_is_asked_where_the_question_would_not_be_seen(monkeypatch, prepare, tmp_path):
+    monkeypatch.setattr(
+        "click.testing._NamedTextIOWrapper.isatty", lambda stream: stream.name == "<stdin>", raising=True
+    )
+    found = run("init", "--data", "texts", "--output", tmp_path / "x", "--time", "20m")
+    assert found.exit_code == 7  # as `prepare` ends: no answer was waited for
+    assert found.output == "nothing is asked, because the output is no terminal: --size auto\n"
+    assert prepare.calls
+
+
+@pytest.mark.parametrize("name", ["--data", "--output", "--tokenizer"])
+def test_an_empty_path_is_refused_and_not_the_current_folder(prepare, name):
+    found = run("init", *(word for each in ({"--data": "texts"} | {name: ""}).items() for word in each))
+    assert found.exit_code == 2
+    assert f"Error: Invalid value for '{name}': is empty; give a path" in found.output
+    assert prepare.calls == []
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):

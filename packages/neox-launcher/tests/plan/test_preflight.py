@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from neox_config import resolve
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.derive.resume import IN_EFFECT, flat_values, in_effect
 from neox_config.problems import DEFAULTS, Place
+from neox_config.read.load import draft_config
 from neox_launcher.plan.preflight import check_files, check_loaded, notes_on_record, notes_on_save, preflight
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.world import World
@@ -177,6 +179,23 @@ def test_data_to_evaluate_is_a_dataset_or_files(load, files):
     (files / "half.idx").write_bytes(b"")
     (found,) = problems("half")
     assert found[0] == "eval_data"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("photo.txt", b"\x89PNG\r\n", "byte 0x89 at position 1"),
+        ("latin.JSONL", b'{"text": "f\xfcr"}\n', "byte 0xfc at position 12"),
+        ("good.txt", "für".encode(), None),
+        ("cut.txt", b"x" * 65535 + "ü".encode(), None),  # The head ends within a character.
+        ("packed.txt.gz", b"\x1f\x8b", None),
+    ],
+)
+def test_texts_that_are_not_utf_8_are_refused_before_an_evaluation_starts(load, files, name, content, place):
+    (files / name).write_bytes(content)
+    config = load(f"{SETTINGS}eval-data: {name}\n")
+    found = [one.what for one in check_files(config, program="evaluate") if one.name == "eval_data"]
+    assert found == ([] if place is None else [f"{name} is not UTF-8 ({place})"])
 
 
 @pytest.mark.parametrize("value", ["page.html", "'texts.md, page.html'", "'*.html'"])
@@ -534,6 +553,63 @@ def test_a_moved_folder_is_recognized_and_reported_once(load, files, program):
     )
     assert problem.what.endswith("has what it names (found there: data-path, vocab-file, load)")
     assert problem.remedy == f"the folder was moved: write {files} in place of old/run in {file}"
+
+
+def run_folder(folder, files):
+    """Make a run folder as `neox-launch init` does: absolute paths, a dataset and a tokenizer."""
+    (folder / "data").mkdir(parents=True)
+    for end in ("bin", "idx"):
+        shutil.copy(files / f"data.{end}", folder / "data" / f"corpus.{end}")
+    shutil.copy(files / "tokenizer.json", folder)
+    settings = {
+        "data-path": folder / "data/corpus",
+        "vocab-file": folder / "tokenizer.json",
+        "tokenizer-type": "HFTokenizer",
+        **dict.fromkeys(("save", "load"), folder / "checkpoints"),
+        "save-interval": 5,
+        "log-dir": folder,
+    }
+    (folder / "config.yml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
+
+
+def test_a_copied_folder_is_refused_before_it_trains_into_the_original(files):
+    original, copy = files / "lang", files / "copy"
+    run_folder(original, files)
+    shutil.copytree(original, copy)
+    config = draft_config([copy / "config.yml"]).config
+    (problem,) = check_files(config, program="train")
+    assert (problem.name, problem.place.line, problem.value) == ("save", 4, str(original / "checkpoints"))
+    assert "looks like a copy of that folder (both have data/corpus, tokenizer.json): the" in problem.what
+    assert problem.remedy == (
+        f"write {copy} in place of {original} in {copy}/config.yml "
+        f"(sed -i 's#{original}#{copy}#g' {copy}/config.yml); or, to train in the original, use "
+        f"{original}/config.yml"
+    )
+    assert check_files(config, program="generate")[0].name == "load"  # There is no checkpoint yet.
+    _, sed = problem.remedy.split("(")
+    subprocess.run(sed.partition(")")[0], shell=True, check=True)
+    assert check_files(draft_config([copy / "config.yml"]).config, program="train") == []
+    assert check_files(draft_config([original / "config.yml"]).config, program="train") == []
+
+
+def test_what_only_looks_like_a_copied_folder_is_not_refused(files):
+    original, other = files / "lang", files / "other"
+    run_folder(original, files)
+    other.mkdir()
+    # Several configurations of one run in a folder of their own, which may have the same name.
+    shutil.copy(original / "config.yml", other)
+    assert check_files(draft_config([other / "config.yml"]).config, program="train") == []
+    # A link to the original's data, and a link to the folder.
+    (other / "data").symlink_to(original / "data")
+    (files / "link").symlink_to(original)
+    for folder in (other, files / "link"):
+        assert check_files(draft_config([folder / "config.yml"]).config, program="train") == []
+    # Data of the original, but checkpoints and logs of its own.
+    shutil.copy(original / "tokenizer.json", other)
+    file = [other / "config.yml"]
+    assert [each.name for each in check_files(draft_config(file).config, program="train")] == ["save"]
+    elsewhere = [f"{name}={other / 'checkpoints'}" for name in ("save", "load", "log-dir")]
+    assert check_files(draft_config(file, overrides=elsewhere).config, program="train") == []
 
 
 def test_a_file_of_another_folder_is_not_reported_as_moved_with_the_first(load, files):

@@ -1,6 +1,7 @@
 """The command `neox-data prepare`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +13,16 @@ from neox_data.preprocess.inputs import ENDINGS
 from neox_data.tokenizers.train import FEWEST_ENTRIES
 
 __all__ = ["prepare"]
+
+
+class _GivenPath(click.Path):
+    """A path; an empty one, as of a shell variable without a value, is refused: it would mean `.`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check that there is a path."""
+        if not str(value):
+            self.fail("is empty; give a path (. is the current folder)", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @click.command(
@@ -29,17 +40,17 @@ __all__ = ["prepare"]
     "inputs",
     required=True,
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=_GivenPath(path_type=Path),
     metavar="PATH...",
     help=f"Files and folders with texts: {ENDINGS}.",
 )
 @click.option(
-    "--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write to."
+    "--output", required=True, type=_GivenPath(path_type=Path, file_okay=False), help="Folder to write to."
 )
 @jsonl_key_option
 @click.option(
     "--vocab-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=_GivenPath(path_type=Path, exists=True, dir_okay=False),
     help="A tokenizer.json to use.  [default: train one]",
 )
 @click.option(

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from neox_data.amounts import bytes_in_words
-from neox_data.counted import counted
+from neox_data.counted import counted, first_few
 from neox_data.errors import CorpusError, DataError, OtherResultError
 from neox_data.indexed import open_indexed
 from neox_data.manifest import check_tokenizer, read_manifest
@@ -41,6 +41,9 @@ _PER_VALIDATION_DOCUMENT, _FEWEST_TO_SPLIT = 20, 5
 # Files that cannot be read, as far as they are named.
 _MOST_PROBLEMS = 10
 
+# Names that the first line repeats.
+_MOST_NAMED = 3
+
 # Formats in which a text has a key, and archives, which may contain these.
 _WITH_KEYS = (".jsonl", ".json", ".parquet", ".tar", ".zip")
 
@@ -69,9 +72,11 @@ def prepare(
         say: called with a line for what begins and what is complete.
 
     Raises:
-        DataError: the texts cannot be used.
+        DataError: the texts or the tokenizer cannot be used.
         OtherResultError: the folder contains the result of other texts or options.
     """
+    if vocab_file is not None:
+        build_tokenizer(_TYPE, vocab_file=vocab_file)  # Refused before texts are read, which takes long.
     with (
         _folder_made(output),
         exclusive_lock(output / ".lock", purpose=f"preparing texts in {output}"),
@@ -132,7 +137,7 @@ def _corpus(
         say(f"{path} is missing; writing it again")
     else:
         _refuse_files_of_others(output, vocab_file)
-    say(f"reading {counted(len(files), 'file')}")
+    say(f"reading {counted(len(files), 'file')}: {first_few(names, _MOST_NAMED)}")
     counts = write_corpus(_texts(files, key, skips, say), path, remedy=lambda: _remedy(files, skips))
     found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
     _write_json(record, {"identity": identity, **found})
@@ -233,7 +238,12 @@ def _dataset(output: Path, tokenizer_file: Path, log_interval: int | None, say: 
     prefix = _prefix_in(output)
     prefix.parent.mkdir(exist_ok=True)
     if _is_complete(prefix):
-        check_tokenizer(prefix, tokenizer)
+        check_tokenizer(
+            prefix,
+            tokenizer,
+            remedy=f"restore {tokenizer_file}, which models trained on this data require, or delete "
+            f"{prefix.parent} to tokenize the texts again",
+        )
         say(f"{prefix}.bin: complete since an earlier run")
     else:
         options = Options(append_end=True, workers=prepare_threads())

@@ -92,7 +92,7 @@ def _texts_of_member(
         passed_over.add(f"{name}, {member}")
     elif known:
         yield from texts_in(f"{name}, {member}", Path(member), content, passed_over, depth=depth)
-    elif path.name.endswith(_ALL_TEXTS):
+    elif path.name.lower().endswith(_ALL_TEXTS):
         yield TextStream(f"{name}, {member}", ".txt", content)
         _read_to_end(content)
     else:

@@ -64,7 +64,8 @@ class FileFormat(NamedTuple):
 
 
 def format_of(path: Path) -> FileFormat:
-    """Return the format of a file."""
+    """Return the format of a file by its name, in upper or lower case."""
+    path = Path(path.name.lower())
     name = path.name
     if name.endswith(".tgz"):
         return FileFormat(".tar", ".gz")
@@ -121,8 +122,9 @@ def cut_file(path: Path, part_bytes: int) -> Iterator[CorpusPart]:
 
 
 def _is_lines(path: Path) -> bool:
-    if path.suffix != ".json":
-        return path.suffix == ".jsonl"
+    suffix = path.suffix.lower()
+    if suffix != ".json":
+        return suffix == ".jsonl"
     with path.open("rb") as file:
         return not begins_array(file)
 
@@ -212,7 +214,11 @@ def _files_below(folder: Path, passed_over: PassedOver) -> Iterator[Path]:
     for place, folders, files in os.walk(folder, onerror=_raise):
         if set(files) >= _OF_SAVE_TO_DISK:
             raise CorpusError(f"{place} is a folder of datasets' save_to_disk; {_EXPORT}")
-        paths += [Path(place, name) for name in files]
+        for path in [Path(place, name) for name in files]:
+            if path.is_symlink() and not path.exists():
+                passed_over.add(f"{path}, a link that cannot be followed")
+            else:
+                paths.append(path)
         for path in [Path(place, name) for name in sorted(folders)]:
             if path.is_symlink():
                 passed_over.add(f"{path}, a link to a folder")
@@ -244,7 +250,7 @@ def _check_readable(path: Path) -> None:
     kind, packing = format_of(path)
     if kind:
         return
-    if packing and path.with_suffix("").suffix in _NEVER_PACKED:
+    if packing and path.with_suffix("").suffix.lower() in _NEVER_PACKED:
         raise CorpusError(f"{path} cannot be read while it is compressed; decompress it first")
     if path.suffix == ".arrow":
         raise CorpusError(f"{path} is a file of Arrow, which is not read; {_EXPORT}")

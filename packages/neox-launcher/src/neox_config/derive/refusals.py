@@ -46,6 +46,9 @@ OR_FINETUNE = (
 )
 """What to do about a different model in a training."""
 
+# Values of a model that follow from its tokenizer.
+_OF_TOKENIZER = {"vocab_file", "tokenizer_type", "make_vocab_size_divisible_by"}
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -96,6 +99,12 @@ def other_model(changes: Changes, *, remedy: str) -> Refusal | None:
     """Return the refusal of a checkpoint of another model, with every parameter that changes it."""
     if not changes.model:
         return None
+    labels = {change.label for change in changes.model}
+    if "vocab_file" in labels and labels <= _OF_TOKENIZER:
+        return Refusal(
+            f"the model was trained with another tokenizer: {_listed(changes.model)}",
+            "set vocab-file to the tokenizer of that training, or set load to another folder",
+        )
     return Refusal(f"the checkpoint contains a different model: {_listed(changes.model)}", remedy)
 
 

@@ -17,7 +17,8 @@ FEWEST_ENTRIES = 258
 
 
 def is_corpus_file(path: PurePath) -> bool:
-    """Return whether the name of a file is that of a file of texts."""
+    """Return whether the name of a file, in upper or lower case, is that of a file of texts."""
+    path = PurePath(path.name.lower())
     if path.name.endswith(_PACKED_ARCHIVES):
         return True
     if path.suffix not in _PACKED:

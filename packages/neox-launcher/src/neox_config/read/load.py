@@ -49,6 +49,9 @@ from neox_config.schema.scalars import WORDS
 __all__ = ["Draft", "draft_config", "is_valid_setting", "load_config"]
 
 # Number of unknown names for which a similar name is searched.
+_INSTEAD_OF_EMPTY = (
+    "write a configuration, copy one from configs, or make one for your texts: neox-launch init --data FOLDER"
+)
 _MOST_SUGGESTIONS = 100
 # Names that users may choose for groups and metrics. Dots are excluded because they separate nested names.
 _CHOSEN_NAME = re.compile(r"\w{1,100}")
@@ -123,8 +126,7 @@ def draft_config(
         read_override(text, reading, option="--resume-set", precedence=2)
     if paths and not texts and not reading.leaves and not reading.problems:
         reading.problems += [
-            Problem("", "is empty", "write a configuration, or copy one from configs", place=Place(file))
-            for file in reading.files
+            Problem("", "is empty", _INSTEAD_OF_EMPTY, place=Place(file)) for file in reading.files
         ]
         reading.is_complete = False
     leaves, missing = missing_features(_not_overridden(reading.leaves))

@@ -6,6 +6,7 @@ name given twice in a file is an error; PyYAML would silently keep the last one.
 deeply nested or too repetitive to be written by hand are refused.
 """
 
+import codecs
 import difflib
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from neox_config.facts.checkpoints import complete_checkpoints, is_checkpoint
 from neox_config.files import configuration_in, names_in, nearest_folder, why_not_readable
 from neox_config.problems import COMMAND_LINE, Place, Problem, in_words
 from neox_config.read.syntax import TOO_DEEP, explain_syntax, lines_of
@@ -217,9 +219,28 @@ def about_folder(folder: Path) -> tuple[str, str]:
     imported = import_of_model(folder)
     if imported is not None:
         return "is a model of transformers, not a configuration of a training", imported
+    if _has_checkpoints(folder):
+        return "is a folder of checkpoints, not a configuration", _about_checkpoints(folder)
     return (
         "is a directory, not a file",
         f"give the configuration files in it: -d {shlex.quote(str(folder))} FILE ...",
+    )
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    try:
+        return is_checkpoint(folder) or bool(complete_checkpoints(folder))
+    except OSError:
+        return False
+
+
+def _about_checkpoints(folder: Path) -> str:
+    """Return what is done with a folder of checkpoints, or with one checkpoint."""
+    near = filter(None, map(configuration_in, folder.absolute().parents[:2]))
+    file = next((shlex.quote(os.path.relpath(each)) for each in near), "FILE")
+    return (
+        f"to train or use the model, give the configuration of its training: {file}; to describe what is "
+        f"saved there: neox-checkpoint inspect {shlex.quote(str(folder))}"
     )
 
 
@@ -247,14 +268,25 @@ def _read_file(path: Path, reading: Reading) -> None:
     try:
         text = text_of(path)
     except (OSError, ValueError) as error:
+        why, remedy = str(error), "give a YAML file in UTF-8"
         if isinstance(error, UnicodeDecodeError):
             place = Place(str(path), error.object.count(b"\n", 0, error.start) + 1)
+            why, convert = _other_encoding(error)
+            remedy = f"{remedy}; {convert}"
         # Such as the weights of a model.
-        remedy = import_of_model(path.parent) or "give a YAML file in UTF-8"
-        reading.problems.append(Problem("", f"cannot be read: {error}", remedy, place=place))
+        remedy = import_of_model(path.parent) or remedy
+        reading.problems.append(Problem("", f"cannot be read: {why}", remedy, place=place))
         reading.is_complete = False
         return
     _add(text, place, reading)
+
+
+def _other_encoding(error: UnicodeDecodeError) -> tuple[str, str]:
+    """Return why a file is not UTF-8, and how it is converted."""
+    if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "it is in UTF-16", "to convert this one: iconv -f utf-16 -t utf-8 FILE > NEW"
+    why = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
+    return why, "to convert one in Latin-1: iconv -f latin1 -t utf-8 FILE > NEW"
 
 
 def add_text(given: Text, reading: Reading) -> None:
@@ -453,17 +485,20 @@ class _Reader:
             return {self._key(key): self._value(value, depth + 1) for key, value in node.value}
         is_text = node.tag == _STR_TAG and getattr(node, "style", None) is not None
         if not is_text and _LEADING_ZERO.fullmatch(str(node.value)):
-            self._complain_of_zero(node)
+            self._complain_of_zero(node, is_whole=depth == 0)
             return None
         return node.value if is_text else _plain_value(node.value)
 
-    def _complain_of_zero(self, node: yaml.Node) -> None:
+    def _complain_of_zero(self, node: yaml.Node, *, is_whole: bool) -> None:
         digits = node.value.replace("_", "")
-        what = "starts with a zero: YAML 1.2 reads a decimal number"
-        remedy = f"write {int(digits)}, or put text in quotes"
+        what, text = "starts with a zero: YAML 1.2 reads a decimal number", "or put text in quotes"
+        if is_whole and self._place.spelling:
+            # A shell removes one pair of quotes.
+            text += f" within those of the shell: {self._place.spelling}=\"'{node.value}'\""
+        remedy = f"write {int(digits)}, {text}"
         if not set(digits) & set("89"):
             what += ", YAML 1.1 an octal one"
-            remedy = f"write {int(digits)} or {int(digits, 8)}, or put text in quotes"
+            remedy = f"write {int(digits)} or {int(digits, 8)}, {text}"
         self._complain(node, node.value, what, remedy)
 
     def _key(self, node: yaml.Node) -> str:

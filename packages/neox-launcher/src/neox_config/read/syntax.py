@@ -5,6 +5,7 @@ The parser reports where it stopped and what it was parsing; common mistakes are
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +81,33 @@ def explain_syntax(error: yaml.MarkedYAMLError, text: str) -> Slip:
         return Slip(None, problem, _UNKNOWN_REMEDY)
     start = error.context_mark.line + 1 if error.context_mark is not None else mark.line + 1
     lines = lines_of(text)
+    # Brackets without end take long to scan.
+    opened = None if TOO_DEEP in problem else _opened_above(text, mark.line, mark.column)
+    if opened is not None:
+        what = f"the quoted value that begins here ends only in line {mark.line + 1:,}"
+        return Slip(opened, what, "add the closing quote")
     for pattern, explain in _SLIPS:
         match = re.search(pattern, problem)
         if match is not None:
             return explain(_Scene(lines, problem, mark.line + 1, mark.column, start, match))
     return Slip(mark.line + 1, problem, _UNKNOWN_REMEDY)
+
+
+def _opened_above(text: str, line: int, column: int) -> int | None:
+    """Return the line of the quote that is closed just before an error, in a later line; None without one.
+
+    Where a closing quote is forgotten, the next quote of the file closes the value, and what follows that is
+    the error.
+    """
+    with suppress(yaml.YAMLError):  # What comes before the error is enough.
+        for token in yaml.scan(text, Loader=yaml.SafeLoader):
+            begin, end = token.start_mark, token.end_mark
+            if begin.line > line:
+                return None
+            is_quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
+            if is_quoted and begin.line < end.line == line and end.column <= column:
+                return int(begin.line) + 1
+    return None
 
 
 def lines_of(text: str) -> list[str]:
@@ -169,8 +192,17 @@ def _no_value(scene: _Scene) -> Slip:
 
 
 def _escape(scene: _Scene) -> Slip:
-    what = f"\\{scene.match[1]} is not a valid escape sequence in double quotes"
-    return Slip(scene.line, what, "use single quotes, or / instead of \\")
+    return _invalid_escape(scene.line, scene.match[1])
+
+
+def _short_escape(scene: _Scene) -> Slip:
+    before = scene.text(scene.line)[: scene.column]
+    return _invalid_escape(scene.line, before[before.rfind("\\") + 1 :][:1])
+
+
+def _invalid_escape(line: int, character: str) -> Slip:
+    what = f"\\{character} is not a valid escape sequence in double quotes"
+    return Slip(line, what, "use single quotes, or / instead of \\")
 
 
 def _alias(scene: _Scene) -> Slip:
@@ -204,6 +236,7 @@ _SLIPS: tuple[tuple[str, Callable[[_Scene], Slip]], ...] = (
     (r"expected ',' or '([}\]])', but got '(.+)'", _bracket),
     (r"expected the node content, but found '(.+)'", _no_value),
     (r"found unknown escape character '(.)'", _escape),
+    (r"expected escape sequence of \d hexadecimal numbers", _short_escape),
     (r"found undefined alias '(.*)'", _alias),
     (r"found character '(.)' that cannot start", _sign),
     (r"found unexpected end of stream", _open_quote),

@@ -74,6 +74,16 @@ class _Time(click.types.StringParamType):
         return value
 
 
+class _GivenPath(click.Path):
+    """A path; an empty one, as of a shell variable without a value, is refused: it would mean `.`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check that there is a path."""
+        if not str(value):
+            self.fail("is empty; give a path (. is the current folder)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(
     "init",
     cls=_InitCommand,
@@ -86,14 +96,14 @@ class _Time(click.types.StringParamType):
     "--data",
     heading=_TEXTS,
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=_GivenPath(path_type=Path),
     metavar="PATH",
     help=f"Folder or file with texts: {ENDINGS}. May be given several times.",
 )
 @option(
     "--output",
     heading=_WRITTEN,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_GivenPath(path_type=Path, file_okay=False),
     help="Folder to write to. Default: run.",
 )
 @option(
@@ -134,7 +144,7 @@ class _Time(click.types.StringParamType):
 @option(
     "--tokenizer",
     heading=_TEXTS,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=_GivenPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="A tokenizer.json to use. Default: train one on the texts.",
 )
@@ -171,8 +181,8 @@ def init(
     """Write the configuration of a first training on your own texts.
 
     Finds the texts, trains a tokenizer, writes a dataset, chooses a model and its training, and prints the
-    command that starts it. On a terminal it asks for what is not given. No configuration is overwritten.
-    After an interruption, the same command continues.
+    command that starts it. On a terminal it asks for what is not given; if its output is redirected, it
+    uses the defaults. No configuration is overwritten. After an interruption, the same command continues.
     """
     if common != (Request(program="train", paths=()), None):
         raise click.UsageError("init takes only its own options, after the word init")
@@ -188,8 +198,10 @@ def init(
         found = _devices(devices, device_memory)
         # Once per shape, so that all figures follow from one measurement.
         measure = cache(cpu_speed)
-        if sys.stdin.isatty():
+        if sys.stdin.isatty() and sys.stdout.isatty():
             data, output, size, duration = _ask(data, output, size, model, duration)
+        elif sys.stdin.isatty() and data:
+            _name_defaults(output, size or model, duration)
         if not data:
             raise click.UsageError("no texts given; give --data FOLDER")
         path = _path_of_configuration(output or Path("run"))
@@ -296,6 +308,14 @@ def _ask(
         question = "Longest time of the training, such as 20m or 2h (auto: by the size of the texts)"
         duration = click.prompt(question, default=_AUTO, type=_Time())
     return data, output, size, duration
+
+
+def _name_defaults(output: Path | None, model: str | None, duration: str | None) -> None:
+    """Name the defaults that are used because a question would not be seen: the output goes elsewhere."""
+    defaults = (("--output run", output), ("--size auto", model), ("--time auto", duration))
+    missing = [default for default, given in defaults if given is None]
+    if missing:
+        click.echo(f"nothing is asked, because the output is no terminal: {', '.join(missing)}", err=True)
 
 
 def _path_of_configuration(folder: Path) -> Path:

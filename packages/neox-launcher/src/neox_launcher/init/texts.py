@@ -79,8 +79,8 @@ def prepare_texts(
         quiet: show no progress.
 
     Raises:
-        PreparationError: neox-data failed, or was interrupted by Ctrl-C.
-        KeyboardInterrupt: only this process was interrupted; neox-data is complete.
+        PreparationError: neox-data failed, or was interrupted by Ctrl-C and has reported it.
+        KeyboardInterrupt: neox-data was interrupted and has not reported it, or only this process was.
         LaunchError: neox-data is not installed, or has another version.
     """
     if importlib.util.find_spec("neox_data") is None:
@@ -95,11 +95,12 @@ def prepare_texts(
     command += ["--quiet"] if quiet else []
     with _ctrl_c_for_the_process() as received:
         done = subprocess.run(command, check=False)
+    # Ctrl-C ends neox-data at once while it trains a tokenizer; a signal to this process alone, or one that
+    # came when the other was complete, does not.
+    if done.returncode == -signal.SIGINT or (received and not done.returncode):
+        raise KeyboardInterrupt
     if done.returncode:
         raise PreparationError(done.returncode)
-    if received:
-        # A signal to this process alone, or one that came when the other was complete.
-        raise KeyboardInterrupt
     return _read(output)
 
 

@@ -1,6 +1,7 @@
-"""Recognize a run folder that was moved: its configuration names files where the folder was before."""
+"""Recognize a run folder that was moved or copied: its configuration names the folder that it was before."""
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from neox_config.facts.stores import is_url
 from neox_config.problems import Problem
 from neox_launcher.plan.dataset_files import index_path
 
-__all__ = ["name_moved_folder"]
+__all__ = ["name_moved_folder", "refuse_copied_folder"]
 
 
 def name_moved_folder(config: NeoXConfig, problems: Sequence[Problem]) -> list[Problem]:
@@ -35,6 +36,62 @@ def name_moved_folder(config: NeoXConfig, problems: Sequence[Problem]) -> list[P
         value=first.value,
     )
     return [problem, *(other for other in problems if other.name not in same)]
+
+
+def refuse_copied_folder(config: NeoXConfig) -> Iterator[Problem]:
+    """Refuse to train with the configuration of a copied folder, which still names the original folder.
+
+    The training would continue in the original, and delete its old checkpoints. A folder is a copy if the
+    configuration file of the same name in the original is another file, and the copy has a file or folder of
+    its own under a name that the configuration names in the original.
+    """
+    for name in _WRITTEN:
+        place, path = config.sources.get(name), config.value_of(name)
+        if place is None or place.file not in config.files or path is None or not os.path.isabs(path):
+            continue
+        file = Path(place.file).absolute()
+        original = next((each for each in (Path(path), *Path(path).parents) if _is_other(file, each)), None)
+        if original is None or not (common := list(dict.fromkeys(_copied(config, place.file, original)))):
+            continue
+        yield Problem(
+            name,
+            f"is in {original}, but {place.file} is in {file.parent}, which looks like a copy of that folder "
+            f"(both have {', '.join(common)}): the training would write to the original, and delete "
+            "checkpoints there",
+            f"write {file.parent} in place of {original} in {place.file}{_sed(original, file)}; or, to "
+            f"train in the original, use {original / file.name}",
+            value=path,
+        )
+        return
+
+
+def _is_other(file: Path, folder: Path) -> bool:
+    """Return whether a folder has another file of the same name."""
+    there = folder / file.name
+    return os.path.isfile(there) and not os.path.samefile(there, file)
+
+
+def _copied(config: NeoXConfig, file: str, original: Path) -> Iterator[str]:
+    """Yield what a configuration file names in the original, as far as the folder of the file has it, too."""
+    for name in (*_PRESENT, *_WRITTEN):
+        place = config.sources.get(name)
+        for path in _paths(config, name) if place is not None and place.file == file else ():
+            if not Path(path).is_relative_to(original) or Path(path) == original:
+                continue
+            relative = Path(path).relative_to(original)
+            here = Path(file).parent / relative
+            # Not a link to the original, which a training that shares it may have.
+            is_there = os.path.exists(here) or _has_index(here)
+            if is_there and here.resolve() != Path(path).resolve():
+                yield str(relative)
+
+
+def _sed(original: Path, file: Path) -> str:
+    """Return the command that does so, in parentheses; empty for names that sed would read as patterns."""
+    if set(f"{original}{file.parent}") & set("#&\\[]*^$\n"):
+        return ""
+    change = shlex.quote(f"s#{original}#{file.parent}#g")
+    return f" (sed -i {change} {shlex.quote(str(file))})"
 
 
 def _moved(config: NeoXConfig, name: str) -> tuple[Path, Path, str] | None:
@@ -70,6 +127,8 @@ def _has_checkpoints(folder: Path) -> bool:
         return False  # The check of the parameter reports it.
 
 
+# Parameters with folders to which a training writes.
+_WRITTEN = ("save", "log_dir")
 # Parameters with paths -> whether such a file or folder is there.
 _PRESENT: dict[str, Callable[[Path], bool]] = {
     "data_path": _has_index,

@@ -55,7 +55,7 @@ from neox_launcher.plan.dataset_files import (
     index_path,
     manifest_path,
 )
-from neox_launcher.plan.moved import name_moved_folder
+from neox_launcher.plan.moved import name_moved_folder, refuse_copied_folder
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in
 from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
@@ -80,6 +80,9 @@ Check = Callable[[NeoXConfig], Iterator[Problem]]
 _NO_CHECKPOINT = "contains no checkpoint"
 _WRONG_LATEST = "has a file latest that names "
 _GPT_NEOX = ("is a checkpoint of GPT-NeoX", "contains a checkpoint of GPT-NeoX")
+# Endings of texts whose first bytes are checked, and how many.
+_PLAIN_TEXTS = (".jsonl", ".json", ".txt", ".md", ".markdown")
+_HEAD_BYTES = 1 << 16
 # Programs that load the whole model in `load`.
 _LOADING = ("train", "generate", "serve", "evaluate")
 
@@ -326,6 +329,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
     retrieves: tuple[Check, ...] = (_finds_blocks, _datasets, _tokenizer, _towers)
     checks: dict[str, tuple[Check, ...]] = {
         "train": (
+            refuse_copied_folder,
             _datasets,
             _documents_for_training,
             trained_documents,
@@ -499,6 +503,25 @@ def _texts(config: NeoXConfig, source: str) -> Iterator[Problem]:
             if not is_corpus_file(path):
                 remedy = f"use files that end in {ENDINGS}"
                 yield Problem("eval_data", f"{path} has an unsupported ending", remedy)
+            elif path.suffix.lower() in _PLAIN_TEXTS and (place := _where_not_utf_8(path)):
+                remedy = "use other files; to convert one in Latin-1: iconv -f latin1 -t utf-8 FILE > NEW"
+                yield Problem("eval_data", f"{path} is not UTF-8 ({place})", remedy)
+
+
+def _where_not_utf_8(path: Path) -> str:
+    """Return the first byte at the beginning of a file that is not UTF-8; empty without one.
+
+    The rest is left to the worker, and so is a file that cannot be read.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with path.open("rb") as file:
+            decoder.decode(file.read(_HEAD_BYTES))
+    except UnicodeDecodeError as error:
+        return f"byte 0x{error.object[error.start]:02x} at position {error.start + 1:,}"
+    except OSError:
+        pass
+    return ""
 
 
 def _text_files(source: str) -> list[Path]:

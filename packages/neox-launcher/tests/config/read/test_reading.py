@@ -1,6 +1,7 @@
 """Reading of configuration files."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -113,10 +114,23 @@ def test_syntax_errors_are_reported_with_their_line(load, text, sentence):
     assert "is missing" not in str(found.value)
 
 
+def test_text_that_starts_with_a_zero_is_quoted_twice_on_the_command_line(minimal):
+    with pytest.raises(ConfigError) as found:
+        load_config([minimal], overrides=["prompt=0123"])
+    (problem,) = found.value.problems
+    assert problem.remedy == (
+        "write 123 or 83, or put text in quotes within those of the shell: --set prompt=\"'0123'\""
+    )
+    assert load_config([minimal], overrides=["prompt='0123'"]).generation.prompt == "0123"
+
+
 def test_a_byte_that_is_no_text_is_reported_with_its_line(minimal):
     more = minimal.with_name("more.yml")
     more.write_bytes(b"seed: 1\n\nsave: \xff\n")
-    with pytest.raises(ConfigError, match=r"line 3 +cannot be read: 'utf-8' codec can't decode byte 0xff"):
+    with pytest.raises(ConfigError, match=r"line 3 +cannot be read: the byte 0xff is not UTF-8\n.* latin1"):
+        load_config([minimal, more])
+    more.write_text("seed: 1\n", encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"cannot be read: it is in UTF-16\n.*: iconv -f utf-16 -t utf-8 "):
         load_config([minimal, more])
 
 
@@ -213,6 +227,23 @@ def test_folder_in_place_of_a_file_is_refused(tmp_path):
         load_config([tmp_path])
 
 
+def test_a_folder_of_checkpoints_is_called_that(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved = Path("run/checkpoints/global_step5")
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    for file in ("FILE", "run/config.yml"):
+        for folder in (saved, saved.parent):
+            with pytest.raises(ConfigError, match="is a folder of checkpoints, not a config") as found:
+                load_config([folder])
+            (problem,) = found.value.problems
+            assert problem.remedy.endswith(
+                f"the configuration of its training: {file}; to describe what is saved there: "
+                f"neox-checkpoint inspect {folder}"
+            )
+        Path("run/config.yml").touch()
+
+
 def test_a_folder_with_a_configuration_is_answered_with_its_path(tmp_path):
     (tmp_path / "one.yml").touch()
     with pytest.raises(ConfigError, match=f"did you mean {tmp_path}/one.yml?"):
@@ -237,7 +268,7 @@ def test_a_model_of_transformers_is_one_problem_with_the_command_that_imports_it
         for given, what in (
             (path, "is a config.json of transformers, not a configuration of a training"),
             (tmp_path, "is a model of transformers, not a configuration of a training"),
-            (weights, "cannot be read: 'utf-8' codec"),
+            (weights, "cannot be read: the byte 0x80 is not UTF-8"),
         ):
             with pytest.raises(ConfigError) as found:
                 load_config([given])
@@ -270,5 +301,6 @@ def test_an_empty_configuration_is_called_empty(tmp_path, content):
         load_config([tmp_path / "empty.yml"])
     (problem,) = refusal.value.problems
     assert (problem.what, problem.place.file) == ("is empty", str(tmp_path / "empty.yml"))
+    assert problem.remedy.endswith("neox-launch init --data FOLDER")
     with pytest.raises(ConfigError, match="hidden-size"):
         load_config([tmp_path / "empty.yml"], overrides=["num-layers=2"])

@@ -1,5 +1,6 @@
 """A trained model in this process: load, generate, logits."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -10,7 +11,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from neox_config import NeoXConfig, Resolved, load_config, resolve
+from neox_config import NeoXConfig, Resolved, resolve
+from neox_config import load_config as load_files
 from neox_config.derive.objective import is_retrieval
 from neox_config.derive.recorded import fusions_off
 from neox_config.derive.resolve import Precision
@@ -23,7 +25,7 @@ from neox_config.rules import broken_rules
 from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import Tokenizer
 from neox_model.api.alone import plain_state
-from neox_model.api.configuration import as_text, resolved_for
+from neox_model.api.configuration import as_text, load_config, resolved_for
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import padded_vocab_size
@@ -54,6 +56,8 @@ _SETTINGS = (
 )
 # Names of other programs for settings here, before those for parameters of configurations.
 _FOREIGN_SETTINGS = {**FOREIGN_NAMES, "max_tokens": "maximum_tokens"}
+# Endings of configuration files.
+_CONFIGURATIONS = (".yml", ".yaml")
 _NUMBERS_OF_TEXTS = ("num_samples", "num_return_sequences", "n")
 
 
@@ -298,8 +302,8 @@ def load_model(
 
     Args:
         source: a folder of checkpoints (its latest is loaded) or one checkpoint in it; a folder of a model of
-            transformers (GPT-NeoX, Llama, Mistral, GPT-2, Qwen2); or a configuration, whose `load` names the
-            folder or object store.
+            transformers (GPT-NeoX, Llama, Mistral, GPT-2, Qwen2); or a configuration or its YAML file, whose
+            `load` names the folder or object store.
         precision: dtype of the weights and activations; None: that of the training; of a model of
             transformers, that in which it is stored.
         vocab_file: file of the tokenizer, if that which a folder of checkpoints records was moved.
@@ -317,6 +321,8 @@ def load_model(
     if precision not in (None, *get_args(Precision)):
         raise NeoXError(f"precision {precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
     with plain_state(), our_errors(), explained_shortage():
+        if not isinstance(source, NeoXConfig) and _is_configuration(source):
+            source = load_config(source)
         if isinstance(source, NeoXConfig):
             _refuse_files(files, "a configuration names the tokenizer's files itself; set them there")
             return _of_config(source, precision)
@@ -325,6 +331,21 @@ def load_model(
             _refuse_files(files, "a model of transformers has its tokenizer in its folder; copy it there")
             return _of_hf(open_hf(folder), precision)
         return _of_checkpoint(_checkpoint_in(folder), precision, files)
+
+
+def _is_configuration(source: str | Path) -> bool:
+    """Return whether a path is that of a configuration file, by its name.
+
+    Raises:
+        NeoXError: it is no path.
+    """
+    if isinstance(source, str | os.PathLike):
+        return Path(source).suffix in _CONFIGURATIONS and not Path(source).is_dir()
+    what = "dictionary" if isinstance(source, Mapping) else f"value of type {type(source).__name__}"
+    raise NeoXError(
+        f"a model cannot be loaded from a {what}; pass the path of a folder or of a configuration file, or a "
+        "configuration: neox_model.load_config(...)"
+    )
 
 
 def _refuse_files(files: Mapping[str, Path], reason: str) -> None:
@@ -357,8 +378,8 @@ def _checkpoint_in(folder: Path) -> Checkpoint:
         return Checkpoint(folder)
     if folder.is_file():
         raise CheckpointError(
-            f"{folder} is a file; pass the folder of checkpoints, or a configuration: "
-            f"load_model(load_config({str(folder)!r}))"
+            f"{folder} is a file; pass the folder of checkpoints, or a configuration file "
+            f"({', '.join(_CONFIGURATIONS)})"
         )
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; check the path")
@@ -386,7 +407,7 @@ def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: M
 def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
     settings = {**found.settings(found.folder.absolute()), **TRAINING}
     text = as_text(settings, str(found.folder / "config.json"))
-    resolved = resolve(load_config([], texts=[text]), devices=1)
+    resolved = resolve(load_files([], texts=[text]), devices=1)
     module = _built(resolved, found.rows, DTYPES[precision or resolved.derived.precision])
     parameters = dict(named_logical_parameters(module))
     shapes = {name: tuple(each.logical.shape) for name, each in parameters.items()}  # type: ignore[attr-defined]

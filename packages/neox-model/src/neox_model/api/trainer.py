@@ -328,10 +328,10 @@ class _CallbackHook(Hook):
 def _no_configuration(value: Any) -> str:
     """Return what to write in place of a value that is not a configuration."""
     if isinstance(value, Mapping):
-        return "a dictionary is not a configuration; to make one of it: Trainer(load_config({...}))"
+        return "a dictionary is not a configuration; to make one of it: neox_model.load_config({...})"
     if isinstance(value, str | Path):
         file = repr(str(value))
-        return f"{file} is not a configuration; to read one from this file: Trainer(load_config({file}))"
+        return f"{file} is not a configuration; to read one from this file: neox_model.load_config({file})"
     return f"a value of type {type(value).__name__} is not a configuration; pass that of load_config"
 
 

@@ -53,7 +53,9 @@ class _Run(click.Path):
     help="Page to write. Default: report.html in the first RUN; report.N.html for metrics.N.jsonl.",
 )
 @click.option(
-    "--png", type=click.Path(path_type=Path), help="Loss plot to write. Default: loss.png in a single RUN."
+    "--png",
+    type=click.Path(path_type=Path),
+    help="Loss plot to write. Default, for a single RUN: loss.png next to the page.",
 )
 def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     """Write one HTML page about the runs with the log folders RUN (log-dir), and plot the loss.
@@ -74,7 +76,8 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
         file.write(text)
     click.echo(click.format_filename(page))
     if len(runs) == 1 or png is not None:
-        _plot(found[0], png or _beside(runs[0], "loss.png"), is_requested=png is not None)
+        default = _beside(runs[0], "loss.png") if output is None else output.with_name("loss.png")
+        _plot(found[0], png or default, is_requested=png is not None)
     for record in (record for run in runs for record in earlier_records(run)):
         command = f"neox-report {shlex.quote(str(record))}"
         click.echo(f"{record} is the record of an earlier training; show it with: {command}", err=True)
