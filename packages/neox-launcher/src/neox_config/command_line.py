@@ -20,6 +20,7 @@ __all__ = [
     "INTERRUPTED",
     "PATH",
     "Command",
+    "GivenPath",
     "Group",
     "Option",
     "about_encoding",
@@ -33,6 +34,17 @@ INTERRUPTED = 130
 
 PATH = click.Path(readable=False)
 """Type of a file or folder that shells complete; the command itself checks whether it can be read."""
+
+
+class GivenPath(click.Path):
+    """A path; an empty one, as of a shell variable without a value, is refused: it would mean `.`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check that there is a path."""
+        if not str(value):
+            self.fail("is empty; give a path (. is the current folder)", param, ctx)
+        return super().convert(value, param, ctx)
+
 
 _FAILURE, _INVALID = 1, 2
 _EXIT_CODES: Mapping[int | str, str] = {

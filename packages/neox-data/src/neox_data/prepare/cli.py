@@ -1,28 +1,17 @@
 """The command `neox-data prepare`."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from neox_data.command import DataCommand, jsonl_key_option, log_interval_option
-from neox_data.command_line import quiet_option
+from neox_data.command_line import GivenPath, quiet_option
 from neox_data.prepare.run import RESULT
 from neox_data.prepare.run import prepare as run
 from neox_data.preprocess.inputs import ENDINGS
 from neox_data.tokenizers.train import FEWEST_ENTRIES
 
 __all__ = ["prepare"]
-
-
-class _GivenPath(click.Path):
-    """A path; an empty one, as of a shell variable without a value, is refused: it would mean `.`."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check that there is a path."""
-        if not str(value):
-            self.fail("is empty; give a path (. is the current folder)", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 @click.command(
@@ -40,17 +29,17 @@ class _GivenPath(click.Path):
     "inputs",
     required=True,
     multiple=True,
-    type=_GivenPath(path_type=Path),
+    type=GivenPath(path_type=Path),
     metavar="PATH...",
     help=f"Files and folders with texts: {ENDINGS}.",
 )
 @click.option(
-    "--output", required=True, type=_GivenPath(path_type=Path, file_okay=False), help="Folder to write to."
+    "--output", required=True, type=GivenPath(path_type=Path, file_okay=False), help="Folder to write to."
 )
 @jsonl_key_option
 @click.option(
     "--vocab-file",
-    type=_GivenPath(path_type=Path, exists=True, dir_okay=False),
+    type=GivenPath(path_type=Path, exists=True, dir_okay=False),
     help="A tokenizer.json to use.  [default: train one]",
 )
 @click.option(

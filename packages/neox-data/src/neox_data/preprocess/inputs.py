@@ -214,11 +214,7 @@ def _files_below(folder: Path, passed_over: PassedOver) -> Iterator[Path]:
     for place, folders, files in os.walk(folder, onerror=_raise):
         if set(files) >= _OF_SAVE_TO_DISK:
             raise CorpusError(f"{place} is a folder of datasets' save_to_disk; {_EXPORT}")
-        for path in [Path(place, name) for name in files]:
-            if path.is_symlink() and not path.exists():
-                passed_over.add(f"{path}, a link that cannot be followed")
-            else:
-                paths.append(path)
+        paths += [Path(place, name) for name in files]
         for path in [Path(place, name) for name in sorted(folders)]:
             if path.is_symlink():
                 passed_over.add(f"{path}, a link to a folder")

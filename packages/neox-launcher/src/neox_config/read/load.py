@@ -48,10 +48,10 @@ from neox_config.schema.scalars import WORDS
 
 __all__ = ["Draft", "draft_config", "is_valid_setting", "load_config"]
 
-# Number of unknown names for which a similar name is searched.
 _INSTEAD_OF_EMPTY = (
     "write a configuration, copy one from configs, or make one for your texts: neox-launch init --data FOLDER"
 )
+# Number of unknown names for which a similar name is searched.
 _MOST_SUGGESTIONS = 100
 # Names that users may choose for groups and metrics. Dots are excluded because they separate nested names.
 _CHOSEN_NAME = re.compile(r"\w{1,100}")

@@ -13,7 +13,7 @@ import click
 
 from neox_config import Text, load_config
 from neox_config.atomic import atomic_write
-from neox_config.command_line import INTERRUPTED, Command, option, quiet_option
+from neox_config.command_line import INTERRUPTED, Command, GivenPath, option, quiet_option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.facts.checkpoints import complete_checkpoints
@@ -74,16 +74,6 @@ class _Time(click.types.StringParamType):
         return value
 
 
-class _GivenPath(click.Path):
-    """A path; an empty one, as of a shell variable without a value, is refused: it would mean `.`."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check that there is a path."""
-        if not str(value):
-            self.fail("is empty; give a path (. is the current folder)", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 @click.command(
     "init",
     cls=_InitCommand,
@@ -96,14 +86,14 @@ class _GivenPath(click.Path):
     "--data",
     heading=_TEXTS,
     multiple=True,
-    type=_GivenPath(path_type=Path),
+    type=GivenPath(path_type=Path),
     metavar="PATH",
     help=f"Folder or file with texts: {ENDINGS}. May be given several times.",
 )
 @option(
     "--output",
     heading=_WRITTEN,
-    type=_GivenPath(path_type=Path, file_okay=False),
+    type=GivenPath(path_type=Path, file_okay=False),
     help="Folder to write to. Default: run.",
 )
 @option(
@@ -144,7 +134,7 @@ class _GivenPath(click.Path):
 @option(
     "--tokenizer",
     heading=_TEXTS,
-    type=_GivenPath(path_type=Path, exists=True, dir_okay=False),
+    type=GivenPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="A tokenizer.json to use. Default: train one on the texts.",
 )
