@@ -108,6 +108,10 @@ def test_merge_equals_one_run_over_all_inputs(preprocessed, tmp_path: Path) -> N
         assert (tmp_path / f"merged.{ending}").read_bytes() == Path(f"{both}.{ending}").read_bytes()
     assert "wrote" in result.stdout
     assert "4 sequences" in result.stdout
+    assert "replaced" not in result.stdout
+    again = run("merge", two, "--output", tmp_path / "merged")
+    assert "replaced a dataset of 4 documents and" in again.stdout
+    assert run("merge", one, two, "--output", tmp_path / "merged").exit_code == 0
     merged, whole = (json.loads(Path(f"{p}.manifest.json").read_text()) for p in (f"{tmp_path}/merged", both))
     assert [Path(source["path"]).name for source in merged["inputs"]] == ["one.jsonl", "two.jsonl"]
     for part in ("tokenizer", "options", "counts", "files"):

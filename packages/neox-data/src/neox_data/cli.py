@@ -16,6 +16,7 @@ from neox_data.command import (
     corpus_files_option,
     jsonl_key_option,
     log_interval_option,
+    notes_on_replaced,
 )
 from neox_data.command_line import quiet_option
 from neox_data.counted import counted
@@ -39,6 +40,7 @@ from neox_data.preprocess.progress import Counts, Reporter, report_progress
 from neox_data.preprocess.read import CorpusReader
 from neox_data.preprocess.stdlib_corpus import write_stdlib_corpus
 from neox_data.sources import cut_offsets, merge_offsets
+from neox_data.splits import PARTS
 from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, Tokenizer, build_tokenizer
 from neox_data.tokenizers.added import add_special_tokens
 from neox_data.tokenizers.train import FEWEST_ENTRIES, train_byte_level_bpe
@@ -147,6 +149,7 @@ def merge(prefixes: tuple[str, ...], output: str) -> None:
     contents = merge_manifests(prefixes)
     for prefix in prefixes:
         verify_manifest(prefix, (".idx", ".offsets"))
+    replaced = notes_on_replaced([output])
     copied = merge_indexed(prefixes, output, hashes=[recorded_sha256(prefix, ".bin") for prefix in prefixes])
     if contents is None:
         click.echo("no manifest was written, because not every dataset has one", err=True)
@@ -154,6 +157,7 @@ def merge(prefixes: tuple[str, ...], output: str) -> None:
         merge_offsets(prefixes, output)
         write_manifest(output, **contents, bin_sha256=copied.bin_sha256)
     _echo_written(copied.dataset)
+    _echo_all(replaced)
 
 
 @main.command(
@@ -173,6 +177,7 @@ def split(prefix: str, split: str, output: str) -> None:
     A dataset with a manifest is compared with it; if it is damaged, nothing is written.
     """
     verify_manifest(prefix, (".idx", ".offsets"))
+    replaced = notes_on_replaced(f"{output}_{part}" for part in PARTS)
     for dataset, documents, sha256 in split_indexed(
         prefix, split, output, sha256=recorded_sha256(prefix, ".bin")
     ):
@@ -180,6 +185,7 @@ def split(prefix: str, split: str, output: str) -> None:
             cut_offsets(prefix, documents, dataset.prefix)
             write_manifest(dataset.prefix, **contents, bin_sha256=sha256)
         _echo_written(dataset)
+    _echo_all(replaced)
 
 
 @main.command(
@@ -193,7 +199,9 @@ def split(prefix: str, split: str, output: str) -> None:
 def convert(prefix: str, output: str) -> None:
     """Convert a dataset from the older `cached` or `lazy` layout to the mmap layout."""
     verify_manifest(prefix)
+    replaced = notes_on_replaced([output])
     _echo_written(convert_indexed(prefix, output))
+    _echo_all(replaced)
 
 
 @main.command(
@@ -398,6 +406,11 @@ def _first_documents(dataset: IndexedDataset, tokenizer: Tokenizer, count: int) 
         size = dataset.sizes.item(number)
         tokens = dataset.get(number, 0, min(_SHOWN_TOKENS, size))
         yield f"document {number}, {size:,} tokens:\n{tokenizer.decode(tokens.tolist())}"
+
+
+def _echo_all(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)
 
 
 def _echo_written(dataset: IndexedDataset) -> None:

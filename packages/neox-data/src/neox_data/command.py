@@ -14,7 +14,10 @@ import click
 
 from neox_data.amounts import bytes_in_words
 from neox_data.command_line import Command, Group
-from neox_data.errors import DataError, TokenizerError
+from neox_data.counted import counted
+from neox_data.errors import DataError, IndexedDatasetError, TokenizerError
+from neox_data.indexed.index import read_index
+from neox_data.indexed.layout import idx_path
 from neox_data.whole_files import NO_ROOM
 
 __all__ = [
@@ -23,6 +26,7 @@ __all__ = [
     "corpus_files_option",
     "jsonl_key_option",
     "log_interval_option",
+    "notes_on_replaced",
     "one_option_per_word",
 ]
 
@@ -55,6 +59,22 @@ log_interval_option = click.option(
     help="Minimum number of documents between progress lines if the output is not a terminal; documents are "
     "counted a batch at a time.",
 )
+
+
+def notes_on_replaced(prefixes: Iterable[Path | str]) -> list[str]:
+    """Return what is said after datasets have been written in place of others; called before that."""
+    return [note for prefix in map(Path, prefixes) if (note := _note_on_replaced(prefix)) is not None]
+
+
+def _note_on_replaced(prefix: Path) -> str | None:
+    if not idx_path(prefix).exists():
+        return None
+    try:
+        index = read_index(prefix)
+    except (IndexedDatasetError, OSError):
+        return f"replaced {prefix}, which was no complete dataset"
+    documents = counted(len(index.document_starts) - 1, "document")
+    return f"replaced a dataset of {documents} and {counted(index.num_tokens, 'token')}, {prefix}"
 
 
 class DataCommand(Command):

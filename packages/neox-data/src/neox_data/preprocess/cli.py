@@ -5,12 +5,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from neox_data.command import DataCommand, log_interval_option
+from neox_data.command import DataCommand, log_interval_option, notes_on_replaced
 from neox_data.command_line import option, quiet_option
-from neox_data.counted import counted
-from neox_data.errors import IndexedDatasetError
-from neox_data.indexed.index import read_index
-from neox_data.indexed.layout import idx_path
 from neox_data.preprocess.chat_template import load_chat_template
 from neox_data.preprocess.inputs import ENDINGS, find_inputs
 from neox_data.preprocess.loss_mask import ChatMask, LossMask, PromptMask
@@ -260,7 +256,7 @@ def main(
     if not append_eod:
         click.echo(_NO_END_NOTE, err=True)
     prefixes = [output_prefix_of(output_prefix + ending, key) for key in options.keys]
-    earlier = [note for prefix in prefixes if (note := _note_on_replaced(prefix)) is not None]
+    replaced = notes_on_replaced(prefixes)
     run = preprocess_resumably if resume else preprocess
     with report_progress(log_interval=None if quiet else log_interval) as report:
         summary = run(
@@ -271,20 +267,8 @@ def main(
             report=report,
             passed_over=passed_over,
         )
-    for line in (*summary.lines(), *earlier):
+    for line in (*summary.lines(), *replaced):
         click.echo(line)
-
-
-def _note_on_replaced(prefix: Path) -> str | None:
-    """Return what is said after the dataset of a prefix has been replaced; None if there is none yet."""
-    if not idx_path(prefix).exists():
-        return None
-    try:
-        index = read_index(prefix)
-    except (IndexedDatasetError, OSError):
-        return f"replaced {prefix}, which was no complete dataset"
-    documents = counted(len(index.document_starts) - 1, "document")
-    return f"replaced a dataset of {documents} and {counted(index.num_tokens, 'token')}, {prefix}"
 
 
 def _check_prefix(prefix: str) -> None:
