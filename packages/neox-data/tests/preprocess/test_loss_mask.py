@@ -13,8 +13,10 @@ from neox_data.labels import check_labels
 from neox_data.manifest import read_manifest
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.cli import main
+from neox_data.preprocess.end_of_answer import end_of_answer
 from neox_data.preprocess.loss_mask import ChatMask
 from neox_data.tokenizers import build_tokenizer
+from neox_data.tokenizers.added import add_special_tokens
 from neox_data.tokenizers.train import train_byte_level_bpe
 
 PLAIN = (
@@ -242,6 +244,39 @@ def test_the_template_next_to_the_vocabulary_is_the_default(corpus: Path, tokeni
     tokenizer = build_tokenizer("HFTokenizer", vocab_file=vocab_file)
     texts = ["".join(part.text for part in ChatTemplate(PLAIN, name="", tokens={}).segments(CHAT))]
     assert [tokenizer.decode(row) for row in read(corpus.parent / "out_messages_document")][:1] == texts
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "end"),
+    [
+        (CHATML, "<|im_end|>"),
+        (
+            CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content | trim }}{% endgeneration %}"),
+            "<|im_end|>",
+        ),
+        (CHATML.replace("<|im_end|>", ""), None),
+        (CHATML.replace("<|im_end|>", "<|endoftext|><|im_end|>"), "<|endoftext|>"),
+        ("{{ raise_exception('no') }}", None),
+    ],
+)
+def test_the_special_token_that_ends_an_answer_is_noted(
+    corpus, tokenizer_json, tmp_path, source, end
+) -> None:
+    added = add_special_tokens(tokenizer_json, ["<|im_start|>", "<|im_end|>"], tmp_path / "tokenizer.json")
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tmp_path / "tokenizer.json")
+    found = end_of_answer(template(source), tokenizer)
+    assert (None if found is None else found.text) == end
+    (tmp_path / "chat.jinja").write_text(source)
+    options = ("--loss-mask", "chat", "--chat-template", tmp_path / "chat.jinja")
+    result = run(corpus, tmp_path / "tokenizer.json", *options)
+    note = f"set stop-tokens: [{added['<|im_end|>']}] in the configuration"
+    assert (note in result.output) == (end == "<|im_end|>")
 
 
 def test_a_vocabulary_without_a_template_is_no_template(corpus: Path, tokenizer_json: Path) -> None:

@@ -34,6 +34,8 @@ _FAILURES = (
     RecursionError,
 )
 _NULL = str(None)
+# A text in place of messages, to see what the template writes around them.
+_PROBE = "0text0"
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -103,6 +105,16 @@ class ChatTemplate:
         """Return the texts of special tokens that end what the assistant writes."""
         end = self._tokens.get("eos_token")
         return (end,) if end else ()
+
+    @cached_property
+    def written_after_answer(self) -> str:
+        """What the template writes after the text of an answer at the end of a conversation."""
+        messages = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+        try:
+            _, answer, after = self._render(messages).replace(_BEGIN, "").replace(_END, "").rpartition(_PROBE)
+        except ValueError:
+            return ""  # A template that requires other messages.
+        return after if answer else ""
 
     def prompt(self, messages: Sequence[dict[str, Any]]) -> str:
         """Return the text of a conversation up to where the assistant's next message begins.

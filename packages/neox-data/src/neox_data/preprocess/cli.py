@@ -12,6 +12,7 @@ from neox_data.errors import IndexedDatasetError
 from neox_data.indexed.index import read_index
 from neox_data.indexed.layout import idx_path
 from neox_data.preprocess.chat_template import load_chat_template
+from neox_data.preprocess.end_of_answer import EndOfAnswer, end_of_answer
 from neox_data.preprocess.inputs import ENDINGS, find_inputs
 from neox_data.preprocess.loss_mask import ChatMask, LossMask, PromptMask
 from neox_data.preprocess.passed_over import PassedOver
@@ -20,7 +21,7 @@ from neox_data.preprocess.read import MAX_DOCUMENT_BYTES
 from neox_data.preprocess.run import Options, output_prefix_of, preprocess
 from neox_data.preprocess.shards import preprocess_resumably, take_shard
 from neox_data.preprocess.threads import prepare_threads
-from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, build_tokenizer
+from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, Tokenizer, build_tokenizer
 
 __all__ = ["main"]
 
@@ -259,6 +260,8 @@ def main(
     tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
     if not append_eod:
         click.echo(_NO_END_NOTE, err=True)
+    if isinstance(mask, ChatMask):
+        _note_on_end(mask, tokenizer)
     prefixes = [output_prefix_of(output_prefix + ending, key) for key in options.keys]
     earlier = [note for prefix in prefixes if (note := _note_on_replaced(prefix)) is not None]
     run = preprocess_resumably if resume else preprocess
@@ -273,6 +276,18 @@ def main(
         )
     for line in (*summary.lines(), *earlier):
         click.echo(line)
+
+
+def _note_on_end(mask: ChatMask, tokenizer: Tokenizer) -> None:
+    """Print a note if the template ends answers with another special token than documents end with."""
+    end = end_of_answer(mask.template, tokenizer)
+    if end is not None and end.id != tokenizer.end_of_document:
+        of_documents = EndOfAnswer(tokenizer.end_of_document, tokenizer.decode([tokenizer.end_of_document]))
+        click.echo(
+            f"note: the chat template ends answers with {end}, but documents end with {of_documents}; set "
+            f"stop-tokens: [{end.id}] in the configuration, so that generated texts end there",
+            err=True,
+        )
 
 
 def _note_on_replaced(prefix: Path) -> str | None:

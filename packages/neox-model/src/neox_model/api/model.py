@@ -80,7 +80,7 @@ class Model:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the parameters of the model, its tokenizer and its stop tokens that differ from their defaults.
+        """Return the parameters of the model, tokenizer and stop tokens that differ from their defaults.
 
         Together with parameters of a training they are a configuration: `load_config(model.settings, {...})`.
         """
