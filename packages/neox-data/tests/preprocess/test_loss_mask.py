@@ -13,6 +13,7 @@ from neox_data.labels import check_labels
 from neox_data.manifest import read_manifest
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.cli import main
+from neox_data.preprocess.conversations import messages_in
 from neox_data.preprocess.end_of_answer import end_of_answer
 from neox_data.preprocess.loss_mask import ChatMask
 from neox_data.tokenizers import build_tokenizer
@@ -202,10 +203,13 @@ def test_only_responses_count(corpus: Path, tokenizer_json: Path, resume) -> Non
 def test_messages_with_other_keys_are_named(tmp_path: Path, tokenizer_json: Path) -> None:
     (tmp_path / "chat.jinja").write_text(PLAIN)
     shared = tmp_path / "shared.jsonl"
-    shared.write_text(json.dumps({"messages": [{"from": "human", "value": "hi"}]}) + "\n")
+    shared.write_text(json.dumps({"messages": [{"speaker": "human", "text": "hi"}]}) + "\n")
     result = run(shared, tokenizer_json, "--loss-mask", "chat", "--chat-template", tmp_path / "chat.jinja")
     assert result.exit_code != 0
-    assert "is not an object with role and content (its keys are 'from', 'value')" in result.output
+    assert (
+        "is not an object with role and content, or with from and value (its keys are 'speaker', 'text')"
+        in result.output
+    )
 
 
 def test_only_the_assistant_counts(corpus: Path, tokenizer_json: Path, tmp_path: Path) -> None:
@@ -374,10 +378,30 @@ FAULTS = {
         ("chat",),
         "message 1 of the value of 'messages' is not an",
     ),
+    "sharegpt": (
+        [{"messages": [{"from": "observation", "value": "3"}]}],
+        ("chat",),
+        "message 1 of the value of 'messages' is from 'observation', which is none of human, gpt, system, ",
+    ),
+    "tools": (
+        [{"messages": CHAT, "tools": "[{]"}],
+        ("chat",),
+        "the value of 'tools' is text, but not JSON (",
+    ),
+    "no tools": (
+        [{"messages": CHAT, "tools": ["f"]}],
+        ("chat",),
+        "the value of 'tools' is not a list of objects",
+    ),
+    "messages of a prompt": (
+        [{"prompt": CHAT[:1], "response": CHAT[1:2]}],
+        (),
+        "the value of 'prompt' is a list of objects, not text; write the messages of prompt and response in ",
+    ),
     "parts": (
         [{"messages": [{"role": "user", "content": [{"type": "image"}]}]}],
         ("chat",),
-        "the content of message 1 of the value of 'messages' is not text",
+        "the content of message 1 of the value of 'messages' is not text: it has a part of the type 'image'",
     ),
 }
 
@@ -388,7 +412,7 @@ def test_documents_of_another_form_are_refused_or_counted(tmp_path, tokenizer_js
     corpus = tmp_path / "corpus.jsonl"
     good = {"prompt": "a", "response": "b", "messages": CHAT}
     corpus.write_text("".join(json.dumps(row) + "\n" for row in [*rows, good]))
-    (tmp_path / "chat.jinja").write_text(PLAIN)
+    (tmp_path / "chat.jinja").write_text(PLAIN + "{{ tools or '' }}" * ("tools" in fault))
     template_option = ("--chat-template", tmp_path / "chat.jinja") if kind else ()
     options = ("--loss-mask", *(kind or ("prompt-response",)), *template_option)
     result = run(corpus, tokenizer_json, *options)
@@ -432,7 +456,127 @@ def test_null_as_content_is_what_the_template_makes_of_it() -> None:
     with pytest.raises(ValueError, match="writes None for a message with null"):
         template("{% for m in messages %}{{ m.content }};{% endfor %}").segments(messages)
     mask = ChatMask("messages", template(guarded))
-    assert "<call>" in mask.text_of(messages, "it")
+    assert "<call>" in mask.text_of(messages, "it", {"messages": messages})
+
+
+TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"b": 1, "a": {}}}}]
+SHOWS_TOOLS = (
+    "{% if tools is not none %}{{ tools | tojson(indent=2, sort_keys=true) }}{% endif %}"
+    "{% for one in documents or [] %}{{ one | tojson(separators=[',', ':']) }}{% endfor %}" + PLAIN
+)
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"tools": TOOLS}, {"tools": []}, {"tools": TOOLS, "documents": [{"a": "é"}]}]
+)
+@pytest.mark.parametrize("source", [SHOWS_TOOLS, PLAIN, MARKED])
+def test_tools_and_documents_are_shown_as_transformers_shows_them(source, extra) -> None:
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    (text,), _ = utilities.render_jinja_template(
+        conversations=[CHAT], chat_template=source, eos_token="</s>", add_generation_prompt=False, **extra
+    )
+    mask = ChatMask("messages", template(source))
+    segments = mask.segments([mask.text_of(CHAT, "it", {"messages": CHAT, **extra})])
+    assert "".join(part.text for part in segments) == text
+    assert [part.text for part in segments if part.counts] == [
+        text for text, counts in parts(source, CHAT) if counts
+    ]
+    assert mask.left_out == ({each for each in extra if extra[each]} if source != SHOWS_TOOLS else set())
+
+
+@pytest.mark.parametrize("kind", ["objects", "JSON", "parquet"])
+def test_the_tools_of_a_corpus_are_written(tmp_path, tokenizer_json, kind) -> None:
+    rows = [
+        {"messages": CHAT, "tools": json.dumps(TOOLS) if kind != "objects" else TOOLS},
+        {"messages": CHAT},
+    ]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        corpus = tmp_path / "corpus.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), corpus)
+    (tmp_path / "chat.jinja").write_text(SHOWS_TOOLS)
+    options = ("--loss-mask", "chat", "--chat-template", tmp_path / "chat.jinja")
+    result = run(corpus, tokenizer_json, *options)
+    assert result.exit_code == 0, result.output
+    assert "does not show" not in result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
+    with_tools, without = [tokenizer.decode(row) for row in read(tmp_path / "out_messages_document")]
+    assert with_tools == json.dumps(TOOLS, indent=2, sort_keys=True, ensure_ascii=False) + without
+    (tmp_path / "chat.jinja").write_text(PLAIN)
+    result = run(corpus, tokenizer_json, *options)
+    assert (
+        f"note: documents have 'tools', which the chat template {tmp_path}/chat.jinja does not"
+        in result.output
+    )
+
+
+def test_a_template_may_show_the_date() -> None:
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    source = (
+        "{{ strftime_now('%d %B %Y') }};{{ dict(a=1) }};{% for m in messages %}{% continue %}{% endfor %}"
+    )
+    (text,), _ = utilities.render_jinja_template(conversations=[CHAT[:1]], chat_template=source)
+    assert parts(source, CHAT[:1]) == [(text, False)]
+
+
+def test_messages_of_sharegpt_and_content_in_parts_are_read() -> None:
+    theirs = [
+        {"from": "system", "value": "s"},
+        {"from": "human", "value": "a"},
+        {"from": "gpt", "value": "b"},
+    ]
+    roles = ("system", "user", "assistant")
+    ours = [{"role": role, "content": text} for role, text in zip(roles, "sab", strict=True)]
+    in_parts = [
+        {"role": role, "content": [{"type": "text", "text": text}]}
+        for role, text in zip(roles, "sab", strict=True)
+    ]
+    assert messages_in(theirs, "it") == messages_in(in_parts, "it") == ours
+    in_parts[2]["content"].append({"type": "text", "text": "c"})
+    assert messages_in(in_parts, "it")[2]["content"] == "bc"
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        (
+            {"messages": [{"role": 1}]},
+            ("--loss-mask", "chat"),
+            "has text under 'messages'; documents were skipped, such as {}, line 1: message 1 of the value "
+            "of 'messages' is not an object with role and content, or with from and value (its keys are "
+            "'role'); correct them, pass the right key with --messages-key, or pass another corpus",
+        ),
+        (
+            {"prompt": "", "response": ""},
+            ("--loss-mask", "prompt-response"),
+            "has text under 'prompt' and 'response'; pass the right key with --prompt-key or --response-key",
+        ),
+    ],
+)
+def test_a_corpus_without_a_document_names_the_keys_and_the_cause(
+    tmp_path, tokenizer_json, resume, row, options, message
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps(row) + "\n")
+    (tokenizer_json.parent / "chat_template.jinja").write_text(PLAIN)
+    try:
+        result = run(corpus, tokenizer_json, *options, "--skip-bad-lines", *resume)
+    finally:
+        (tokenizer_json.parent / "chat_template.jinja").unlink()
+    assert result.exit_code == 2
+    assert message.format(corpus) in result.output
+
+
+def test_conversations_without_a_loss_mask_name_the_option(tmp_path, tokenizer_json) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"messages": CHAT}) + "\n")
+    result = run(corpus, tokenizer_json)
+    assert "to skip such documents; for conversations, use --loss-mask chat\n" in result.output
+    result = run(corpus, tokenizer_json, "--jsonl-keys", "messages")
+    assert "is a list of objects, not text; preprocess_data --loss-mask chat reads conv" in result.output
 
 
 @pytest.mark.parametrize("token", [{"lstrip": False}, {"content": None}, 7])

@@ -276,6 +276,17 @@ def main(
         )
     for line in (*summary.lines(), *earlier):
         click.echo(line)
+    if isinstance(mask, ChatMask) and mask.left_out:
+        _note_on_left_out(mask)
+
+
+def _note_on_left_out(mask: ChatMask) -> None:
+    """Print a note about what documents have and the template does not show."""
+    keys = " and ".join(map(repr, sorted(mask.left_out)))
+    click.echo(
+        f"note: documents have {keys}, which the chat template {mask.template.name} does not show",
+        err=True,
+    )
 
 
 def _note_on_end(mask: ChatMask, tokenizer: Tokenizer) -> None:

@@ -5,8 +5,8 @@ label per token: the token, or -100 where the loss does not count it.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
 
@@ -14,9 +14,10 @@ import numpy as np
 
 from neox_data.errors import TokenizerError
 from neox_data.preprocess.chat_template import ChatTemplate, Segment
+from neox_data.preprocess.conversations import messages_in, objects_in
 from neox_data.preprocess.encode import Column, EncodedBatch
 from neox_data.preprocess.read import Document
-from neox_data.preprocess.texts import text_of
+from neox_data.preprocess.texts import is_list_of_objects, text_of
 from neox_data.samples.whole_documents import IGNORED
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
@@ -26,6 +27,8 @@ __all__ = ["LABEL_DTYPE", "ChatMask", "LossMask", "MaskedEncoder", "PromptMask"]
 # GPT-NeoX stores masked datasets as int32, tokens and labels.
 LABEL_DTYPE = np.dtype(np.int32)
 _PROBE = ("ab", "cd")
+# What a chat template may show besides messages.
+_SHOWN = ("tools", "documents")
 
 
 class LossMask(Protocol):
@@ -34,6 +37,10 @@ class LossMask(Protocol):
     @property
     def read_keys(self) -> tuple[str, ...]:
         """Return the keys that are read from the corpus."""
+
+    @property
+    def optional_keys(self) -> tuple[str, ...]:
+        """Return more keys that are read, which documents need not have."""
 
     @property
     def key_options(self) -> str:
@@ -53,7 +60,7 @@ class LossMask(Protocol):
     def in_words(self) -> str:
         """Return a description of the mask, for the summary."""
 
-    def text_of(self, value: Any, name: str) -> str | None:
+    def text_of(self, value: Any, name: str, document: Mapping[str, Any]) -> str | None:
         """Return the value of a key as text; raise ValueError with the reason if it has another form."""
 
     def segments(self, texts: Sequence[str]) -> list[Segment]:
@@ -78,6 +85,11 @@ class PromptMask:
         return self.prompt_key, self.response_key
 
     @property
+    def optional_keys(self) -> tuple[str, ...]:
+        """No other keys."""
+        return ()
+
+    @property
     def key_options(self) -> str:
         """Options of the keys."""
         return "--prompt-key or --response-key"
@@ -100,8 +112,13 @@ class PromptMask:
         """Return what is counted, for the summary."""
         return self.described()
 
-    def text_of(self, value: Any, name: str) -> str | None:
+    def text_of(self, value: Any, name: str, document: Mapping[str, Any]) -> str | None:
         """Return a value as text."""
+        if is_list_of_objects(value):
+            raise ValueError(
+                f"{name} is a list of objects, not text; write the messages of prompt and response in one "
+                "list, and use --loss-mask chat"
+            )
         return text_of(value, name)
 
     def segments(self, texts: Sequence[str]) -> list[Segment]:
@@ -117,15 +134,24 @@ class ChatMask:
     Args:
         key: key of the lists of messages.
         template: renders them.
+
+    Attributes:
+        left_out: keys of documents that a template may show, and that this one does not.
     """
 
     key: str
     template: ChatTemplate
+    left_out: set[str] = field(default_factory=set, init=False, compare=False)
 
     @property
     def read_keys(self) -> tuple[str, ...]:
         """Keys of the corpus."""
         return (self.key,)
+
+    @property
+    def optional_keys(self) -> tuple[str, ...]:
+        """Keys of what a template may show besides messages, as transformers passes them to it."""
+        return _SHOWN
 
     @property
     def key_options(self) -> str:
@@ -150,30 +176,19 @@ class ChatMask:
         """Return what is counted, for the summary."""
         return f"messages {self.key!r}, chat template {self.template.name}"
 
-    def text_of(self, value: Any, name: str) -> str | None:
-        """Render a list of messages; the parts are written as JSON."""
+    def text_of(self, value: Any, name: str, document: Mapping[str, Any]) -> str | None:
+        """Render a list of messages, with the document's tools; the parts are written as JSON."""
         if value is None:
             return None
-        _check_messages(value, name)
-        rendered = json.dumps(self.template.segments(value), ensure_ascii=False, allow_nan=False)
-        return text_of(rendered, name)
+        uses = self.template.variables
+        self.left_out.update(key for key in _SHOWN if key not in uses and document.get(key))
+        shown = {key: objects_in(document.get(key), f"the value of {key!r}") for key in _SHOWN if key in uses}
+        parts = self.template.segments(messages_in(value, name), **shown)
+        return text_of(json.dumps(parts, ensure_ascii=False, allow_nan=False), name)
 
     def segments(self, texts: Sequence[str]) -> list[Segment]:
         """Return the parts of a conversation; none for an empty text, which is a null."""
         return [Segment(*part) for part in json.loads(texts[0])] if texts[0] else []
-
-
-def _check_messages(value: Any, name: str) -> None:
-    """Raise ValueError unless a value is a list of messages."""
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is {type(value).__name__}, not a list of messages")
-    for number, message in enumerate(value, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            keys = f" (its keys are {', '.join(map(repr, message))})" if isinstance(message, dict) else ""
-            raise ValueError(f"message {number} of {name} is not an object with role and content{keys}")
-        # Null is the content of messages that only call tools.
-        if not isinstance(message.get("content"), str | None):
-            raise ValueError(f"the content of message {number} of {name} is not text")
 
 
 class MaskedEncoder:

@@ -40,7 +40,7 @@ def output_prefix_of(output_prefix: Path | str, key: str) -> Path:
 
 def longest_document(prefix: Path) -> int:
     """Return the number of tokens of the longest document of a dataset that was written."""
-    return int(read_index(prefix).sizes.max())
+    return int(read_index(prefix).sizes.max(initial=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def preprocess(
             if report:
                 report(counts)
         if not options.may_be_empty:
-            _require_text(outputs, paths, reader.passed_over)
+            _require_text(outputs, paths, reader, options)
         sources = inputs()
     without_text: list[str] = []
     for output in outputs:
@@ -174,16 +174,23 @@ def _open_corpus(
         mend_text=options.mend_text,
         passed_over=passed_over,
         text_from=None if options.loss_mask is None else options.loss_mask.text_of,
-        remedies=Remedies.with_options(options.key_options),
+        optional_keys=() if options.loss_mask is None else options.loss_mask.optional_keys,
+        remedies=Remedies.with_options(
+            options.key_options, for_chats="--loss-mask chat" if options.loss_mask is None else None
+        ),
     )
 
 
 def _require_text(
-    outputs: Sequence[DatasetOutput], paths: Sequence[Path | CorpusPart], passed_over: PassedOver
+    outputs: Sequence[DatasetOutput],
+    paths: Sequence[Path | CorpusPart],
+    reader: CorpusReader,
+    options: Options,
 ) -> None:
     for output in outputs:
         if not output.characters:
-            raise no_text_in([str(path) for path in paths], output.key, passed_over)
+            names = [str(path) for path in paths]
+            raise no_text_in(names, output.key, options, reader.passed_over, reader.first_skipped)
 
 
 def _counts_of(
@@ -239,14 +246,33 @@ def _masked(output: DatasetOutput, options: Options) -> dict[str, int]:
     return {"masked": output.masked, "wholly_masked": output.wholly_masked}
 
 
-def no_text_in(names: Sequence[str], key: str, passed_over: PassedOver) -> CorpusError:
-    """Return the error for a corpus whose documents yield no tokens."""
+def no_text_in(
+    names: Sequence[str],
+    key: str,
+    options: Options,
+    passed_over: PassedOver,
+    first_skipped: Sequence[str],
+) -> CorpusError:
+    """Return the error for a corpus whose documents yield no tokens.
+
+    Args:
+        names: its files.
+        key: of the dataset without tokens.
+        options: of the conversion.
+        passed_over: files and members that were not read.
+        first_skipped: why the first documents that could not be read were skipped.
+    """
+    keys = [key] if options.loss_mask is None else options.read_keys
     left = counted(passed_over.count, "file or member was", "files or members were")
     unread = f" ({left} not read, such as {passed_over.first[0]})" if passed_over.first else ""
-    return CorpusError(
-        f"no document of {first_few(names, _MOST_NAMED)} has text under {key!r}{unread}; pass the "
-        "right key with --jsonl-keys, or another corpus"
-    )
+    under = " and ".join(map(repr, keys))
+    what = f"no document of {first_few(names, _MOST_NAMED)} has text under {under}{unread}"
+    if first_skipped:
+        return CorpusError(
+            f"{what}; documents were skipped, such as {first_skipped[0]}; correct them, pass the right key "
+            f"with {options.key_options}, or pass another corpus"
+        )
+    return CorpusError(f"{what}; pass the right key with {options.key_options}, or another corpus")
 
 
 @contextmanager

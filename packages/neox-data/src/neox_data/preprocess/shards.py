@@ -104,7 +104,10 @@ def preprocess_resumably(
         inputs = hashes.of_files()
         for shard, group in shards.items():
             _refuse_changed(shard, group, hashes, options.keys[0])
-    counts = [_merge(list(shards), output_prefix, key, inputs, unread) for key in options.keys]
+    counts = [
+        _merge(list(shards), output_prefix, key, inputs, unread, options, work.first_skipped)
+        for key in options.keys
+    ]
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
@@ -260,6 +263,8 @@ def _merge(
     key: str,
     inputs: Sequence[dict[str, Any]],
     unread: PassedOver,
+    options: Options,
+    first_skipped: Sequence[str],
 ) -> dict[str, Any]:
     """Merge the shards of a key; return the counts, the encoder and the files without text."""
     prefixes = [output_prefix_of(shard, key) for shard in shards]
@@ -267,7 +272,8 @@ def _merge(
     assert contents is not None, "every shard was finished, and so has a manifest"
     contents["counts"]["passed_over"] += unread.count
     if not contents["counts"]["characters"]:
-        raise no_text_in([source["path"] for source in inputs], key, unread)
+        names = [source["path"] for source in inputs]
+        raise no_text_in(names, key, options, unread, first_skipped)
     output = output_prefix_of(output_prefix, key)
     try:
         for prefix in prefixes:

@@ -29,7 +29,7 @@ def notes_on_labels(config: NeoXConfig) -> list[Problem]:
 def _unused(config: NeoXConfig) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield each parameter with the first of its datasets that has unused labels, and these labels."""
     data = config.data
-    named = {"data_path": (data.data_path,)} if data.data_path is not None else {}
+    named: dict[str, tuple[str, ...]] = {} if data.data_path is None else {"data_path": (data.data_path,)}
     for part in PARTS if config.training.eval_iters else PARTS[:1]:
         if getattr(data, f"{part}_label_data_paths") is None:
             named[f"{part}_data_paths"] = getattr(data, f"{part}_data_paths") or ()
