@@ -575,6 +575,10 @@ def test_conversations_without_a_loss_mask_name_the_option(tmp_path, tokenizer_j
     corpus.write_text(json.dumps({"messages": CHAT}) + "\n")
     result = run(corpus, tokenizer_json)
     assert "to skip such documents; for conversations, use --loss-mask chat\n" in result.output
+    pyarrow = pytest.importorskip("pyarrow")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": CHAT}]), tmp_path / "corpus.parquet")
+    result = run(tmp_path / "corpus.parquet", tokenizer_json)
+    assert "pass one of them with --jsonl-keys; for conversations, use --loss-mask chat\n" in result.output
     result = run(corpus, tokenizer_json, "--jsonl-keys", "messages")
     assert "is a list of objects, not text; preprocess_data --loss-mask chat reads conv" in result.output
 

@@ -94,7 +94,9 @@ class Document(NamedTuple):
     offset: int = 0
 
 
-def sample_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
+def sample_texts(
+    paths: Sequence[Path], keys: Sequence[str], remedies: Remedies = _OF_JSONL_KEYS
+) -> list[str]:
     """Return parts of texts from the beginning of a few files, skipping unreadable documents.
 
     Raises:
@@ -103,7 +105,7 @@ def sample_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
     texts = []
     for path in paths[:: -(-len(paths) // _SAMPLE_FILES) or 1]:
         left = _SAMPLE_CHARACTERS
-        for document in CorpusReader([path], keys, skip_bad_lines=True):
+        for document in CorpusReader([path], keys, skip_bad_lines=True, remedies=remedies):
             texts += [text[:_SAMPLE_TEXT] for text in document.texts]
             left -= sum(min(len(text), _SAMPLE_TEXT) for text in document.texts)
             if left <= 0:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +83,12 @@ class Options:
     def key_options(self) -> str:
         """Return the options of preprocess_data with which other keys are read, in words."""
         return "--jsonl-keys" if self.loss_mask is None else self.loss_mask.key_options
+
+    @property
+    def remedies(self) -> Remedies:
+        """Return what errors of reading ask the user to do."""
+        for_chats = "--loss-mask chat" if self.loss_mask is None else None
+        return Remedies.with_options(self.key_options, for_chats=for_chats)
 
     @property
     def long_ones(self) -> str:
@@ -175,9 +182,7 @@ def _open_corpus(
         passed_over=passed_over,
         text_from=None if options.loss_mask is None else options.loss_mask.text_of,
         optional_keys=() if options.loss_mask is None else options.loss_mask.optional_keys,
-        remedies=Remedies.with_options(
-            options.key_options, for_chats="--loss-mask chat" if options.loss_mask is None else None
-        ),
+        remedies=options.remedies,
     )
 
 
@@ -323,7 +328,8 @@ def _choose_encoding(tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], o
     if not options.exact:
         files = [part.path if isinstance(part, CorpusPart) else part for part in paths]
         try:
-            return _Encoding(fast_encoder(tokenizer, lambda: sample_texts(files, options.keys)), "gigatoken")
+            sample = partial(sample_texts, files, options.keys, options.remedies)
+            return _Encoding(fast_encoder(tokenizer, sample), "gigatoken")
         except TokenizerError as reason:
             why = f"; gigatoken, the faster encoder, is not used: {reason}"
     return _Encoding(tokenizer.encode_flat, f"{name}{why}", options.workers, 1 << 20)
