@@ -343,6 +343,23 @@ def test_a_tokenizer_that_ends_each_text_is_refused(corpus, tokenizer_json, tmp_
     assert "adds '<|endoftext|>' to the end of each text" in result.output
 
 
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+@pytest.mark.parametrize("single", ["A eos", "bos A eos", "bos A", "A"])
+def test_documents_end_once_if_the_tokenizer_ends_them(
+    corpus, tokenizer_json, tmp_path, single, resume
+) -> None:
+    vocab_file = with_special(tokenizer_json, tmp_path, single)
+    result = run(corpus, vocab_file, "--jsonl-keys", "response", "--append-eod", *resume)
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=vocab_file)
+    ends = [] if single.endswith("eos") else [tokenizer.end_of_document]
+    expected = [tokenizer.encode(text) + ends for row in ROWS if (text := row["response"])]
+    assert [row for row in read(corpus.parent / "out_response_document") if len(row) > 2] == expected
+    assert ("itself ends each document with '<|endoftext|>'; --append-eod added no" in result.output) != bool(
+        ends
+    )
+
+
 def test_the_number_of_workers_changes_nothing(tmp_path: Path, tokenizer_json: Path) -> None:
     rows = ({"prompt": f"{n} " * (n % 9), "response": f"r{n}"} for n in range(4000))
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

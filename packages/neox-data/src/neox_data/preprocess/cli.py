@@ -152,7 +152,7 @@ def _check_layout(context: click.Context, parameter: click.Parameter, layout: st
     "--append-eod",
     heading=_TOKENIZER,
     is_flag=True,
-    help="Append the end-of-document token to each document.",
+    help="Append the end-of-document token to each document, unless the tokenizer appends it itself.",
 )
 @option(
     "--output-prefix",
@@ -258,7 +258,7 @@ def main(
         mend_text=ftfy,
     )
     tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
-    if not append_eod:
+    if not append_eod and (mask is not None or not tokenizer.ends_texts):
         click.echo(_NO_END_NOTE, err=True)
     if isinstance(mask, ChatMask):
         _note_on_end(mask, tokenizer)

@@ -27,7 +27,7 @@ from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.fast import fast_encoder
 from neox_data.tokenizers.ranked_files import RankedFileTokenizer
 
-__all__ = ["Options", "longest_document", "no_text_in", "output_prefix_of", "preprocess"]
+__all__ = ["Options", "end_by_tokenizer", "longest_document", "no_text_in", "output_prefix_of", "preprocess"]
 
 
 # Number of files to name in an error message about all files.
@@ -143,7 +143,8 @@ def preprocess(
             files.enter_context(DatasetOutput.open(prefix, key, dtype=dtype, num_files=len(paths)))
             for prefix, key in zip(prefixes, options.keys, strict=True)
         ]
-        end = tokenizer.end_of_document if options.append_end else None
+        is_appended = options.append_end and end_by_tokenizer(tokenizer, options) is None
+        end = tokenizer.end_of_document if is_appended else None
         for batch in _encoded(reader, encoding, dtype=dtype, end_of_document=end):
             for output, column, characters in zip(outputs, batch.columns, batch.characters, strict=True):
                 output.add(column, characters)
@@ -165,8 +166,24 @@ def preprocess(
         )
     counts.seconds = time.monotonic() - started
     return _summary(
-        prefixes, outputs, counts, reader, options, without_text=without_text, encoder=encoding.name
+        prefixes,
+        outputs,
+        counts,
+        reader,
+        options,
+        without_text=without_text,
+        encoder=encoding.name,
+        end_by_tokenizer=end_by_tokenizer(tokenizer, options),
     )
+
+
+def end_by_tokenizer(tokenizer: Tokenizer, options: Options) -> str | None:
+    """Return the token that is not appended, because the tokenizer appends it itself; None otherwise.
+
+    With a loss mask, texts are encoded without the tokens that the tokenizer adds to them.
+    """
+    is_doubled = options.append_end and options.loss_mask is None and tokenizer.ends_texts
+    return tokenizer.decode([tokenizer.end_of_document]) if is_doubled else None
 
 
 def _open_corpus(
@@ -222,6 +239,7 @@ def _summary(
     *,
     without_text: list[str],
     encoder: str,
+    end_by_tokenizer: str | None,
 ) -> Summary:
     return Summary(
         prefixes=prefixes,
@@ -238,6 +256,7 @@ def _summary(
         too_long=reader.num_too_long,
         long_ones=options.long_ones,
         encoder=encoder,
+        end_by_tokenizer=end_by_tokenizer,
         labels=None if options.loss_mask is None else _masked(outputs[1], options),
         longest=0 if options.loss_mask is None else longest_document(prefixes[0]),
         seconds=counts.seconds,

@@ -29,7 +29,14 @@ from neox_data.preprocess.output import files_without_text
 from neox_data.preprocess.part_hashes import PartHashes, hashed_parts
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import Counts, Reporter
-from neox_data.preprocess.run import Options, longest_document, no_text_in, output_prefix_of, preprocess
+from neox_data.preprocess.run import (
+    Options,
+    end_by_tokenizer,
+    longest_document,
+    no_text_in,
+    output_prefix_of,
+    preprocess,
+)
 from neox_data.preprocess.summary import Summary
 from neox_data.sources import merge_offsets
 from neox_data.tokenizers.base import Tokenizer
@@ -128,6 +135,7 @@ def preprocess_resumably(
         too_long=counts[0]["too_long"],
         long_ones=options.long_ones,
         encoder=counts[0]["encoder"],
+        end_by_tokenizer=end_by_tokenizer(tokenizer, options),
         labels=None if options.loss_mask is None else counts[1],
         longest=0 if options.loss_mask is None else longest_document(prefixes[0]),
         seconds=max(work.seconds, 1e-9),

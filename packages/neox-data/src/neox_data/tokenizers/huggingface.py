@@ -34,6 +34,8 @@ __all__ = [
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|padding|>"
+# A text, to see what the library adds to it.
+_PROBE = "ab"
 
 
 class LibraryBackedTokenizer(Tokenizer):
@@ -85,6 +87,13 @@ class LibraryBackedTokenizer(Tokenizer):
         """Id of the token with this text; None if the vocabulary does not contain it."""
         found: int | None = self.library_tokenizer.token_to_id(token)
         return found
+
+    @cached_property
+    def ends_texts(self) -> bool:
+        """Whether the library appends the end-of-document token to each text."""
+        (inner,) = self._without_special([_PROBE])
+        end = [self._end_of_document]
+        return self.encode(_PROBE)[-1:] == end != inner[-1:]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
