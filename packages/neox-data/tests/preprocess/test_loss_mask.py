@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+import tokenizers
 from click.testing import CliRunner, Result
+from pyarrow import parquet
 
-from neox_data.errors import CorpusError
+from neox_data.errors import CorpusError, TokenizerError
 from neox_data.indexed import open_indexed
 from neox_data.labels import check_labels
 from neox_data.manifest import read_manifest
@@ -15,9 +18,10 @@ from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.cli import main
 from neox_data.preprocess.conversations import messages_in
 from neox_data.preprocess.end_of_answer import end_of_answer
-from neox_data.preprocess.loss_mask import ChatMask
+from neox_data.preprocess.loss_mask import ChatMask, MaskedEncoder, PromptMask
 from neox_data.tokenizers import build_tokenizer
 from neox_data.tokenizers.added import add_special_tokens
+from neox_data.tokenizers.char_level import CharLevelTokenizer
 from neox_data.tokenizers.train import train_byte_level_bpe
 
 PLAIN = (
@@ -510,9 +514,8 @@ def test_the_tools_of_a_corpus_are_written(tmp_path, tokenizer_json, kind) -> No
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if kind == "parquet":
-        pyarrow = pytest.importorskip("pyarrow")
         corpus = tmp_path / "corpus.parquet"
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), corpus)
+        parquet.write_table(pyarrow.Table.from_pylist(rows), corpus)
     (tmp_path / "chat.jinja").write_text(SHOWS_TOOLS)
     options = ("--loss-mask", "chat", "--chat-template", tmp_path / "chat.jinja")
     result = run(corpus, tokenizer_json, *options)
@@ -592,8 +595,7 @@ def test_conversations_without_a_loss_mask_name_the_option(tmp_path, tokenizer_j
     corpus.write_text(json.dumps({"messages": CHAT}) + "\n")
     result = run(corpus, tokenizer_json)
     assert "to skip such documents; for conversations, use --loss-mask chat\n" in result.output
-    pyarrow = pytest.importorskip("pyarrow")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": CHAT}]), tmp_path / "corpus.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist([{"messages": CHAT}]), tmp_path / "corpus.parquet")
     result = run(tmp_path / "corpus.parquet", tokenizer_json)
     assert "pass one of them with --jsonl-keys; for conversations, use --loss-mask chat\n" in result.output
     result = run(corpus, tokenizer_json, "--jsonl-keys", "messages")
@@ -607,7 +609,93 @@ def test_a_special_token_without_a_text_is_reported(tmp_path: Path, token) -> No
         load_chat_template(tmp_path)
 
 
-def test_a_tokenizer_that_adds_to_each_text_is_refused(corpus, tmp_path: Path) -> None:
+def llama_tokenizer(folder: Path, kind: str) -> Path:
+    """Train a tokenizer that adds a space to the beginning of each text, as Llama 2's and Mistral's."""
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
+    decoders = tokenizers.decoders
+    if kind == "Prepend":
+        normalizers = tokenizers.normalizers
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        inner.pre_tokenizer = tokenizers.pre_tokenizers.Split("▁", "merged_with_next")
+    else:
+        inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=330, special_tokens=special, show_progress=False)
+    texts = ["one two three four five", "the answer is two", "[INST] one [/INST] two"]
+    inner.train_from_iterator(texts * 9, trainer)
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    description = json.loads(inner.to_str())
+    # Words were split only while training, so that no entry is longer than one.
+    whole = description["pre_tokenizer"] | {"split": False}
+    description["pre_tokenizer"] = None if kind == "Prepend" else whole
+    (folder / "tokenizer.json").write_text(json.dumps(description))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder / "tokenizer.json"
+
+
+INSTRUCTIONS = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+)
+ANSWERS = ["two three", "the answer: é ☃ is  four.", "five"]
+TURNS = [
+    {"role": role, "content": text}
+    for number, answer in enumerate(ANSWERS)
+    for role, text in (("user", f"one {number} ☃"), ("assistant", answer))
+]
+
+
+@pytest.mark.parametrize("kind", ["Prepend", "Metaspace"])
+def test_a_tokenizer_that_adds_a_space_encodes_whole_conversations(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    vocab_file = llama_tokenizer(tmp_path, kind)
+    (tmp_path / "chat_template.jinja").write_text(INSTRUCTIONS)
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [TURNS, TURNS[:3], TURNS[2:4]]
+    corpus.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    result = run(corpus, vocab_file, "--loss-mask", "chat")
+    assert result.exit_code == 0, result.output
+    assert "encoded by HFTokenizer, as whole texts (messages" in result.output
+    tokens, labels = (read(tmp_path / f"out_messages{end}_document") for end in ("", "_label"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = [
+        theirs.apply_chat_template(row, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        for row in rows
+    ]
+    assert tokens == [each["input_ids"] for each in expected]
+    masks = [[int(label >= 0) for label in row] for row in labels]
+    assert masks == [each["assistant_masks"] for each in expected]
+    counted = [label for label in labels[0] if label >= 0]
+    assert counted == [token for token, counts in zip(tokens[0], masks[0], strict=True) if counts]
+    text = build_tokenizer("HFTokenizer", vocab_file=vocab_file).decode(counted)
+    # A token begins with the space before its word.
+    assert text.replace("</s> ", "</s>") == "".join(f"{answer}</s>" for answer in ANSWERS)
+
+
+@pytest.mark.parametrize("kind", ["Prepend", "Metaspace"])
+def test_a_tokenizer_that_adds_a_space_encodes_whole_prompts_and_responses(tmp_path: Path, kind) -> None:
+    vocab_file = llama_tokenizer(tmp_path, kind)
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [{"prompt": "the answer is ", "response": "two ☃"}, {"prompt": "one", "response": ""}]
+    empty = {"prompt": "", "response": ""}
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in [empty, *rows, empty]))
+    result = run(corpus, vocab_file, "--loss-mask", "prompt-response", "--append-eod")
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=vocab_file)
+    tokens, labels = (read(tmp_path / f"out_{key}_document") for key in ("text", "label"))
+    assert tokens == [[*tokenizer.encode(row["prompt"] + row["response"]), 2] for row in rows]
+    counted = [[label for label in row if label >= 0] for row in labels]
+    # All bytes of the snowman count.
+    assert [tokenizer.decode(row).lstrip(" ") for row in counted] == ["two ☃</s>", "</s>"]
+
+
+def test_a_space_before_each_text_is_added_once(corpus, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     train_byte_level_bpe(["a b c"], vocab_size=270, output=path)
     description = json.loads(path.read_text())
@@ -615,5 +703,18 @@ def test_a_tokenizer_that_adds_to_each_text_is_refused(corpus, tmp_path: Path) -
     description["pre_tokenizer"]["trim_offsets"] = True
     path.write_text(json.dumps(description))
     result = run(corpus, path, "--loss-mask", "prompt-response")
-    assert result.exit_code == 2
-    assert "adds something to the beginning or end of each text (' ab cd' instead of 'abcd')" in result.output
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=path)
+    texts = [tokenizer.decode(row) for row in read(tmp_path / "out_text_document")]
+    assert texts == [f" {row['prompt']}{row['response']}" for row in ROWS[:3]]
+    labels = [[label for label in row if label >= 0] for row in read(tmp_path / "out_label_document")]
+    assert [tokenizer.decode(row).strip(" ") for row in labels] == [row["response"] for row in ROWS[:3]]
+
+
+def test_a_tokenizer_that_adds_a_space_and_names_no_places_is_refused() -> None:
+    class Spaced(CharLevelTokenizer):
+        def encode_flat(self, texts):
+            return super().encode_flat([f" {text}" for text in texts])
+
+    with pytest.raises(TokenizerError, match=r"\(' ab cd' .* tokenizer.json with HFTokenizer"):
+        MaskedEncoder(Spaced(), PromptMask("a", "b"))

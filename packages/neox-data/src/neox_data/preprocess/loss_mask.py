@@ -1,14 +1,17 @@
 """Documents of which the loss counts only parts: responses to prompts, or an assistant's messages.
 
-Parts are encoded separately, as generation encodes a prompt separately from what follows it. There is one
-label per token: the token, or -100 where the loss does not count it.
+Parts are encoded separately, as generation encodes a prompt separately from what follows it. A tokenizer that
+adds something to every part, such as Llama 2's, which adds a space, encodes the whole text; tokens belong to
+the part of their characters. There is one label per token: the token, or -100 where the loss does not count
+it.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -191,36 +194,54 @@ class ChatMask:
         return [Segment(*part) for part in json.loads(texts[0])] if texts[0] else []
 
 
+class _Encoded(NamedTuple):
+    """Documents as tokens.
+
+    Attributes:
+        ids: concatenated ids of the documents.
+        counts: whether the loss counts each.
+        rows: number of ids of each document.
+    """
+
+    ids: np.ndarray
+    counts: np.ndarray
+    rows: np.ndarray
+
+
 class MaskedEncoder:
-    """Encodes documents in parts; called from several threads.
+    """Encodes documents that have parts; called from several threads.
 
     Args:
-        tokenizer: encodes the parts.
+        tokenizer: encodes the parts, or whole texts if it changes texts at their ends.
         mask: finds the parts.
 
+    Attributes:
+        way: how documents are encoded, for the summary.
+
     Raises:
-        TokenizerError: the tokenizer changes texts at their ends, so that parts cannot be encoded separately.
+        TokenizerError: the tokenizer changes texts at their ends, and does not tell where tokens are in them.
     """
 
     def __init__(self, tokenizer: Tokenizer, mask: LossMask) -> None:
         self._tokenizer = tokenizer
         self._mask = mask
         ids, _ = self._encode(_PROBE)
-        if tokenizer.decode(ids.tolist()) != "".join(_PROBE):
-            raise TokenizerError(
-                f"{type(tokenizer).__name__} adds something to the beginning or end of each text "
-                f"({tokenizer.decode(ids.tolist())!r} instead of {''.join(_PROBE)!r}), so that prompts and "
-                "responses cannot be encoded separately; use a byte-level tokenizer"
-            )
+        changed, self._split, self.way = tokenizer.decode(ids.tolist()), self._in_parts, "in parts"
+        if changed != "".join(_PROBE):
+            if not isinstance(tokenizer, LibraryBackedTokenizer):
+                raise TokenizerError(
+                    f"{type(tokenizer).__name__} adds something to the beginning or end of each text "
+                    f"({changed!r} instead of {''.join(_PROBE)!r}), so that prompts and responses cannot be "
+                    "encoded separately; use the model's tokenizer.json with HFTokenizer"
+                )
+            self._split, self.way = partial(_as_wholes, tokenizer), "as whole texts"
         self._begin = self._added_to_beginning() if mask.adds_special else []
 
     def __call__(self, batch: Sequence[Document], end_of_document: int | None) -> EncodedBatch:
         """Return the tokens and the labels of a batch as two columns."""
         parts = [self._mask.segments(document.texts) for document in batch]
-        counts = np.fromiter((part.counts for part in chain(*parts)), bool)
-        ids, sizes = self._encode([part.text for part in chain(*parts)])
-        labels = np.where(np.repeat(counts, sizes), ids, IGNORED)
-        rows = _per_document(sizes, [len(each) for each in parts])
+        ids, counts, rows = self._split(parts)
+        labels = np.where(counts, ids, IGNORED)
         kept = rows > 0
         if self._begin:
             places = np.repeat((np.cumsum(rows) - rows)[kept], len(self._begin))
@@ -254,10 +275,50 @@ class MaskedEncoder:
             )
         return begin
 
+    def _in_parts(self, documents: Sequence[Sequence[Segment]]) -> _Encoded:
+        parts = [*chain(*documents)]
+        ids, sizes = self._encode([part.text for part in parts])
+        counts = np.fromiter((part.counts for part in parts), bool, len(parts))
+        return _Encoded(ids, np.repeat(counts, sizes), _per_document(sizes, [*map(len, documents)]))
+
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(self._tokenizer, LibraryBackedTokenizer):
             return self._tokenizer.encode_flat(texts)
         return self._tokenizer.encode_parts(texts)
+
+
+def _as_wholes(tokenizer: LibraryBackedTokenizer, documents: Sequence[Sequence[Segment]]) -> _Encoded:
+    """Encode the whole text of each document; a token counts if one of its characters does.
+
+    So do tokens without characters of their own between tokens that count, as in transformers' masks of the
+    assistant's tokens.
+    """
+    encoded = tokenizer.encode_placed(["".join(part.text for part in parts) for parts in documents])
+    counts = [
+        _counted(np.array(places, np.int64).reshape(-1, 2), parts)
+        for (_, places), parts in zip(encoded, documents, strict=True)
+    ]
+    rows = np.fromiter((len(ids) for ids, _ in encoded), np.int64, len(encoded))
+    ids = np.fromiter(chain.from_iterable(ids for ids, _ in encoded), np.int64, int(rows.sum()))
+    return _Encoded(ids, np.concatenate([np.empty(0, bool), *counts]), rows)
+
+
+def _counted(places: np.ndarray, parts: Sequence[Segment]) -> np.ndarray:
+    """Return which tokens the loss counts, bool [tokens].
+
+    Args:
+        places: first character of each token and the one behind its last, int64 [tokens, 2], in order.
+        parts: the parts of the text.
+    """
+    found = np.zeros(len(places), bool)
+    begin = 0
+    for part in parts:
+        end = begin + len(part.text)
+        if part.counts:
+            first, stop = np.searchsorted(places[:, 1], begin, "right"), np.searchsorted(places[:, 0], end)
+            found[first:stop] = True
+        begin = end
+    return found
 
 
 def _per_document(sizes: np.ndarray, counts: list[int]) -> np.ndarray:

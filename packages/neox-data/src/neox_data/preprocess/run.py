@@ -339,7 +339,7 @@ def _choose_encoding(tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], o
     if options.loss_mask is not None:
         masked = MaskedEncoder(tokenizer, options.loss_mask)
         return _Encoding(
-            masked, f"{name}, in parts ({options.loss_mask.in_words()})", options.workers, 1 << 20
+            masked, f"{name}, {masked.way} ({options.loss_mask.in_words()})", options.workers, 1 << 20
         )
     if isinstance(tokenizer, RankedFileTokenizer):
         return _Encoding(tokenizer.encode_flat, f"{name}, run by gigatoken")
