@@ -219,7 +219,7 @@ class MaskedEncoder:
         way: how documents are encoded, for the summary.
 
     Raises:
-        TokenizerError: the tokenizer changes texts at their ends, and does not tell where tokens are in them.
+        TokenizerError: the tokenizer changes texts at their ends, and does not report where tokens are.
     """
 
     def __init__(self, tokenizer: Tokenizer, mask: LossMask) -> None:
