@@ -390,6 +390,23 @@ def test_a_tokenizer_that_was_moved_is_given_by_argument(tmp_path, data):
             neox_model.load_model(source, vocab_file=moved)
 
 
+def test_a_folder_of_checkpoints_ends_texts_at_its_stop_tokens(tmp_path, data):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        trainer.train(1)
+        first = trainer.model().generate("abc", maximum_tokens=4).tokens[0]
+    stops = {"stop_tokens": [first]}
+    with neox_model.Trainer(config_of(data, **stops)) as trainer:
+        trainer.train(1)
+        trainer.save(tmp_path / "saved")
+    model = neox_model.load_model(tmp_path / "saved")
+    assert model.generate("abc", maximum_tokens=4).finish_reason == "end-of-document"
+    assert model.settings.items() >= stops.items()
+    with neox_model.Trainer(config_of(data, **model.settings), start_from=model) as trainer:
+        trainer.save(tmp_path / "continued")
+    continued = neox_model.load_model(tmp_path / "continued").generate("abc", maximum_tokens=4)
+    assert (continued.text, continued.finish_reason) == ("", "end-of-document")
+
+
 def test_the_length_of_a_training_may_be_given_in_passes(tmp_path, data):
     passes = {"train_iters": None, "train_epochs": 1}
     config = config_of(data, **passes, curriculum_learning=CUSTOM)

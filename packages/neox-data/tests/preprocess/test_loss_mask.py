@@ -4,17 +4,24 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+import tokenizers
 from click.testing import CliRunner, Result
+from pyarrow import parquet
 
-from neox_data.errors import CorpusError
+from neox_data.errors import CorpusError, TokenizerError
 from neox_data.indexed import open_indexed
 from neox_data.labels import check_labels
 from neox_data.manifest import read_manifest
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.cli import main
-from neox_data.preprocess.loss_mask import ChatMask
+from neox_data.preprocess.conversations import messages_in
+from neox_data.preprocess.end_of_answer import end_of_answer
+from neox_data.preprocess.loss_mask import ChatMask, MaskedEncoder, PromptMask
 from neox_data.tokenizers import build_tokenizer
+from neox_data.tokenizers.added import add_special_tokens
+from neox_data.tokenizers.char_level import CharLevelTokenizer
 from neox_data.tokenizers.train import train_byte_level_bpe
 
 PLAIN = (
@@ -200,10 +207,13 @@ def test_only_responses_count(corpus: Path, tokenizer_json: Path, resume) -> Non
 def test_messages_with_other_keys_are_named(tmp_path: Path, tokenizer_json: Path) -> None:
     (tmp_path / "chat.jinja").write_text(PLAIN)
     shared = tmp_path / "shared.jsonl"
-    shared.write_text(json.dumps({"messages": [{"from": "human", "value": "hi"}]}) + "\n")
+    shared.write_text(json.dumps({"messages": [{"speaker": "human", "text": "hi"}]}) + "\n")
     result = run(shared, tokenizer_json, "--loss-mask", "chat", "--chat-template", tmp_path / "chat.jinja")
     assert result.exit_code != 0
-    assert "is not an object with role and content (its keys are 'from', 'value')" in result.output
+    assert (
+        "is not an object with role and content, or with from and value (its keys are 'speaker', 'text')"
+        in result.output
+    )
 
 
 def test_only_the_assistant_counts(corpus: Path, tokenizer_json: Path, tmp_path: Path) -> None:
@@ -242,6 +252,39 @@ def test_the_template_next_to_the_vocabulary_is_the_default(corpus: Path, tokeni
     tokenizer = build_tokenizer("HFTokenizer", vocab_file=vocab_file)
     texts = ["".join(part.text for part in ChatTemplate(PLAIN, name="", tokens={}).segments(CHAT))]
     assert [tokenizer.decode(row) for row in read(corpus.parent / "out_messages_document")][:1] == texts
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "end"),
+    [
+        (CHATML, "<|im_end|>"),
+        (
+            CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content | trim }}{% endgeneration %}"),
+            "<|im_end|>",
+        ),
+        (CHATML.replace("<|im_end|>", ""), None),
+        (CHATML.replace("<|im_end|>", "<|endoftext|><|im_end|>"), "<|endoftext|>"),
+        ("{{ raise_exception('no') }}", None),
+    ],
+)
+def test_the_special_token_that_ends_an_answer_is_noted(
+    corpus, tokenizer_json, tmp_path, source, end
+) -> None:
+    added = add_special_tokens(tokenizer_json, ["<|im_start|>", "<|im_end|>"], tmp_path / "tokenizer.json")
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tmp_path / "tokenizer.json")
+    found = end_of_answer(template(source), tokenizer)
+    assert (None if found is None else found.text) == end
+    (tmp_path / "chat.jinja").write_text(source)
+    options = ("--loss-mask", "chat", "--chat-template", tmp_path / "chat.jinja")
+    result = run(corpus, tmp_path / "tokenizer.json", *options)
+    note = f"set stop-tokens: [{added['<|im_end|>']}] in the configuration"
+    assert (note in result.output) == (end == "<|im_end|>")
 
 
 def test_a_vocabulary_without_a_template_is_no_template(corpus: Path, tokenizer_json: Path) -> None:
@@ -304,6 +347,23 @@ def test_a_tokenizer_that_ends_each_text_is_refused(corpus, tokenizer_json, tmp_
     assert "adds '<|endoftext|>' to the end of each text" in result.output
 
 
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+@pytest.mark.parametrize("single", ["A eos", "bos A eos", "bos A", "A"])
+def test_documents_end_once_if_the_tokenizer_ends_them(
+    corpus, tokenizer_json, tmp_path, single, resume
+) -> None:
+    vocab_file = with_special(tokenizer_json, tmp_path, single)
+    result = run(corpus, vocab_file, "--jsonl-keys", "response", "--append-eod", *resume)
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=vocab_file)
+    ends = [] if single.endswith("eos") else [tokenizer.end_of_document]
+    expected = [tokenizer.encode(text) + ends for row in ROWS if (text := row["response"])]
+    assert [row for row in read(corpus.parent / "out_response_document") if len(row) > 2] == expected
+    assert ("itself ends each document with '<|endoftext|>'; --append-eod added no" in result.output) != bool(
+        ends
+    )
+
+
 def test_the_number_of_workers_changes_nothing(tmp_path: Path, tokenizer_json: Path) -> None:
     rows = ({"prompt": f"{n} " * (n % 9), "response": f"r{n}"} for n in range(4000))
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -339,10 +399,30 @@ FAULTS = {
         ("chat",),
         "message 1 of the value of 'messages' is not an",
     ),
+    "sharegpt": (
+        [{"messages": [{"from": "observation", "value": "3"}]}],
+        ("chat",),
+        "message 1 of the value of 'messages' is from 'observation', which is none of human, gpt, system, ",
+    ),
+    "tools": (
+        [{"messages": CHAT, "tools": "[{]"}],
+        ("chat",),
+        "the value of 'tools' is text, but not JSON (",
+    ),
+    "no tools": (
+        [{"messages": CHAT, "tools": ["f"]}],
+        ("chat",),
+        "the value of 'tools' is not a list of objects",
+    ),
+    "messages of a prompt": (
+        [{"prompt": CHAT[:1], "response": CHAT[1:2]}],
+        (),
+        "the value of 'prompt' is a list of objects, not text; write the messages of prompt and response in ",
+    ),
     "parts": (
         [{"messages": [{"role": "user", "content": [{"type": "image"}]}]}],
         ("chat",),
-        "the content of message 1 of the value of 'messages' is not text",
+        "the content of message 1 of the value of 'messages' is not text: it has a part of the type 'image'",
     ),
 }
 
@@ -353,7 +433,7 @@ def test_documents_of_another_form_are_refused_or_counted(tmp_path, tokenizer_js
     corpus = tmp_path / "corpus.jsonl"
     good = {"prompt": "a", "response": "b", "messages": CHAT}
     corpus.write_text("".join(json.dumps(row) + "\n" for row in [*rows, good]))
-    (tmp_path / "chat.jinja").write_text(PLAIN)
+    (tmp_path / "chat.jinja").write_text(PLAIN + "{{ tools or '' }}" * ("tools" in fault))
     template_option = ("--chat-template", tmp_path / "chat.jinja") if kind else ()
     options = ("--loss-mask", *(kind or ("prompt-response",)), *template_option)
     result = run(corpus, tokenizer_json, *options)
@@ -397,7 +477,129 @@ def test_null_as_content_is_what_the_template_makes_of_it() -> None:
     with pytest.raises(ValueError, match="writes None for a message with null"):
         template("{% for m in messages %}{{ m.content }};{% endfor %}").segments(messages)
     mask = ChatMask("messages", template(guarded))
-    assert "<call>" in mask.text_of(messages, "it")
+    assert "<call>" in mask.text_of(messages, "it", {"messages": messages})
+
+
+TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"b": 1, "a": {}}}}]
+SHOWS_TOOLS = (
+    "{% if tools is not none %}{{ tools | tojson(indent=2, sort_keys=true) }}{% endif %}"
+    "{% for one in documents or [] %}{{ one | tojson(separators=[',', ':']) }}{% endfor %}" + PLAIN
+)
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"tools": TOOLS}, {"tools": []}, {"tools": TOOLS, "documents": [{"a": "é"}]}]
+)
+@pytest.mark.parametrize("source", [SHOWS_TOOLS, PLAIN, MARKED])
+def test_tools_and_documents_are_shown_as_transformers_shows_them(source, extra) -> None:
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    (text,), _ = utilities.render_jinja_template(
+        conversations=[CHAT], chat_template=source, eos_token="</s>", add_generation_prompt=False, **extra
+    )
+    mask = ChatMask("messages", template(source))
+    segments = mask.segments([mask.text_of(CHAT, "it", {"messages": CHAT, **extra})])
+    assert "".join(part.text for part in segments) == text
+    assert [part.text for part in segments if part.counts] == [
+        text for text, counts in parts(source, CHAT) if counts
+    ]
+    assert mask.left_out == ({each for each in extra if extra[each]} if source != SHOWS_TOOLS else set())
+
+
+@pytest.mark.parametrize("kind", ["objects", "JSON", "parquet"])
+def test_the_tools_of_a_corpus_are_written(tmp_path, tokenizer_json, kind) -> None:
+    rows = [
+        {"messages": CHAT, "tools": json.dumps(TOOLS) if kind != "objects" else TOOLS},
+        {"messages": CHAT},
+    ]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if kind == "parquet":
+        corpus = tmp_path / "corpus.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist(rows), corpus)
+    (tmp_path / "chat.jinja").write_text(SHOWS_TOOLS)
+    options = ("--loss-mask", "chat", "--chat-template", tmp_path / "chat.jinja")
+    result = run(corpus, tokenizer_json, *options)
+    assert result.exit_code == 0, result.output
+    assert "does not show" not in result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
+    with_tools, without = [tokenizer.decode(row) for row in read(tmp_path / "out_messages_document")]
+    assert with_tools == json.dumps(TOOLS, indent=2, sort_keys=True, ensure_ascii=False) + without
+    (tmp_path / "chat.jinja").write_text(PLAIN)
+    result = run(corpus, tokenizer_json, *options)
+    assert (
+        f"note: documents have 'tools', which the chat template {tmp_path}/chat.jinja does not"
+        in result.output
+    )
+
+
+def test_a_template_may_show_the_date() -> None:
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    source = (
+        "{{ strftime_now('%d %B %Y') }};{{ dict(a=1) }};{% for m in messages %}{% continue %}{% endfor %}"
+    )
+    (text,), _ = utilities.render_jinja_template(conversations=[CHAT[:1]], chat_template=source)
+    assert parts(source, CHAT[:1]) == [(text, False)]
+
+
+def test_messages_of_sharegpt_and_content_in_parts_are_read() -> None:
+    theirs = [
+        {"from": "system", "value": "s"},
+        {"from": "human", "value": "a"},
+        {"from": "gpt", "value": "b"},
+    ]
+    roles = ("system", "user", "assistant")
+    ours = [{"role": role, "content": text} for role, text in zip(roles, "sab", strict=True)]
+    in_parts = [
+        {"role": role, "content": [{"type": "text", "text": text}]}
+        for role, text in zip(roles, "sab", strict=True)
+    ]
+    assert messages_in(theirs, "it") == messages_in(in_parts, "it") == ours
+    in_parts[2]["content"].append({"type": "text", "text": "c"})
+    assert messages_in(in_parts, "it")[2]["content"] == "bc"
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        (
+            {"messages": [{"role": 1}]},
+            ("--loss-mask", "chat"),
+            "has text under 'messages'; documents were skipped, such as {}, line 1: message 1 of the value "
+            "of 'messages' is not an object with role and content, or with from and value (its keys are "
+            "'role'); correct them, pass the right key with --messages-key, or pass another corpus",
+        ),
+        (
+            {"prompt": "", "response": ""},
+            ("--loss-mask", "prompt-response"),
+            "has text under 'prompt' and 'response'; pass the right key with --prompt-key or --response-key",
+        ),
+    ],
+)
+def test_a_corpus_without_a_document_names_the_keys_and_the_cause(
+    tmp_path, tokenizer_json, resume, row, options, message
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps(row) + "\n")
+    (tokenizer_json.parent / "chat_template.jinja").write_text(PLAIN)
+    try:
+        result = run(corpus, tokenizer_json, *options, "--skip-bad-lines", *resume)
+    finally:
+        (tokenizer_json.parent / "chat_template.jinja").unlink()
+    assert result.exit_code == 2
+    assert message.format(corpus) in result.output
+
+
+def test_conversations_without_a_loss_mask_name_the_option(tmp_path, tokenizer_json) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"messages": CHAT}) + "\n")
+    result = run(corpus, tokenizer_json)
+    assert "to skip such documents; for conversations, use --loss-mask chat\n" in result.output
+    parquet.write_table(pyarrow.Table.from_pylist([{"messages": CHAT}]), tmp_path / "corpus.parquet")
+    result = run(tmp_path / "corpus.parquet", tokenizer_json)
+    assert "pass one of them with --jsonl-keys; for conversations, use --loss-mask chat\n" in result.output
+    result = run(corpus, tokenizer_json, "--jsonl-keys", "messages")
+    assert "is a list of objects, not text; preprocess_data --loss-mask chat reads conv" in result.output
 
 
 @pytest.mark.parametrize("token", [{"lstrip": False}, {"content": None}, 7])
@@ -407,7 +609,93 @@ def test_a_special_token_without_a_text_is_reported(tmp_path: Path, token) -> No
         load_chat_template(tmp_path)
 
 
-def test_a_tokenizer_that_adds_to_each_text_is_refused(corpus, tmp_path: Path) -> None:
+def llama_tokenizer(folder: Path, kind: str) -> Path:
+    """Train a tokenizer that adds a space to the beginning of each text, as Llama 2's and Mistral's."""
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
+    decoders = tokenizers.decoders
+    if kind == "Prepend":
+        normalizers = tokenizers.normalizers
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        inner.pre_tokenizer = tokenizers.pre_tokenizers.Split("▁", "merged_with_next")
+    else:
+        inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=330, special_tokens=special, show_progress=False)
+    texts = ["one two three four five", "the answer is two", "[INST] one [/INST] two"]
+    inner.train_from_iterator(texts * 9, trainer)
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    description = json.loads(inner.to_str())
+    # Words were split only while training, so that no entry is longer than one.
+    whole = description["pre_tokenizer"] | {"split": False}
+    description["pre_tokenizer"] = None if kind == "Prepend" else whole
+    (folder / "tokenizer.json").write_text(json.dumps(description))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder / "tokenizer.json"
+
+
+INSTRUCTIONS = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+)
+ANSWERS = ["two three", "the answer: é ☃ is  four.", "five"]
+TURNS = [
+    {"role": role, "content": text}
+    for number, answer in enumerate(ANSWERS)
+    for role, text in (("user", f"one {number} ☃"), ("assistant", answer))
+]
+
+
+@pytest.mark.parametrize("kind", ["Prepend", "Metaspace"])
+def test_a_tokenizer_that_adds_a_space_encodes_whole_conversations(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    vocab_file = llama_tokenizer(tmp_path, kind)
+    (tmp_path / "chat_template.jinja").write_text(INSTRUCTIONS)
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [TURNS, TURNS[:3], TURNS[2:4]]
+    corpus.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    result = run(corpus, vocab_file, "--loss-mask", "chat")
+    assert result.exit_code == 0, result.output
+    assert "encoded by HFTokenizer, as whole texts (messages" in result.output
+    tokens, labels = (read(tmp_path / f"out_messages{end}_document") for end in ("", "_label"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = [
+        theirs.apply_chat_template(row, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        for row in rows
+    ]
+    assert tokens == [each["input_ids"] for each in expected]
+    masks = [[int(label >= 0) for label in row] for row in labels]
+    assert masks == [each["assistant_masks"] for each in expected]
+    counted = [label for label in labels[0] if label >= 0]
+    assert counted == [token for token, counts in zip(tokens[0], masks[0], strict=True) if counts]
+    text = build_tokenizer("HFTokenizer", vocab_file=vocab_file).decode(counted)
+    # A token begins with the space before its word.
+    assert text.replace("</s> ", "</s>") == "".join(f"{answer}</s>" for answer in ANSWERS)
+
+
+@pytest.mark.parametrize("kind", ["Prepend", "Metaspace"])
+def test_a_tokenizer_that_adds_a_space_encodes_whole_prompts_and_responses(tmp_path: Path, kind) -> None:
+    vocab_file = llama_tokenizer(tmp_path, kind)
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [{"prompt": "the answer is ", "response": "two ☃"}, {"prompt": "one", "response": ""}]
+    empty = {"prompt": "", "response": ""}
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in [empty, *rows, empty]))
+    result = run(corpus, vocab_file, "--loss-mask", "prompt-response", "--append-eod")
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=vocab_file)
+    tokens, labels = (read(tmp_path / f"out_{key}_document") for key in ("text", "label"))
+    assert tokens == [[*tokenizer.encode(row["prompt"] + row["response"]), 2] for row in rows]
+    counted = [[label for label in row if label >= 0] for row in labels]
+    # All bytes of the snowman count.
+    assert [tokenizer.decode(row).lstrip(" ") for row in counted] == ["two ☃</s>", "</s>"]
+
+
+def test_a_space_before_each_text_is_added_once(corpus, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     train_byte_level_bpe(["a b c"], vocab_size=270, output=path)
     description = json.loads(path.read_text())
@@ -415,5 +703,18 @@ def test_a_tokenizer_that_adds_to_each_text_is_refused(corpus, tmp_path: Path) -
     description["pre_tokenizer"]["trim_offsets"] = True
     path.write_text(json.dumps(description))
     result = run(corpus, path, "--loss-mask", "prompt-response")
-    assert result.exit_code == 2
-    assert "adds something to the beginning or end of each text (' ab cd' instead of 'abcd')" in result.output
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=path)
+    texts = [tokenizer.decode(row) for row in read(tmp_path / "out_text_document")]
+    assert texts == [f" {row['prompt']}{row['response']}" for row in ROWS[:3]]
+    labels = [[label for label in row if label >= 0] for row in read(tmp_path / "out_label_document")]
+    assert [tokenizer.decode(row).strip(" ") for row in labels] == [row["response"] for row in ROWS[:3]]
+
+
+def test_a_tokenizer_that_adds_a_space_and_names_no_places_is_refused() -> None:
+    class Spaced(CharLevelTokenizer):
+        def encode_flat(self, texts):
+            return super().encode_flat([f" {text}" for text in texts])
+
+    with pytest.raises(TokenizerError, match=r"\(' ab cd' .* tokenizer.json with HFTokenizer"):
+        MaskedEncoder(Spaced(), PromptMask("a", "b"))

@@ -15,7 +15,14 @@ from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.derive.resume import IN_EFFECT, flat_values, in_effect
 from neox_config.problems import DEFAULTS, Place
 from neox_config.read.load import draft_config
-from neox_launcher.plan.preflight import check_files, check_loaded, notes_on_record, notes_on_save, preflight
+from neox_launcher.plan.preflight import (
+    check_files,
+    check_loaded,
+    notes_on_data,
+    notes_on_record,
+    notes_on_save,
+    preflight,
+)
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.world import World
 
@@ -954,3 +961,40 @@ def test_each_part_of_the_split_requires_a_document_that_fits(load, files, split
     problems = check_files(load(text), program="train")
     assert [problem.name for problem in problems] == names
     assert all("2 longer than a sample of 33 tokens" in problem.what for problem in problems)
+
+
+NOT_READ = "has labels next to it, {}_label_document, that are not used, so the loss counts all tokens"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "labels"), [("c_messages", "c_messages"), ("p_text", "p"), ("c_text", "c_text")]
+)
+def test_labels_that_a_training_does_not_read_are_noted(load, files, tokens, labels):
+    for prefix in (f"{tokens}_document", f"{labels}_label_document"):
+        write_int32(prefix, [[5, 6, 7]] * 9)
+    one = load(f"data-path: {tokens}_document\neval-iters: 0")
+    (note,) = notes_on_data(one)
+    assert (note.name, note.what, note.place.line) == ("data_path", NOT_READ.format(labels), 1)
+    assert f"train-label-data-paths: [{labels}_label_document]" in note.remedy
+    # The manifest of tokens decides whether what has the name of labels was written with them.
+    manifest = files / f"{tokens}_document.manifest.json"
+    manifest.write_text('{"options": {"key": "text"}}')
+    assert notes_on_data(one) == []
+    manifest.write_text('{"options": {"key": "text", "loss_mask": "messages"}}')
+    assert len(notes_on_data(one)) == 1
+
+
+def test_labels_are_noted_for_the_parts_that_lack_them(load, files):
+    for prefix in ("c_messages_document", "c_messages_label_document"):
+        write_int32(prefix, [[5, 6, 7]])
+    lists = [f"{part}-data-paths: [c_messages_document]\n" for part in ("train", "valid", "test")]
+    labels = [
+        each.replace("-data-paths", "-label-data-paths").replace("_doc", "_label_doc") for each in lists
+    ]
+    (note,) = notes_on_data(load("".join(lists)))
+    assert (note.name, note.what) == ("train_data_paths", NOT_READ.format("c_messages"))
+    assert "in valid-label-data-paths and test-label-data-paths" in note.remedy
+    (note,) = notes_on_data(load("".join([*lists, labels[0]])))
+    assert note.name == "valid_data_paths"
+    assert notes_on_data(load("".join([*lists, labels[0], "eval-iters: 0"]))) == []
+    assert notes_on_data(load("".join([*lists, *labels]))) == []

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from neox_config import load_config
+from neox_model.api.model import load_model
 from neox_model.convert.from_hf import from_hf
 from neox_model.convert.to_hf import to_hf
 from neox_model.convert.weights import WeightFiles, Written, write_weights
@@ -84,11 +85,16 @@ def test_parts_a_chat_template_and_settings_of_generation_are_kept(tmp_path, cap
     caplog.set_level(logging.INFO, "neox_model")
     from_hf(folder, tmp_path / "ours")
     assert load_config([tmp_path / "ours" / "model.yml"]).generation.stop_tokens == (5,)
+    assert load_model(tmp_path / "ours").config.generation.stop_tokens == (5,)
     assert "; generated texts also end at '%' (5) (stop-tokens)" in caplog.text
     to_hf(tmp_path / "ours" / "global_step0", tmp_path / "back")
     assert_same_weights(folder, tmp_path / "back")
     template, back = "chat_template.jinja", tmp_path / "back"
     assert (back / template).read_text() == (folder / template).read_text()
     assert json.loads((back / "generation_config.json").read_text()) == generation
+    (tmp_path / "ours" / "generation_config.json").unlink()
+    to_hf(tmp_path / "ours" / "global_step0", tmp_path / "recorded")
+    recorded = json.loads((tmp_path / "recorded" / "generation_config.json").read_text())
+    assert recorded["eos_token_id"] == [0, 5]  # Those that the checkpoint records.
     rope = json.loads((back / "config.json").read_text())["rope_parameters"]
     assert rope == {"rope_type": "linear", "factor": 2.0, "rope_theta": 777.0}

@@ -215,6 +215,12 @@ def test_a_rendered_conversation_has_the_beginning_that_its_template_writes_and_
     template = ChatTemplate(source, name="chat.jinja", tokens={"bos_token": "<s>"})
     answer = ChatAnswer(served(tokenizer, template), BODY)
     assert list(answer.requests[0].prompt) == [0, 3]
+    assert answer.requests[0].stop_strings == ()
+    ended = source.replace("{% endfor %}", " <|endoftext|> <s>{% endfor %}")
+    model = served(tokenizer, ChatTemplate(ended, name="chat.jinja", tokens={"eos_token": "</s>"}))
+    assert model.end_of_answer == (1, "<|endoftext|>")
+    # An answer to a chat ends with the special token with which the template ends one.
+    assert ChatAnswer(model, BODY).requests[0].stop_strings == ("</s>", "<|endoftext|>")
 
 
 def test_an_address_has_one_server_also_while_it_loads_its_model():

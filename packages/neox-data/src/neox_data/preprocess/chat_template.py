@@ -8,11 +8,12 @@ conversation before it, rendered with `add_generation_prompt`.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -34,6 +35,8 @@ _FAILURES = (
     RecursionError,
 )
 _NULL = str(None)
+# A text in place of messages, to see what the template writes around them.
+_PROBE = "0text0"
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -72,6 +75,10 @@ class ChatTemplate:
         name: its file, for messages.
         tokens: texts of special tokens by name, such as `bos_token`.
 
+    Attributes:
+        name: its file.
+        variables: names of the variables that it uses, such as `messages` and `tools`.
+
     Raises:
         CorpusError: it is not a valid template.
     """
@@ -82,12 +89,13 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         self.name = name
         self._source = source
         self._tokens = tokens
         try:
             self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except TemplateError as error:
             raise CorpusError(f"{name} is not a valid chat template: {error}; correct it") from error
 
@@ -104,6 +112,16 @@ class ChatTemplate:
         end = self._tokens.get("eos_token")
         return (end,) if end else ()
 
+    @cached_property
+    def written_after_answer(self) -> str:
+        """What the template writes after the text of an answer at the end of a conversation."""
+        messages = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+        try:
+            _, answer, after = self._render(messages).replace(_BEGIN, "").replace(_END, "").rpartition(_PROBE)
+        except ValueError:
+            return ""  # A template that requires other messages.
+        return after if answer else ""
+
     def prompt(self, messages: Sequence[dict[str, Any]]) -> str:
         """Return the text of a conversation up to where the assistant's next message begins.
 
@@ -114,23 +132,35 @@ class ChatTemplate:
         text = self._render(messages, add_generation_prompt=True)
         return text.replace(_BEGIN, "").replace(_END, "")
 
-    def segments(self, messages: Sequence[dict[str, Any]]) -> list[Segment]:
+    def segments(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        documents: Sequence[dict[str, Any]] | None = None,
+    ) -> list[Segment]:
         """Return the text of a conversation in parts, of which those by the assistant count.
+
+        Args:
+            messages: the conversation.
+            tools: descriptions of the functions that the assistant may call.
+            documents: texts that the assistant may use.
 
         Raises:
             ValueError: the template does not accept the messages, or does not show what the assistant wrote.
         """
-        _refuse_marks(messages)
-        whole = self._render(messages)
-        self._refuse_written_null(messages, whole)
+        _refuse_marks([*messages, *(tools or ()), *(documents or ())])
+        render = partial(self._render, tools=tools, documents=documents)
+        whole = render(messages)
+        _refuse_written_null(messages, whole, render)
         if _BEGIN in whole:
             return _marked_segments(whole)
         spans, end = [], 0
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._render(messages[:number], add_generation_prompt=True)
-            after = self._render(messages[: number + 1])
+            before = render(messages[:number], add_generation_prompt=True)
+            after = render(messages[: number + 1])
             if not (after.startswith(before) and whole.startswith(after) and len(before) >= end):
                 raise ValueError(
                     f"the template changes earlier text with message {number + 1}, so that the assistant's "
@@ -140,21 +170,35 @@ class ChatTemplate:
             end = len(after)
         return _joined([*spans, Segment(whole[end:], False)])
 
-    def _refuse_written_null(self, messages: Sequence[dict[str, Any]], whole: str) -> None:
-        """Refuse a template that writes the word None where a message has null as content."""
-        if all(message.get("content", "") is not None for message in messages):
-            return
-        empty = [{**message, "content": message.get("content") or ""} for message in messages]
-        if whole.count(_NULL) > self._render(empty).count(_NULL):
-            raise ValueError("the template writes None for a message with null as content")
-
-    def _render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
+    def _render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        documents: Sequence[dict[str, Any]] | None = None,
+    ) -> str:
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                documents=documents,
+                **self._tokens,
             )
         except _FAILURES as error:
             raise ValueError(f"the chat template rejects it: {type(error).__name__}: {error}") from None
+
+
+def _refuse_written_null(
+    messages: Sequence[dict[str, Any]], whole: str, render: Callable[[Sequence[dict[str, Any]]], str]
+) -> None:
+    """Refuse a template that writes the word None where a message has null as content."""
+    if all(message.get("content", "") is not None for message in messages):
+        return
+    empty = [{**message, "content": message.get("content") or ""} for message in messages]
+    if whole.count(_NULL) > render(empty).count(_NULL):
+        raise ValueError("the template writes None for a message with null as content")
 
 
 def _refuse_marks(messages: Sequence[dict[str, Any]]) -> None:
@@ -196,9 +240,27 @@ def _joined(segments: list[Segment]) -> list[Segment]:
     return joined
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Return a value as JSON; Jinja's filter of this name also escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        allow_nan=False,
+    )
+
+
+def _now(form: str) -> str:
+    """Return the local date and time in a form of strftime."""
+    return datetime.now().strftime(form)
 
 
 def _refuse(message: str) -> None:

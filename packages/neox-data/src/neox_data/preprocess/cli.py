@@ -8,6 +8,7 @@ from click.core import ParameterSource
 from neox_data.command import DataCommand, log_interval_option, notes_on_replaced
 from neox_data.command_line import option, quiet_option
 from neox_data.preprocess.chat_template import load_chat_template
+from neox_data.preprocess.end_of_answer import EndOfAnswer, end_of_answer
 from neox_data.preprocess.inputs import ENDINGS, find_inputs
 from neox_data.preprocess.loss_mask import ChatMask, LossMask, PromptMask
 from neox_data.preprocess.passed_over import PassedOver
@@ -16,7 +17,7 @@ from neox_data.preprocess.read import MAX_DOCUMENT_BYTES
 from neox_data.preprocess.run import Options, output_prefix_of, preprocess
 from neox_data.preprocess.shards import preprocess_resumably, take_shard
 from neox_data.preprocess.threads import prepare_threads
-from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, build_tokenizer
+from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, Tokenizer, build_tokenizer
 
 __all__ = ["main"]
 
@@ -147,7 +148,7 @@ def _check_layout(context: click.Context, parameter: click.Parameter, layout: st
     "--append-eod",
     heading=_TOKENIZER,
     is_flag=True,
-    help="Append the end-of-document token to each document.",
+    help="Append the end-of-document token to each document, unless the tokenizer appends it itself.",
 )
 @option(
     "--output-prefix",
@@ -253,8 +254,10 @@ def main(
         mend_text=ftfy,
     )
     tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
-    if not append_eod:
+    if not append_eod and (mask is not None or not tokenizer.ends_texts):
         click.echo(_NO_END_NOTE, err=True)
+    if isinstance(mask, ChatMask):
+        _note_on_end(mask, tokenizer)
     prefixes = [output_prefix_of(output_prefix + ending, key) for key in options.keys]
     replaced = notes_on_replaced(prefixes)
     run = preprocess_resumably if resume else preprocess
@@ -269,6 +272,29 @@ def main(
         )
     for line in (*summary.lines(), *replaced):
         click.echo(line)
+    if isinstance(mask, ChatMask) and mask.left_out:
+        _note_on_left_out(mask)
+
+
+def _note_on_left_out(mask: ChatMask) -> None:
+    """Print a note about what documents have and the template does not show."""
+    keys = " and ".join(map(repr, sorted(mask.left_out)))
+    click.echo(
+        f"note: documents have {keys}, which the chat template {mask.template.name} does not show",
+        err=True,
+    )
+
+
+def _note_on_end(mask: ChatMask, tokenizer: Tokenizer) -> None:
+    """Print a note if the template ends answers with another special token than documents end with."""
+    end = end_of_answer(mask.template, tokenizer)
+    if end is not None and end.id != tokenizer.end_of_document:
+        of_documents = EndOfAnswer(tokenizer.end_of_document, tokenizer.decode([tokenizer.end_of_document]))
+        click.echo(
+            f"note: the chat template ends answers with {end}, but documents end with {of_documents}; set "
+            f"stop-tokens: [{end.id}] in the configuration, so that generated texts end there",
+            err=True,
+        )
 
 
 def _check_prefix(prefix: str) -> None:

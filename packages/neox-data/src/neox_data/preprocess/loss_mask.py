@@ -1,22 +1,26 @@
 """Documents of which the loss counts only parts: responses to prompts, or an assistant's messages.
 
-Parts are encoded separately, as generation encodes a prompt separately from what follows it. There is one
-label per token: the token, or -100 where the loss does not count it.
+Parts are encoded separately, as generation encodes a prompt separately from what follows it. A tokenizer that
+adds something to every part, such as Llama 2's, which adds a space, encodes the whole text; tokens belong to
+the part of their characters. There is one label per token: the token, or -100 where the loss does not count
+it.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from neox_data.errors import TokenizerError
 from neox_data.preprocess.chat_template import ChatTemplate, Segment
+from neox_data.preprocess.conversations import messages_in, objects_in
 from neox_data.preprocess.encode import Column, EncodedBatch
 from neox_data.preprocess.read import Document
-from neox_data.preprocess.texts import text_of
+from neox_data.preprocess.texts import is_list_of_objects, text_of
 from neox_data.samples.whole_documents import IGNORED
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
@@ -26,6 +30,8 @@ __all__ = ["LABEL_DTYPE", "ChatMask", "LossMask", "MaskedEncoder", "PromptMask"]
 # GPT-NeoX stores masked datasets as int32, tokens and labels.
 LABEL_DTYPE = np.dtype(np.int32)
 _PROBE = ("ab", "cd")
+# What a chat template may show besides messages.
+_SHOWN = ("tools", "documents")
 
 
 class LossMask(Protocol):
@@ -34,6 +40,10 @@ class LossMask(Protocol):
     @property
     def read_keys(self) -> tuple[str, ...]:
         """Return the keys that are read from the corpus."""
+
+    @property
+    def optional_keys(self) -> tuple[str, ...]:
+        """Return more keys that are read, which documents need not have."""
 
     @property
     def key_options(self) -> str:
@@ -53,7 +63,7 @@ class LossMask(Protocol):
     def in_words(self) -> str:
         """Return a description of the mask, for the summary."""
 
-    def text_of(self, value: Any, name: str) -> str | None:
+    def text_of(self, value: Any, name: str, document: Mapping[str, Any]) -> str | None:
         """Return the value of a key as text; raise ValueError with the reason if it has another form."""
 
     def segments(self, texts: Sequence[str]) -> list[Segment]:
@@ -78,6 +88,11 @@ class PromptMask:
         return self.prompt_key, self.response_key
 
     @property
+    def optional_keys(self) -> tuple[str, ...]:
+        """No other keys."""
+        return ()
+
+    @property
     def key_options(self) -> str:
         """Options of the keys."""
         return "--prompt-key or --response-key"
@@ -100,8 +115,13 @@ class PromptMask:
         """Return what is counted, for the summary."""
         return self.described()
 
-    def text_of(self, value: Any, name: str) -> str | None:
+    def text_of(self, value: Any, name: str, document: Mapping[str, Any]) -> str | None:
         """Return a value as text."""
+        if is_list_of_objects(value):
+            raise ValueError(
+                f"{name} is a list of objects, not text; write the messages of prompt and response in one "
+                "list, and use --loss-mask chat"
+            )
         return text_of(value, name)
 
     def segments(self, texts: Sequence[str]) -> list[Segment]:
@@ -117,15 +137,24 @@ class ChatMask:
     Args:
         key: key of the lists of messages.
         template: renders them.
+
+    Attributes:
+        left_out: keys of documents that a template may show, and that this one does not.
     """
 
     key: str
     template: ChatTemplate
+    left_out: set[str] = field(default_factory=set, init=False, compare=False)
 
     @property
     def read_keys(self) -> tuple[str, ...]:
         """Keys of the corpus."""
         return (self.key,)
+
+    @property
+    def optional_keys(self) -> tuple[str, ...]:
+        """Keys of what a template may show besides messages, as transformers passes them to it."""
+        return _SHOWN
 
     @property
     def key_options(self) -> str:
@@ -150,62 +179,69 @@ class ChatMask:
         """Return what is counted, for the summary."""
         return f"messages {self.key!r}, chat template {self.template.name}"
 
-    def text_of(self, value: Any, name: str) -> str | None:
-        """Render a list of messages; the parts are written as JSON."""
+    def text_of(self, value: Any, name: str, document: Mapping[str, Any]) -> str | None:
+        """Render a list of messages, with the document's tools; the parts are written as JSON."""
         if value is None:
             return None
-        _check_messages(value, name)
-        rendered = json.dumps(self.template.segments(value), ensure_ascii=False, allow_nan=False)
-        return text_of(rendered, name)
+        uses = self.template.variables
+        self.left_out.update(key for key in _SHOWN if key not in uses and document.get(key))
+        shown = {key: objects_in(document.get(key), f"the value of {key!r}") for key in _SHOWN if key in uses}
+        parts = self.template.segments(messages_in(value, name), **shown)
+        return text_of(json.dumps(parts, ensure_ascii=False, allow_nan=False), name)
 
     def segments(self, texts: Sequence[str]) -> list[Segment]:
         """Return the parts of a conversation; none for an empty text, which is a null."""
         return [Segment(*part) for part in json.loads(texts[0])] if texts[0] else []
 
 
-def _check_messages(value: Any, name: str) -> None:
-    """Raise ValueError unless a value is a list of messages."""
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is {type(value).__name__}, not a list of messages")
-    for number, message in enumerate(value, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            keys = f" (its keys are {', '.join(map(repr, message))})" if isinstance(message, dict) else ""
-            raise ValueError(f"message {number} of {name} is not an object with role and content{keys}")
-        # Null is the content of messages that only call tools.
-        if not isinstance(message.get("content"), str | None):
-            raise ValueError(f"the content of message {number} of {name} is not text")
+class _Encoded(NamedTuple):
+    """Documents as tokens.
+
+    Attributes:
+        ids: concatenated ids of the documents.
+        counts: whether the loss counts each.
+        rows: number of ids of each document.
+    """
+
+    ids: np.ndarray
+    counts: np.ndarray
+    rows: np.ndarray
 
 
 class MaskedEncoder:
-    """Encodes documents in parts; called from several threads.
+    """Encodes documents that have parts; called from several threads.
 
     Args:
-        tokenizer: encodes the parts.
+        tokenizer: encodes the parts, or whole texts if it changes texts at their ends.
         mask: finds the parts.
 
+    Attributes:
+        way: how documents are encoded, for the summary.
+
     Raises:
-        TokenizerError: the tokenizer changes texts at their ends, so that parts cannot be encoded separately.
+        TokenizerError: the tokenizer changes texts at their ends, and does not report where tokens are.
     """
 
     def __init__(self, tokenizer: Tokenizer, mask: LossMask) -> None:
         self._tokenizer = tokenizer
         self._mask = mask
         ids, _ = self._encode(_PROBE)
-        if tokenizer.decode(ids.tolist()) != "".join(_PROBE):
-            raise TokenizerError(
-                f"{type(tokenizer).__name__} adds something to the beginning or end of each text "
-                f"({tokenizer.decode(ids.tolist())!r} instead of {''.join(_PROBE)!r}), so that prompts and "
-                "responses cannot be encoded separately; use a byte-level tokenizer"
-            )
+        changed, self._split, self.way = tokenizer.decode(ids.tolist()), self._in_parts, "in parts"
+        if changed != "".join(_PROBE):
+            if not isinstance(tokenizer, LibraryBackedTokenizer):
+                raise TokenizerError(
+                    f"{type(tokenizer).__name__} adds something to the beginning or end of each text "
+                    f"({changed!r} instead of {''.join(_PROBE)!r}), so that prompts and responses cannot be "
+                    "encoded separately; use the model's tokenizer.json with HFTokenizer"
+                )
+            self._split, self.way = partial(_as_wholes, tokenizer), "as whole texts"
         self._begin = self._added_to_beginning() if mask.adds_special else []
 
     def __call__(self, batch: Sequence[Document], end_of_document: int | None) -> EncodedBatch:
         """Return the tokens and the labels of a batch as two columns."""
         parts = [self._mask.segments(document.texts) for document in batch]
-        counts = np.fromiter((part.counts for part in chain(*parts)), bool)
-        ids, sizes = self._encode([part.text for part in chain(*parts)])
-        labels = np.where(np.repeat(counts, sizes), ids, IGNORED)
-        rows = _per_document(sizes, [len(each) for each in parts])
+        ids, counts, rows = self._split(parts)
+        labels = np.where(counts, ids, IGNORED)
         kept = rows > 0
         if self._begin:
             places = np.repeat((np.cumsum(rows) - rows)[kept], len(self._begin))
@@ -239,10 +275,50 @@ class MaskedEncoder:
             )
         return begin
 
+    def _in_parts(self, documents: Sequence[Sequence[Segment]]) -> _Encoded:
+        parts = [*chain(*documents)]
+        ids, sizes = self._encode([part.text for part in parts])
+        counts = np.fromiter((part.counts for part in parts), bool, len(parts))
+        return _Encoded(ids, np.repeat(counts, sizes), _per_document(sizes, [*map(len, documents)]))
+
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(self._tokenizer, LibraryBackedTokenizer):
             return self._tokenizer.encode_flat(texts)
         return self._tokenizer.encode_parts(texts)
+
+
+def _as_wholes(tokenizer: LibraryBackedTokenizer, documents: Sequence[Sequence[Segment]]) -> _Encoded:
+    """Encode the whole text of each document; a token counts if one of its characters does.
+
+    So do tokens without characters of their own between tokens that count, as in transformers' masks of the
+    assistant's tokens.
+    """
+    encoded = tokenizer.encode_placed(["".join(part.text for part in parts) for parts in documents])
+    counts = [
+        _counted(np.array(places, np.int64).reshape(-1, 2), parts)
+        for (_, places), parts in zip(encoded, documents, strict=True)
+    ]
+    rows = np.fromiter((len(ids) for ids, _ in encoded), np.int64, len(encoded))
+    ids = np.fromiter(chain.from_iterable(ids for ids, _ in encoded), np.int64, int(rows.sum()))
+    return _Encoded(ids, np.concatenate([np.empty(0, bool), *counts]), rows)
+
+
+def _counted(places: np.ndarray, parts: Sequence[Segment]) -> np.ndarray:
+    """Return which tokens the loss counts, bool [tokens].
+
+    Args:
+        places: first character of each token and the one behind its last, int64 [tokens, 2], in order.
+        parts: the parts of the text.
+    """
+    found = np.zeros(len(places), bool)
+    begin = 0
+    for part in parts:
+        end = begin + len(part.text)
+        if part.counts:
+            first, stop = np.searchsorted(places[:, 1], begin, "right"), np.searchsorted(places[:, 0], end)
+            found[first:stop] = True
+        begin = end
+    return found
 
 
 def _per_document(sizes: np.ndarray, counts: list[int]) -> np.ndarray:

@@ -26,7 +26,8 @@ from neox_data.preprocess.texts import (
     TextFrom,
     cut_text,
     decode,
-    text_of,
+    has_chats,
+    text_under,
     texts_of_line,
 )
 from neox_data.preprocess.unpack import DamageError
@@ -50,19 +51,27 @@ class Remedies(NamedTuple):
         bad_document: about a document that cannot be read.
         missing_key: about a document without the key of its text.
         missing_column: about a table without it, behind the names of its columns.
+        for_chats: added about documents without it that are conversations, by the names of their keys.
     """
 
     bad_document: str
     missing_key: str
     missing_column: str
+    for_chats: str = ""
 
     @classmethod
-    def with_options(cls, keys: str) -> "Remedies":
-        """Return those of a command with --skip-bad-lines and these options for keys."""
+    def with_options(cls, keys: str, *, for_chats: str | None = None) -> "Remedies":
+        """Return those of a command with --skip-bad-lines.
+
+        Args:
+            keys: its options for keys, in words.
+            for_chats: its option for conversations, if it was not given.
+        """
         return cls(
             bad_document="correct it, or pass --skip-bad-lines to skip such documents",
             missing_key=f"pass another key with {keys}, or --skip-bad-lines to skip such documents",
             missing_column=f"pass one of them with {keys}",
+            for_chats="" if for_chats is None else f"; for conversations, use {for_chats}",
         )
 
 
@@ -85,7 +94,9 @@ class Document(NamedTuple):
     offset: int = 0
 
 
-def sample_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
+def sample_texts(
+    paths: Sequence[Path], keys: Sequence[str], remedies: Remedies = _OF_JSONL_KEYS
+) -> list[str]:
     """Return parts of texts from the beginning of a few files, skipping unreadable documents.
 
     Raises:
@@ -94,7 +105,7 @@ def sample_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
     texts = []
     for path in paths[:: -(-len(paths) // _SAMPLE_FILES) or 1]:
         left = _SAMPLE_CHARACTERS
-        for document in CorpusReader([path], keys, skip_bad_lines=True):
+        for document in CorpusReader([path], keys, skip_bad_lines=True, remedies=remedies):
             texts += [text[:_SAMPLE_TEXT] for text in document.texts]
             left -= sum(min(len(text), _SAMPLE_TEXT) for text in document.texts)
             if left <= 0:
@@ -114,8 +125,9 @@ class CorpusReader:
         split_long: split larger documents instead of skipping them; lines and rows are then read whole.
         mend_text: repair wrongly decoded characters with ftfy.
         passed_over: files of the corpus that are not read; members of archives are added.
-        text_from: function of (value, its name) that makes a text of the value of a key, which every document
-            must have; None: a text, or a list of paragraphs.
+        text_from: function of (value, its name, the document) that makes a text of the value of a key, which
+            every document must have; None: a text, or a list of paragraphs.
+        optional_keys: keys besides `keys` that `text_from` uses, if a document has them.
         remedies: what errors ask the user to do.
 
     Attributes:
@@ -138,6 +150,7 @@ class CorpusReader:
         mend_text: bool = False,
         passed_over: PassedOver | None = None,
         text_from: TextFrom | None = None,
+        optional_keys: Sequence[str] = (),
         remedies: Remedies = _OF_JSONL_KEYS,
     ) -> None:
         self._parts = [one if isinstance(one, CorpusPart) else CorpusPart(one) for one in paths]
@@ -147,6 +160,7 @@ class CorpusReader:
         self._split_long = split_long
         self._mend_text = mend_text
         self._text_from = text_from
+        self._optional_keys = tuple(optional_keys)
         self._remedies = remedies
         self.num_too_long = 0
         self.total_bytes = sum(part.num_bytes for part in self._parts)
@@ -330,16 +344,21 @@ class CorpusReader:
             yield document._replace(texts=texts, num_bytes=sum(len(text.encode()) for text in texts))
 
     def _read_rows(self, path: Path) -> Iterator[Document]:
-        for number, values in enumerate(rows_of(path, self._keys, self._remedies.missing_column)):
+        remedies = self._remedies
+        rows = rows_of(
+            path,
+            self._keys,
+            lambda columns: remedies.missing_column + remedies.for_chats * has_chats(columns),
+            self._optional_keys,
+        )
+        for number, values in enumerate(rows):
             self._offset = number
             yield from self._row(f"{path}, row {number + 1}", values)
 
     def _row(self, name: str, values: tuple[Any, ...]) -> Iterator[Document]:
+        row = dict(zip((*self._keys, *self._optional_keys), values, strict=True))
         try:
-            texts = tuple(
-                (self._text_from or text_of)(value, f"the value of {key!r}")
-                for key, value in zip(self._keys, values, strict=True)
-            )
+            texts = tuple(text_under(key, row, self._text_from) for key in self._keys)
         except ValueError as error:
             self._skip(name, error)
             return
@@ -354,8 +373,9 @@ class CorpusReader:
 
     def _skip(self, place: str, error: ValueError) -> None:
         if not self._skip_bad_lines:
-            is_key = isinstance(error, MissingKeyError)
-            remedy = self._remedies.missing_key if is_key else self._remedies.bad_document
+            remedy = self._remedies.bad_document
+            if isinstance(error, MissingKeyError):
+                remedy = self._remedies.missing_key + self._remedies.for_chats * has_chats(error.keys)
             raise CorpusError(f"{place}: {error}; {remedy}")
         self.num_skipped += 1
         if len(self.first_skipped) < _MOST_REASONS:

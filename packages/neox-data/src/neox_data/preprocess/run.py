@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.fast import fast_encoder
 from neox_data.tokenizers.ranked_files import RankedFileTokenizer
 
-__all__ = ["Options", "longest_document", "no_text_in", "output_prefix_of", "preprocess"]
+__all__ = ["Options", "end_by_tokenizer", "longest_document", "no_text_in", "output_prefix_of", "preprocess"]
 
 
 # Number of files to name in an error message about all files.
@@ -40,7 +41,7 @@ def output_prefix_of(output_prefix: Path | str, key: str) -> Path:
 
 def longest_document(prefix: Path) -> int:
     """Return the number of tokens of the longest document of a dataset that was written."""
-    return int(read_index(prefix).sizes.max())
+    return int(read_index(prefix).sizes.max(initial=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,12 @@ class Options:
     def key_options(self) -> str:
         """Return the options of preprocess_data with which other keys are read, in words."""
         return "--jsonl-keys" if self.loss_mask is None else self.loss_mask.key_options
+
+    @property
+    def remedies(self) -> Remedies:
+        """Return what errors of reading ask the user to do."""
+        for_chats = "--loss-mask chat" if self.loss_mask is None else None
+        return Remedies.with_options(self.key_options, for_chats=for_chats)
 
     @property
     def long_ones(self) -> str:
@@ -136,7 +143,8 @@ def preprocess(
             files.enter_context(DatasetOutput.open(prefix, key, dtype=dtype, num_files=len(paths)))
             for prefix, key in zip(prefixes, options.keys, strict=True)
         ]
-        end = tokenizer.end_of_document if options.append_end else None
+        is_appended = options.append_end and end_by_tokenizer(tokenizer, options) is None
+        end = tokenizer.end_of_document if is_appended else None
         for batch in _encoded(reader, encoding, dtype=dtype, end_of_document=end):
             for output, column, characters in zip(outputs, batch.columns, batch.characters, strict=True):
                 output.add(column, characters)
@@ -146,7 +154,7 @@ def preprocess(
             if report:
                 report(counts)
         if not options.may_be_empty:
-            _require_text(outputs, paths, reader.passed_over)
+            _require_text(outputs, paths, reader, options)
         sources = inputs()
     without_text: list[str] = []
     for output in outputs:
@@ -158,8 +166,24 @@ def preprocess(
         )
     counts.seconds = time.monotonic() - started
     return _summary(
-        prefixes, outputs, counts, reader, options, without_text=without_text, encoder=encoding.name
+        prefixes,
+        outputs,
+        counts,
+        reader,
+        options,
+        without_text=without_text,
+        encoder=encoding.name,
+        end_by_tokenizer=end_by_tokenizer(tokenizer, options),
     )
+
+
+def end_by_tokenizer(tokenizer: Tokenizer, options: Options) -> str | None:
+    """Return the token that is not appended, because the tokenizer appends it itself; None otherwise.
+
+    With a loss mask, texts are encoded without the tokens that the tokenizer adds to them.
+    """
+    is_doubled = options.append_end and options.loss_mask is None and tokenizer.ends_texts
+    return tokenizer.decode([tokenizer.end_of_document]) if is_doubled else None
 
 
 def _open_corpus(
@@ -174,16 +198,21 @@ def _open_corpus(
         mend_text=options.mend_text,
         passed_over=passed_over,
         text_from=None if options.loss_mask is None else options.loss_mask.text_of,
-        remedies=Remedies.with_options(options.key_options),
+        optional_keys=() if options.loss_mask is None else options.loss_mask.optional_keys,
+        remedies=options.remedies,
     )
 
 
 def _require_text(
-    outputs: Sequence[DatasetOutput], paths: Sequence[Path | CorpusPart], passed_over: PassedOver
+    outputs: Sequence[DatasetOutput],
+    paths: Sequence[Path | CorpusPart],
+    reader: CorpusReader,
+    options: Options,
 ) -> None:
     for output in outputs:
         if not output.characters:
-            raise no_text_in([str(path) for path in paths], output.key, passed_over)
+            names = [str(path) for path in paths]
+            raise no_text_in(names, output.key, options, reader.passed_over, reader.first_skipped)
 
 
 def _counts_of(
@@ -210,6 +239,7 @@ def _summary(
     *,
     without_text: list[str],
     encoder: str,
+    end_by_tokenizer: str | None,
 ) -> Summary:
     return Summary(
         prefixes=prefixes,
@@ -226,6 +256,7 @@ def _summary(
         too_long=reader.num_too_long,
         long_ones=options.long_ones,
         encoder=encoder,
+        end_by_tokenizer=end_by_tokenizer,
         labels=None if options.loss_mask is None else _masked(outputs[1], options),
         longest=0 if options.loss_mask is None else longest_document(prefixes[0]),
         seconds=counts.seconds,
@@ -239,14 +270,33 @@ def _masked(output: DatasetOutput, options: Options) -> dict[str, int]:
     return {"masked": output.masked, "wholly_masked": output.wholly_masked}
 
 
-def no_text_in(names: Sequence[str], key: str, passed_over: PassedOver) -> CorpusError:
-    """Return the error for a corpus whose documents yield no tokens."""
+def no_text_in(
+    names: Sequence[str],
+    key: str,
+    options: Options,
+    passed_over: PassedOver,
+    first_skipped: Sequence[str],
+) -> CorpusError:
+    """Return the error for a corpus whose documents yield no tokens.
+
+    Args:
+        names: its files.
+        key: of the dataset without tokens.
+        options: of the conversion.
+        passed_over: files and members that were not read.
+        first_skipped: why the first documents that could not be read were skipped.
+    """
+    keys = [key] if options.loss_mask is None else options.read_keys
     left = counted(passed_over.count, "file or member was", "files or members were")
     unread = f" ({left} not read, such as {passed_over.first[0]})" if passed_over.first else ""
-    return CorpusError(
-        f"no document of {first_few(names, _MOST_NAMED)} has text under {key!r}{unread}; pass the "
-        "right key with --jsonl-keys, or another corpus"
-    )
+    under = " and ".join(map(repr, keys))
+    what = f"no document of {first_few(names, _MOST_NAMED)} has text under {under}{unread}"
+    if first_skipped:
+        return CorpusError(
+            f"{what}; documents were skipped, such as {first_skipped[0]}; correct them, pass the right key "
+            f"with {options.key_options}, or pass another corpus"
+        )
+    return CorpusError(f"{what}; pass the right key with {options.key_options}, or another corpus")
 
 
 @contextmanager
@@ -289,7 +339,7 @@ def _choose_encoding(tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], o
     if options.loss_mask is not None:
         masked = MaskedEncoder(tokenizer, options.loss_mask)
         return _Encoding(
-            masked, f"{name}, in parts ({options.loss_mask.in_words()})", options.workers, 1 << 20
+            masked, f"{name}, {masked.way} ({options.loss_mask.in_words()})", options.workers, 1 << 20
         )
     if isinstance(tokenizer, RankedFileTokenizer):
         return _Encoding(tokenizer.encode_flat, f"{name}, run by gigatoken")
@@ -297,7 +347,8 @@ def _choose_encoding(tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], o
     if not options.exact:
         files = [part.path if isinstance(part, CorpusPart) else part for part in paths]
         try:
-            return _Encoding(fast_encoder(tokenizer, lambda: sample_texts(files, options.keys)), "gigatoken")
+            sample = partial(sample_texts, files, options.keys, options.remedies)
+            return _Encoding(fast_encoder(tokenizer, sample), "gigatoken")
         except TokenizerError as reason:
             why = f"; gigatoken, the faster encoder, is not used: {reason}"
     return _Encoding(tokenizer.encode_flat, f"{name}{why}", options.workers, 1 << 20)

@@ -29,7 +29,14 @@ from neox_data.preprocess.output import files_without_text
 from neox_data.preprocess.part_hashes import PartHashes, hashed_parts
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import Counts, Reporter
-from neox_data.preprocess.run import Options, longest_document, no_text_in, output_prefix_of, preprocess
+from neox_data.preprocess.run import (
+    Options,
+    end_by_tokenizer,
+    longest_document,
+    no_text_in,
+    output_prefix_of,
+    preprocess,
+)
 from neox_data.preprocess.summary import Summary
 from neox_data.sources import merge_offsets
 from neox_data.tokenizers.base import Tokenizer
@@ -104,7 +111,10 @@ def preprocess_resumably(
         inputs = hashes.of_files()
         for shard, group in shards.items():
             _refuse_changed(shard, group, hashes, options.keys[0])
-    counts = [_merge(list(shards), output_prefix, key, inputs, unread) for key in options.keys]
+    counts = [
+        _merge(list(shards), output_prefix, key, inputs, unread, options, work.first_skipped)
+        for key in options.keys
+    ]
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
@@ -125,6 +135,7 @@ def preprocess_resumably(
         too_long=counts[0]["too_long"],
         long_ones=options.long_ones,
         encoder=counts[0]["encoder"],
+        end_by_tokenizer=end_by_tokenizer(tokenizer, options),
         labels=None if options.loss_mask is None else counts[1],
         longest=0 if options.loss_mask is None else longest_document(prefixes[0]),
         seconds=max(work.seconds, 1e-9),
@@ -260,6 +271,8 @@ def _merge(
     key: str,
     inputs: Sequence[dict[str, Any]],
     unread: PassedOver,
+    options: Options,
+    first_skipped: Sequence[str],
 ) -> dict[str, Any]:
     """Merge the shards of a key; return the counts, the encoder and the files without text."""
     prefixes = [output_prefix_of(shard, key) for shard in shards]
@@ -267,7 +280,8 @@ def _merge(
     assert contents is not None, "every shard was finished, and so has a manifest"
     contents["counts"]["passed_over"] += unread.count
     if not contents["counts"]["characters"]:
-        raise no_text_in([source["path"] for source in inputs], key, unread)
+        names = [source["path"] for source in inputs]
+        raise no_text_in(names, key, options, unread, first_skipped)
     output = output_prefix_of(output_prefix, key)
     try:
         for prefix in prefixes:

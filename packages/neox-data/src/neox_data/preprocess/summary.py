@@ -33,6 +33,7 @@ class Summary:
         too_long: documents above the maximum size.
         long_ones: how these were handled.
         encoder: the encoder, with the reason if it is the slower one.
+        end_by_tokenizer: the end-of-document token if --append-eod left it to the tokenizer.
         seconds: duration of this run.
         resumed_shards: shards finished by an earlier run.
         labels: with a loss mask, the number of labels that the loss leaves out (`masked`), and of documents
@@ -55,6 +56,7 @@ class Summary:
     long_ones: str
     encoder: str
     seconds: float
+    end_by_tokenizer: str | None = None
     resumed_shards: int = 0
     labels: Mapping[str, int] | None = None
     longest: int = 0
@@ -70,6 +72,11 @@ class Summary:
             f"{speed if self.num_bytes >= _FEWEST_TIMED_BYTES else ''}"
         )
         yield f"encoded by {self.encoder}"
+        if self.end_by_tokenizer is not None:
+            yield (
+                f"the tokenizer itself ends each document with {self.end_by_tokenizer!r}; --append-eod added "
+                "no second one"
+            )
         if self.labels is not None:
             without = self.labels["wholly_masked"]
             have = counted(without, "document has", "documents have")

@@ -1,6 +1,6 @@
 """Read the rows of parquet files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,16 @@ _MARK = b"PAR1"
 _BUFFER_BYTES = 1 << 20
 
 
-def rows_of(path: Path, keys: Sequence[str], remedy: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of the columns `keys`, row by row; bytes that are not UTF-8 stay bytes.
+def rows_of(
+    path: Path, keys: Sequence[str], remedy: Callable[[Sequence[str]], str], optional: Sequence[str] = ()
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of the columns `keys` and `optional`, row by row; bytes that are not UTF-8 stay bytes.
 
     Args:
         path: the file.
         keys: names of columns.
-        remedy: what the error about a missing column asks for.
+        remedy: function of the names of columns that returns what the error about a missing one asks for.
+        optional: names of more columns, whose values are None if the file lacks them.
 
     Raises:
         CorpusError: a column is missing.
@@ -33,11 +36,16 @@ def rows_of(path: Path, keys: Sequence[str], remedy: str) -> Iterator[tuple[Any,
     from pyarrow import parquet  # type: ignore[import-untyped]
 
     with _damage_in(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        _check_columns(path, file.schema_arrow.names, keys, remedy)
+        present = file.schema_arrow.names
+        _check_columns(path, present, keys, remedy)
+        read = [*keys, *(key for key in optional if key in present)]
         _refuse_joined(path, file.metadata)
         number = 0
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(keys)):
-            columns = [_values(batch.column(key)) for key in keys]
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=read):
+            columns = [
+                _values(batch.column(key)) if key in read else [None] * len(batch)
+                for key in (*keys, *optional)
+            ]
             number += len(batch)
             yield from zip(*columns, strict=True)
         if number != file.metadata.num_rows:
@@ -65,11 +73,13 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _check_columns(path: Path, columns: Sequence[str], keys: Sequence[str], remedy: str) -> None:
+def _check_columns(
+    path: Path, columns: Sequence[str], keys: Sequence[str], remedy: Callable[[Sequence[str]], str]
+) -> None:
     for key in keys:
         if key not in columns:
             found = first_few([repr(each) for each in columns], 8)
-            raise CorpusError(f"{path} has no column {key!r}; its columns are {found}; {remedy}")
+            raise CorpusError(f"{path} has no column {key!r}; its columns are {found}; {remedy(columns)}")
 
 
 def _values(column: Any) -> list[Any]:

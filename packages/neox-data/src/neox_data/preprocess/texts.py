@@ -1,21 +1,42 @@
 """Extract texts from a line or file of a corpus; raise ValueError with the reason for invalid ones."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
 
 from neox_data.counted import first_few
 
-__all__ = ["MissingKeyError", "TextFrom", "cut_text", "decode", "text_of", "texts_of_line"]
+__all__ = [
+    "MissingKeyError",
+    "TextFrom",
+    "cut_text",
+    "decode",
+    "has_chats",
+    "is_list_of_objects",
+    "text_of",
+    "text_under",
+    "texts_of_line",
+]
 
 
-TextFrom = Callable[[Any, str], str | None]
+# Usual keys of conversations.
+_OF_CHATS = frozenset(("messages", "conversations"))
+TextFrom = Callable[[Any, str, Mapping[str, Any]], str | None]
 
 
 class MissingKeyError(ValueError):
-    """Raised when a JSON object has no text under a requested key."""
+    """Raised when a document has no text under a requested key.
+
+    Args:
+        message: the reason.
+        keys: the keys of the document.
+    """
+
+    def __init__(self, message: str, keys: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
 
 
 def texts_of_line(
@@ -26,8 +47,8 @@ def texts_of_line(
     Args:
         line: the line.
         keys: the keys.
-        text_from: function of (value, its name) that makes a text of a value; the line must be an object
-            then. None: `text_of`.
+        text_from: function of (value, its name, the line) that makes a text of a value; the line must be an
+            object then. None: `text_of`.
     """
     try:
         value = _parse(line)
@@ -44,18 +65,20 @@ def texts_of_line(
         if value is None:
             raise ValueError("it is null, not text")
         return (text_of(value, "the line"),) * len(keys)
-    return tuple([_text_under(key, value, text_from) for key in keys])
+    return tuple([text_under(key, value, text_from) for key in keys])
 
 
-def _text_under(key: str, value: dict[str, Any], text_from: TextFrom | None) -> str | None:
+def text_under(key: str, value: dict[str, Any], text_from: TextFrom | None) -> str | None:
+    """Return the text under a key of an object, None for null; raise ValueError if there is none."""
     text = value.get(key)
     # Fast path for nearly all of a corpus.
     if text_from is None and isinstance(text, str) and text.isascii():
         return text
     if key not in value:
         found = first_few([repr(each) for each in value], 8) or "none"
-        raise MissingKeyError(f"no key {key!r}; its keys are {found}")
-    return (text_from or text_of)(text, f"the value of {key!r}")
+        raise MissingKeyError(f"no key {key!r}; its keys are {found}", value)
+    name = f"the value of {key!r}"
+    return text_of(text, name) if text_from is None else text_from(text, name, value)
 
 
 def cut_text(text: str, most_bytes: int) -> list[str]:
@@ -99,6 +122,10 @@ def text_of(value: Any, name: str) -> str | None:
         return decode(value)
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "\n\n".join(value)
+    if is_list_of_objects(value):
+        raise ValueError(
+            f"{name} is a list of objects, not text; preprocess_data --loss-mask chat reads conversations"
+        )
     if not isinstance(value, str):
         raise ValueError(f"{name} is {type(value).__name__}, not text")
     try:
@@ -106,6 +133,16 @@ def text_of(value: Any, name: str) -> str | None:
     except UnicodeEncodeError as error:
         raise ValueError(f"{name} contains an unpaired surrogate at character {error.start}") from None
     return value
+
+
+def has_chats(keys: Iterable[str]) -> bool:
+    """Return whether a document with these keys is probably a conversation."""
+    return not _OF_CHATS.isdisjoint(keys)
+
+
+def is_list_of_objects(value: Any) -> bool:
+    """Return whether a value is a list of objects, such as the messages of a conversation."""
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
 def decode(data: bytes) -> str:

@@ -41,6 +41,11 @@ class Tokenizer(ABC):
     def fingerprint(self) -> str:
         """Return a hash of everything that affects encoding; equal tokenizers have equal hashes."""
 
+    @property
+    def ends_texts(self) -> bool:
+        """Return True if the tokenizer itself appends the end-of-document token to each text."""
+        return False
+
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text."""

@@ -34,6 +34,8 @@ __all__ = [
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|padding|>"
+# A text, to see what the library adds to it.
+_PROBE = "ab"
 
 
 class LibraryBackedTokenizer(Tokenizer):
@@ -85,6 +87,13 @@ class LibraryBackedTokenizer(Tokenizer):
         """Id of the token with this text; None if the vocabulary does not contain it."""
         found: int | None = self.library_tokenizer.token_to_id(token)
         return found
+
+    @cached_property
+    def ends_texts(self) -> bool:
+        """Whether the library appends the end-of-document token to each text."""
+        (inner,) = self._without_special([_PROBE])
+        end = [self._end_of_document]
+        return self.encode(_PROBE)[-1:] == end != inner[-1:]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -143,6 +152,16 @@ class LibraryBackedTokenizer(Tokenizer):
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(chain.from_iterable(rows), np.int64, int(sizes.sum())), sizes
 
+    def encode_placed(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return the ids of each text, with the range of characters (first, stop) that each id stands for.
+
+        Tokens that the library adds to the beginning or end of a text are left out; those in it are not.
+
+        Raises:
+            TokenizerError: the library cannot encode a text.
+        """
+        return [(each.ids, each.offsets) for each in self._encodings(texts, adds_special=False, placed=True)]
+
     def added_ids(self, text: str) -> tuple[list[int], list[int]]:
         """Return the ids that the library adds to the beginning and to the end of a text that is not empty.
 
@@ -161,11 +180,11 @@ class LibraryBackedTokenizer(Tokenizer):
     def _without_special(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._encodings(texts, adds_special=False)]
 
-    def _encodings(self, texts: Sequence[str], *, adds_special: bool) -> list[Encoding]:
+    def _encodings(self, texts: Sequence[str], *, adds_special: bool, placed: bool = False) -> list[Encoding]:
+        # The fast one leaves out where tokens are in the text.
+        encode = self.library_tokenizer.encode_batch if placed else self.library_tokenizer.encode_batch_fast
         try:
-            encodings: list[Encoding] = self.library_tokenizer.encode_batch_fast(
-                list(texts), add_special_tokens=adds_special
-            )
+            encodings: list[Encoding] = encode(list(texts), add_special_tokens=adds_special)
         except Exception as error:  # tokenizers raises Exception itself.
             raise TokenizerError(
                 f"{self._source} cannot encode a text: {error}; repair or skip it"

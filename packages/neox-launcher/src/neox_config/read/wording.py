@@ -37,6 +37,11 @@ _KINDS = {
 _AS_LIST = {"attention_config": 'write [[["{}"], "all"]]'}
 # Whole numbers, and what to set in place of a fraction.
 _FOR_FRACTIONS = {"train_epochs": "use train-iters: N for a part of a pass"}
+# Whole numbers, and what to write in place of a text.
+_FOR_TEXTS = {
+    "stop_tokens": "write the id of a token, which tokenizer.json has in added_tokens, or its text in "
+    "stop-strings"
+}
 # Parameters that take a single value, and the parameters that take several.
 _FOR_LISTS = {"data_path": "list several datasets in train-data-paths, valid-data-paths and test-data-paths"}
 
@@ -122,7 +127,8 @@ def sentence_about(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str
     if kind == "too_long":
         return "has too many elements", _as_default(parameter)
     if kind in _KINDS:
-        return f"must be {_KINDS[kind]}{where}", _instead_of_list(parameter, detail["input"])
+        instead = _FOR_TEXTS.get(name, "") if isinstance(detail["input"], str) else ""
+        return f"must be {_KINDS[kind]}{where}", instead or _instead_of_list(parameter, detail["input"])
     what, _, remedy = str(detail["msg"]).partition("; ")
     return f"{_lower(what)}{where}", remedy or _instead_of_fraction(name, detail["input"])
 

@@ -58,6 +58,7 @@ from neox_launcher.plan.dataset_files import (
 from neox_launcher.plan.moved import name_moved_folder, refuse_copied_folder
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in
+from neox_launcher.plan.unused_labels import notes_on_labels
 from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.local_gpus import count_gpus
@@ -221,10 +222,10 @@ def _preflight(config: NeoXConfig, *, program: str, world: World) -> list[Proble
 
 
 def notes_on_data(config: NeoXConfig) -> list[Problem]:
-    """Return notes about evaluations that are skipped because the split leaves no document for them."""
+    """Return notes about labels that are not read, and about evaluations for which no document is left."""
     count, empty = _empty_parts(config)
     words = {"valid": "validation", "test": "the test"}
-    return _notes_on_shares(config) + [
+    return [*notes_on_labels(config), *_notes_on_shares(config)] + [
         Problem(
             "split",
             f"leaves no document for {words[part]}, which is therefore skipped: {config.data.data_path} has "

@@ -56,6 +56,7 @@ WRONG = [
     ("hang-timeout: 1e7", ["must be at most 2,000,000", "Seconds without a finished iteration"]),
     ("save-interval: 0", ["must be greater than 0"]),
     ("save-interval: 1.5", ["must be a whole number"]),
+    ('stop-tokens: ["<|im_end|>"]', ["must be a whole number in element 1", "or its text in stop-strings"]),
     ("min-lr: 0,002", ["must be a number", "write 0.002"]),
     ("temperature: 1,5", ["write 1.5"]),
     ("temperature: -,5e-1", ["write -.5e-1"]),

@@ -84,7 +84,7 @@ class Model:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the parameters of the model and its tokenizer that differ from their defaults.
+        """Return the parameters of the model, tokenizer and stop tokens that differ from their defaults.
 
         Together with parameters of a training they are a configuration: `load_config(model.settings, {...})`.
         """
@@ -94,7 +94,9 @@ class Model:
             # How the model is computed is not part of it.
             computed = set(fusions_off(section))
             found |= section.model_dump(mode="json", exclude_defaults=True, exclude=computed)
-        return found
+        return found | self.config.generation.model_dump(
+            mode="json", exclude_defaults=True, include={"stop_tokens"}
+        )
 
     @property
     def device(self) -> torch.device:
@@ -401,7 +403,8 @@ def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: M
     dtype = DTYPES[precision or checkpoint.precision]
     module = _built(checkpoint.resolved, checkpoint.vocab_size, dtype)
     load_into(module, checkpoint, dtype)
-    return Model(module, checkpoint.resolved, tokenizer)
+    generation = GenerationSection(stop_tokens=checkpoint.stop_tokens)
+    return Model(module, checkpoint.resolved_with({"generation": generation}), tokenizer)
 
 
 def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:

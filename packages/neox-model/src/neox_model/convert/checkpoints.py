@@ -16,6 +16,7 @@ from neox_config.derive.resume import recorded_effects
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.errors import ConfigError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.schema.sections.generation import GenerationSection
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_model.assembly.as_sequential import SequentialModel, as_sequential
@@ -96,6 +97,20 @@ class Checkpoint:
         """Return the precision of the training's activations."""
         recorded: Any = self._in_effect.get("training", {}).get("precision")
         return recorded if recorded in get_args(Precision) else "fp32"
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Return the recorded `stop_tokens`: ids of tokens that end a text, as end-of-document does.
+
+        Raises:
+            ConversionError: the record is not a list of ids.
+        """
+        # Earlier versions recorded none.
+        recorded = self.manifest.config.get("stop_tokens", ())
+        try:
+            return GenerationSection.model_validate({"stop_tokens": recorded}).stop_tokens
+        except ValidationError as error:
+            raise _of_another_version(self.folder, error) from error
 
     @property
     def vocab_size(self) -> int:
@@ -219,10 +234,14 @@ def _model_of(manifest: Manifest, folder: Path) -> Resolved:
     try:
         return model_of(manifest.config)
     except (ValidationError, ConfigError) as error:
-        raise ConversionError(
-            f"{folder} was written by another version, whose parameters this one cannot read: {error}; "
-            "convert it with that version"
-        ) from error
+        raise _of_another_version(folder, error) from error
+
+
+def _of_another_version(folder: Path, error: Exception) -> ConversionError:
+    return ConversionError(
+        f"{folder} was written by another version, whose parameters this one cannot read: {error}; convert "
+        "it with that version"
+    )
 
 
 def model_parameters(resolved: Resolved) -> dict[str, Any]:

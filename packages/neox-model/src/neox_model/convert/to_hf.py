@@ -75,7 +75,7 @@ def to_hf(
         _log_stored_dtype(checkpoint)
     writer = _Writer(checkpoint, chosen, rows=rows, dtype=None if dtype is None else DTYPES[dtype])
     with folder_written_aside(output) as aside:
-        generation = generation_settings(tokenizer, source)
+        generation = generation_settings(tokenizer, source, checkpoint.stop_tokens)
         write_json(aside / "config.json", _config(checkpoint, chosen, rows, dtype, generation))
         write_json(aside / "generation_config.json", generation)
         write_tokenizer(tokenizer, source, aside, max_positions=checkpoint.architecture.max_positions)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,12 +198,20 @@ def refuse_others(tokenizer: Tokenizer) -> LibraryBackedTokenizer:
     )
 
 
-def generation_settings(tokenizer: Tokenizer, vocab_file: Path | None) -> dict[str, Any]:
-    """Return the contents of `generation_config.json`: text ends with end-of-document."""
+def generation_settings(
+    tokenizer: Tokenizer, vocab_file: Path | None, stops: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return the contents of `generation_config.json`: text ends at end-of-document and the stop tokens.
+
+    Args:
+        tokenizer: the model's.
+        vocab_file: its file, next to which the settings of the model that was imported may be.
+        stops: the model's `stop_tokens`.
+    """
     found: dict[str, Any] = {}
     if vocab_file is not None and (vocab_file.parent / _GENERATION).is_file():
         found = read_json(vocab_file.parent / _GENERATION)
-    ends = list(dict.fromkeys([*_ends(found), tokenizer.end_of_document]))
+    ends = list(dict.fromkeys([*_ends(found), tokenizer.end_of_document, *stops]))
     found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     if tokenizer.padding is not None:
         found.setdefault("pad_token_id", tokenizer.padding)

@@ -233,7 +233,7 @@ class ChatAnswer(Answer):
             number=0,
             top_count=body.top_logprobs or 0,
             maximum_tokens=body.max_completion_tokens or body.max_tokens,
-            stop_strings=model.template.ends,
+            stop_strings=model.ends_of_chats,
         )
 
     def _logprobs(self, part: Part) -> dict[str, Any] | None:

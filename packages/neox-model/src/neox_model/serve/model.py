@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from neox_data.errors import TokenizerError
 from neox_data.preprocess.chat_template import ChatTemplate
+from neox_data.preprocess.end_of_answer import EndOfAnswer, end_of_answer
 from neox_data.tokenizers import Tokenizer
 from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 from neox_model.generate.engine import Request
@@ -46,8 +47,23 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", TokenNames(self.tokenizer))
+        end = None if self.template is None else end_of_answer(self.template, self.tokenizer)
+        object.__setattr__(self, "end_of_answer", end)
 
     names: TokenNames = field(init=False)
+    end_of_answer: EndOfAnswer | None = field(init=False)
+    """The special token with which the template ends an answer, which ends the texts of chats."""
+
+    @property
+    def ends_of_chats(self) -> tuple[str, ...]:
+        """Return the texts that end an answer of a chat, besides the stop strings of the request."""
+        assert self.template is not None, "a model without a template answers no chats"
+        ends = (
+            self.template.ends
+            if self.end_of_answer is None
+            else (*self.template.ends, self.end_of_answer.text)
+        )
+        return tuple(dict.fromkeys(ends))
 
     def check_name(self, name: str | None) -> None:
         """Refuse another model's name.

@@ -65,8 +65,11 @@ def serve_from(resolved: Resolved) -> None:
                 run_calls(engine, groups.control, signals, None)
         else:
             calls = Calls(slots=config.generation.generation_batch_size, max_waiting=settings.max_waiting)
+            model = _model(config, load, tokenizer, template)
+            if template is not None and model.end_of_answer is not None:
+                logger.info("answers to chats end at %s, as in %s", model.end_of_answer, template.name)
             app = build_app(
-                _model(config, load, tokenizer, template),
+                model,
                 calls,
                 allowed_hosts=(*settings.allowed_hosts, settings.host),
                 key=key,
