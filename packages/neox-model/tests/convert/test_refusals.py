@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, pre_tokenizers
 
+from neox_config import load_config, resolve
 from neox_config.derive.recorded import model_of
 from neox_config.derive.resume import flat_values
 from neox_config.errors import NeoXError
@@ -30,6 +31,8 @@ from neox_model.convert.to_hf import to_hf
 from neox_model.convert.tokenizer_files import padding_multiple, write_json
 from neox_model.convert.verify import verify
 from neox_model.convert.weights import WeightFiles, Written, write_weights
+from neox_model.processes import load_tokenizer
+from neox_model.train.export import check_export
 from support.checkpoint_edits import edit_tensors
 from support.hf_models import ENTRIES, SMALL, random_settings, write_model
 from support.settings import resolved_from
@@ -365,7 +368,7 @@ def test_a_tokenizer_that_transformers_changes_is_refused(theirs):
         " differently: ",
         f"transformers loads GPT2Tokenizer (tokenizer_class of {theirs / 'tokenizer_config.json'})",
         "which replaces parts of tokenizer.json (pre_tokenizer",
-        "pass --tokenizer-as-stored",
+        "pass --tokenizer-as-stored (such a model can be trained, but not exported again",
     )
 
 
@@ -398,6 +401,23 @@ def test_a_tokenizer_that_transformers_replaces_by_the_type_of_the_model_is_used
     with pytest.raises(ConversionError, match="train with a tokenizer that has these parts"):
         to_hf(output / "global_step0", tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
+    # A training that is to be exported is refused at its start, for the same reason.
+    with pytest.raises(NeoXError, match=r"hf-export: the tokenizers encode .*; or remove hf-export"):
+        check_export(*_trained(output, tmp_path / "exported"))
+
+
+def test_a_training_of_an_imported_model_may_be_exported(tmp_path):
+    theirs = write_model(tmp_path / "theirs", "qwen2", random_settings("qwen2", 0))
+    from_hf(theirs, tmp_path / "imported")
+    check_export(*_trained(tmp_path / "imported", tmp_path / "exported"))
+    assert not (tmp_path / "exported").exists()
+
+
+def _trained(imported, exported):
+    """Return the configuration of a training that is to be exported, and its tokenizer."""
+    changes = ["data-path=corpus", f"save={imported / 'runs'}", f"hf-export={exported}"]
+    config = load_config([imported / "model.yml"], overrides=changes)
+    return resolve(config, devices=1), load_tokenizer(config)
 
 
 def test_a_stored_tokenizer_requires_its_file(theirs):
