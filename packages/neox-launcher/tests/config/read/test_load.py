@@ -303,6 +303,21 @@ def test_the_same_value_twice_in_two_files_is_fine(load):
     assert load("hidden_size: 64").model.hidden_size == 64
 
 
+def test_a_file_that_is_given_twice_is_refused(tmp_path):
+    (tmp_path / "chat.yml").write_text("{}")
+    (tmp_path / "linked.yml").symlink_to("chat.yml")
+    for files, message in (
+        (["chat.yml", "chat.yml"], "the configuration file chat.yml is given twice; give it once"),
+        (["chat", "chat.yml"], "chat and chat.yml are the same configuration file; give it once"),
+        (["chat", "linked"], "chat and linked are the same configuration file; give it once"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_config(files, directory=tmp_path)
+        assert str(caught.value) == message
+    with pytest.raises(ConfigError, match="file not found"):
+        load_config(["absent.yml", "absent.yml"], directory=tmp_path)
+
+
 def test_blocks_of_several_files_are_merged(load):
     config = load("optimizer: {params: {betas: [0.8, 0.9]}}")
     assert config.optimizer.optimizer.params.betas == (0.8, 0.9)
