@@ -463,6 +463,13 @@ def test_folders_of_other_programs_are_named_with_what_to_do(tmp_path):
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
     with pytest.raises(neox_model.NeoXError, match=r"contains adapters of PEFT.*neox-convert from-peft"):
         neox_model.load_model(tmp_path / "peft")
+    with pytest.raises(neox_model.NeoXError, match=r"no folder meta-llama/Llama.*nothing is downloaded"):
+        neox_model.load_model("meta-llama/Llama-3.2-1B")
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    with pytest.raises(neox_model.NeoXError, match=rf"is a folder of the Hub's cache; pass {snapshot}$"):
+        neox_model.load_model(tmp_path / "models--org--name")
     (tmp_path / "qwen3").mkdir()
     path = tmp_path / "qwen3" / "config.json"
     path.write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')

@@ -83,6 +83,12 @@ def edit_recorded(folder, change):
     (folder / "manifest.json").write_text(manifest.to_json())
 
 
+def _rename(tensors, prefix):
+    """Put a prefix before the names of all tensors."""
+    for name in list(tensors):
+        tensors[f"{prefix}{name}"] = tensors.pop(name)
+
+
 def refused(convert, output, *parts):
     """Check that a conversion is refused with parts of a message, and that nothing is left."""
     with pytest.raises(NeoXError) as caught:
@@ -235,7 +241,18 @@ def test_problems_of_a_model_name_the_file_that_has_them(theirs):
         (lambda tensors: tensors.pop(EMBEDDING), f"does not contain {EMBEDDING}; copy the folder again"),
         (
             lambda tensors: tensors.update(more=torch.ones(1)),
-            "contains more (of 1 tensor) that LlamaForCausalLM",
+            "contains more (of 1 tensor) that LlamaForCausalLM with this config.json does not have; use the "
+            "config.json of these weights, or load the model with transformers and save it again",
+        ),
+        (
+            lambda tensors: _rename(tensors, "module."),
+            "has tensors whose names all begin with 'module.': the model was saved with a module around it "
+            "(DistributedDataParallel); save the model itself: model.module.save_pretrained(DIR)",
+        ),
+        (
+            lambda tensors: _rename(tensors, "model."),
+            "begin with 'model.': the model was saved with a module around it; save the model itself: "
+            "model.model.save_pretrained(DIR)",
         ),
         (
             lambda tensors: tensors.update({NORM: torch.ones(17)}),
@@ -243,11 +260,11 @@ def test_problems_of_a_model_name_the_file_that_has_them(theirs):
         ),
         (
             lambda tensors: tensors[DOWN].fill_(torch.inf),
-            f"{DOWN} contains values that are not finite; copy it again",
+            f"{DOWN} contains infinite values: the weights were saved so",
         ),
         (
             lambda tensors: tensors[NORM][:1].fill_(torch.nan),
-            f"{NORM} contains values that are not finite; copy it again",
+            f"{NORM} contains NaN: the weights were saved so",
         ),
         (
             lambda tensors: tensors.update(
@@ -315,10 +332,25 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(theirs):
     assert not target.exists()
 
 
-@pytest.mark.parametrize("contents", [[torch.ones(1)], {"a": 1}, torch.ones(1), {"a": {"b": torch.ones(1)}}])
+def test_a_pickled_module_is_refused_with_its_class(theirs):
+    _as_pickle(theirs, torch.nn.Linear(2, 2))
+    import_refused(
+        theirs,
+        "was not loaded: it has objects of the class torch.nn.modules.linear.Linear, and nothing but tensors "
+        "is unpickled; save the weights alone: torch.save(model.state_dict(), FILE)",
+    )
+
+
+@pytest.mark.parametrize("contents", [[torch.ones(1)], {"a": 1}, torch.ones(1)])
 def test_a_pickle_without_tensors_by_name_is_refused(theirs, contents):
     _as_pickle(theirs, contents)
-    import_refused(theirs, "pytorch_model.bin does not contain tensors by name; copy it again")
+    import_refused(theirs, "pytorch_model.bin does not contain tensors by name; save the weights: torch.save")
+
+
+def test_a_pickle_with_the_tensors_under_a_key_is_refused_with_the_key(theirs):
+    _as_pickle(theirs, {"epoch": 3, "model": {"b": torch.ones(1)}})
+    message = "has them under 'model'; save these alone: torch.save(torch.load(FILE)['model'], FILE)"
+    import_refused(theirs, message)
 
 
 def test_a_pickle_of_the_older_format_is_refused(theirs):

@@ -32,6 +32,7 @@ from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.names import is_score
 from neox_model.convert.checkpoints import Checkpoint, build_sequential, load_into
 from neox_model.convert.from_hf import HuggingFaceModel, open_hf
+from neox_model.convert.requests import NOT_DOWNLOADED, snapshot_in
 from neox_model.convert.yaml_file import TRAINING
 from neox_model.generate.engine import Reply
 from neox_model.generate.forward import Forward
@@ -361,11 +362,14 @@ def _checkpoint_in(folder: Path) -> Checkpoint:
             f"load_model(load_config({str(folder)!r}))"
         )
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}; check the path")
+        raise CheckpointError(f"there is no folder {folder}; check the path ({NOT_DOWNLOADED})")
     latest = find_latest(folder)
     other = why_another(folder, CHECKPOINT)
     if latest is None and other is not None:
         raise CheckpointError(other)
+    snapshot = snapshot_in(folder)
+    if latest is None and snapshot is not None:
+        raise CheckpointError(f"{folder} is a folder of the Hub's cache; pass {snapshot}")
     if latest is None:
         raise CheckpointError(
             f"{folder} contains no checkpoint, and no model of transformers; pass the folder that save names"
