@@ -371,7 +371,7 @@ def test_a_training_starts_from_the_weights_of_another_model(tmp_path, data, sta
             neox_model.Trainer(config, start_from=model)
 
 
-def test_a_tokenizer_that_was_moved_is_given_by_argument(tmp_path, data):
+def test_a_tokenizer_that_was_moved_is_given_by_argument(tmp_path, data, caplog):
     from support.hf_models import write_tokenizer
 
     first, moved = write_tokenizer(tmp_path), tmp_path / "moved.json"
@@ -384,6 +384,19 @@ def test_a_tokenizer_that_was_moved_is_given_by_argument(tmp_path, data):
         neox_model.load_model(tmp_path / "saved")
     found = neox_model.load_model(tmp_path / "saved", vocab_file=moved)
     assert torch.equal(found.logits([5, 6, 7]), logits)
+    # A file of its name with the checkpoints is used if it is the same tokenizer.
+    beside = tmp_path / "saved" / first.name
+    beside.write_text(moved.read_text().replace("<|endoftext|>", "<|end|>"))
+    with pytest.raises(neox_model.NeoXError, match=rf"{beside} .*(is not the tokenizer|endoftext)"):
+        neox_model.load_model(tmp_path / "saved")
+    shutil.copyfile(moved, beside)
+    caplog.clear()
+    found = neox_model.load_model(tmp_path / "saved")
+    assert torch.equal(found.logits([5, 6, 7]), logits)
+    assert caplog.messages == [
+        f"the tokenizer that the checkpoint records, {first}, is not there; using the same tokenizer in "
+        f"{beside}"
+    ]
     (tmp_path / "config.json").write_text("{}")
     for source in (tmp_path, config_of(data, load=str(tmp_path / "saved"))):
         with pytest.raises(neox_model.NeoXError, match="vocab_file cannot be used: "):

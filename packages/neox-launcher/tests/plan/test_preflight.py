@@ -374,7 +374,10 @@ def test_the_base_of_adapters_is_found_before_the_start(load, files, program):
     assert problem_of("base").startswith("contains global_step5 without its file shard.safetensors; copy it")
     shard.touch()
     assert problem_of("base") == ""
-    assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}"
+    (files / "empty").mkdir()
+    assert problem_of("empty") == f"contains no checkpoint; {SAVED}"
+    moved = "if that was moved or renamed, write its new path"
+    assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}; {moved}"
     assert "write lora-base: base, the folder of all" in problem_of("base/global_step5")
     assert "contains checkpoints of adapters, and no model" in problem_of("adapters")
 

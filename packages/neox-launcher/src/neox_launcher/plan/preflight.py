@@ -801,7 +801,8 @@ def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
         return
     reason = _why_no_checkpoint(base)
     if reason is not None:
-        yield Problem("lora_base", reason, _load_remedy(base, reason, name="lora-base"))
+        moved = "" if os.path.isdir(base) else "; if that was moved or renamed, write its new path"
+        yield Problem("lora_base", reason, f"{_load_remedy(base, reason, name='lora-base')}{moved}")
         return
     read = _base_of_loaded(config, Path(base)) or latest_checkpoint(Path(base))
     if read is None:

@@ -74,8 +74,7 @@ def to_hf(
     chosen = fitting_family(checkpoint.architecture, checkpoint.obstacles, family)
     tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     refuse_others(tokenizer)
-    recorded = checkpoint.resolved.config.tokenizer.vocab_file
-    source = vocab_file or (None if recorded is None else Path(recorded))
+    source = checkpoint.tokenizer_files(vocab_file=vocab_file).get("vocab_file")
     rows = rows_to_keep(tokenizer, checkpoint.vocab_size, trim_vocab=trim_vocab)
     if dtype is None:
         _log_stored_dtype(checkpoint)
