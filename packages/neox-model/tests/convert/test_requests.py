@@ -168,6 +168,11 @@ def test_a_checkpoint_of_this_project_is_not_converted_from_gpt_neox(tmp_path):
         ("from-hf --tp 2", "leave it out: a checkpoint is loaded in every parallel layout"),
         ("from-hf --precision fp16", None),
         ("to-peft --input_dir x", "use neox-convert to-peft --load DIR --model DIR --output DIR"),
+        ("to-hf --torch_dtype bf16", "use --dtype"),
+        (
+            "to-hf --push_to_hub",
+            "leave it out: nothing is uploaded; publish the folder with hf upload NAME DIR",
+        ),
         ("to-hf --other x", None),
     ],
 )
