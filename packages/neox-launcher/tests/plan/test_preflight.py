@@ -786,6 +786,16 @@ def test_a_missing_file_is_searched_from_the_working_directory(load, files, text
     assert (problem.what, problem.remedy) == ("does not exist", remedy)
 
 
+def test_a_folder_in_place_of_the_file_of_a_tokenizer_is_answered_with_the_file(load, files):
+    (files / "model").mkdir()
+    text = SETTINGS.replace("tokenizer.json", "model")
+    (problem,) = check_files(load(text), program="train")
+    assert (problem.what, problem.remedy.startswith("check the path")) == ("is a folder", True)
+    (files / "tokenizer.json").rename(files / "model" / "tokenizer.json")
+    (problem,) = check_files(load(text), program="train")
+    assert (problem.what, problem.remedy) == ("is a folder", "write vocab-file: model/tokenizer.json")
+
+
 @pytest.mark.parametrize("merges", ["", "merge-file: no.txt\n"])
 @pytest.mark.parametrize("kind", ["GPT2BPETokenizer", "SentencePieceTokenizer"])
 def test_a_tokenizer_json_names_the_tokenizer_type_that_reads_it(load, files, kind, merges):

@@ -583,15 +583,16 @@ def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
         remedy = "set tokenizer-type: GPT2BPETokenizer for vocab.json and merges.txt, or name the folder"
         yield Problem("tokenizer_type", what, remedy)
     for name, example in TOKENIZER_FACTS[kind].files.items():
-        path = getattr(section, name)
+        path, dashed = getattr(section, name), name.replace("_", "-")
         if path is None:
-            dashed = name.replace("_", "-")
             yield Problem(
                 name,
                 f"is missing; {kind} requires it",
                 f"add {dashed}: path/to/{example}",
                 value="",
             )
+        elif os.path.isfile(inside := os.path.join(path, example)):
+            yield Problem(name, "is a folder", f"write {dashed}: {inside}")
         elif (reason := why_not_readable(path)) is not None:
             hf = "" if kind == "HFTokenizer" else " for tokenizer-type: HFTokenizer"
             train = f", or train one{hf}: neox-data train-tokenizer"
