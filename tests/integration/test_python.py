@@ -492,6 +492,39 @@ def test_folders_of_other_programs_are_named_with_what_to_do(tmp_path):
     assert "docs/add-an-architecture.md" in str(refusal.value)
 
 
+def test_what_users_of_transformers_write_is_answered(tmp_path, data):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        trainer.save(tmp_path / "saved")
+        copied = repr(trainer.model())
+    model = neox_model.load_model(tmp_path / "saved")
+    count = sum(each.numel() for each in model.module.parameters())
+    size = f"{model.config.model.num_layers} layers, hidden size {model.config.model.hidden_size}"
+    described = f"{size}, {count:,} parameters in float32 on {model.device}>"
+    assert repr(model) == f"<Model of {tmp_path / 'saved' / 'global_step0'}: {described}"
+    assert copied == f"<Model of a training: {described}"
+    for name, message in (
+        ("from_pretrained", "use neox_model.load_model"),
+        ("to", "the model is loaded on the current GPU, which torch.cuda.set_device"),
+        ("state_dict", "use that of model.module"),
+        ("save_pretrained", "use neox-convert to-hf"),
+    ):
+        with pytest.raises(AttributeError, match=f"Model has no attribute '{name}'; {message}"):
+            getattr(model, name)
+    assert not hasattr(model, "other")
+    with pytest.raises(neox_model.NeoXError, match=r"use model.logits\(text\)"):
+        model("a")
+    for name, message in (
+        ("torch_dtype", "use precision='fp32', 'bf16' or 'fp16'"),
+        ("dtype", "use precision='fp32', 'bf16' or 'fp16'"),
+        ("device_map", "leave it out: the model is loaded on the current GPU"),
+        ("device", "leave it out: the model is loaded on the current GPU"),
+    ):
+        with pytest.raises(neox_model.NeoXError, match=f"load_model has no argument {name}; {message}"):
+            neox_model.load_model(tmp_path / "saved", **{name: "auto"})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        neox_model.load_model(tmp_path / "saved", other=1)
+
+
 def test_settings_of_generation_are_checked(data):
     with neox_model.Trainer(config_of(data)) as trainer:
         model = trainer.model()
