@@ -371,7 +371,7 @@ def test_a_training_starts_from_the_weights_of_another_model(tmp_path, data, sta
             neox_model.Trainer(config, start_from=model)
 
 
-def test_a_tokenizer_that_was_moved_is_given_by_argument(tmp_path, data):
+def test_a_tokenizer_that_was_moved_is_given_by_argument(tmp_path, data, caplog):
     from support.hf_models import write_tokenizer
 
     first, moved = write_tokenizer(tmp_path), tmp_path / "moved.json"
@@ -384,6 +384,19 @@ def test_a_tokenizer_that_was_moved_is_given_by_argument(tmp_path, data):
         neox_model.load_model(tmp_path / "saved")
     found = neox_model.load_model(tmp_path / "saved", vocab_file=moved)
     assert torch.equal(found.logits([5, 6, 7]), logits)
+    # A file of its name with the checkpoints is used if it is the same tokenizer.
+    beside = tmp_path / "saved" / first.name
+    beside.write_text(moved.read_text().replace("<|endoftext|>", "<|end|>"))
+    with pytest.raises(neox_model.NeoXError, match=rf"{beside} .*(is not the tokenizer|endoftext)"):
+        neox_model.load_model(tmp_path / "saved")
+    shutil.copyfile(moved, beside)
+    caplog.clear()
+    found = neox_model.load_model(tmp_path / "saved")
+    assert torch.equal(found.logits([5, 6, 7]), logits)
+    assert caplog.messages == [
+        f"the tokenizer that the checkpoint records, {first}, is not there; using the same tokenizer in "
+        f"{beside}"
+    ]
     (tmp_path / "config.json").write_text("{}")
     for source in (tmp_path, config_of(data, load=str(tmp_path / "saved"))):
         with pytest.raises(neox_model.NeoXError, match="vocab_file cannot be used: "):
@@ -486,6 +499,13 @@ def test_folders_of_other_programs_are_named_with_what_to_do(tmp_path):
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
     with pytest.raises(neox_model.NeoXError, match=r"contains adapters of PEFT.*neox-convert from-peft"):
         neox_model.load_model(tmp_path / "peft")
+    with pytest.raises(neox_model.NeoXError, match=r"no folder meta-llama/Llama.*nothing is downloaded"):
+        neox_model.load_model("meta-llama/Llama-3.2-1B")
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    with pytest.raises(neox_model.NeoXError, match=rf"is a folder of the Hub's cache; pass {snapshot}$"):
+        neox_model.load_model(tmp_path / "models--org--name")
     (tmp_path / "qwen3").mkdir()
     path = tmp_path / "qwen3" / "config.json"
     path.write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
@@ -493,6 +513,39 @@ def test_folders_of_other_programs_are_named_with_what_to_do(tmp_path):
         neox_model.load_model(tmp_path / "qwen3")
     assert str(refusal.value).startswith(f"{path} has model_type 'qwen3'")
     assert "docs/add-an-architecture.md" in str(refusal.value)
+
+
+def test_what_users_of_transformers_write_is_answered(tmp_path, data):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        trainer.save(tmp_path / "saved")
+        copied = repr(trainer.model())
+    model = neox_model.load_model(tmp_path / "saved")
+    count = sum(each.numel() for each in model.module.parameters())
+    size = f"{model.config.model.num_layers} layers, hidden size {model.config.model.hidden_size}"
+    described = f"{size}, {count:,} parameters in float32 on {model.device}>"
+    assert repr(model) == f"<Model of {tmp_path / 'saved' / 'global_step0'}: {described}"
+    assert copied == f"<Model of a training: {described}"
+    for name, message in (
+        ("from_pretrained", "use neox_model.load_model"),
+        ("to", "the model is loaded on the current GPU, which torch.cuda.set_device"),
+        ("state_dict", "use that of model.module"),
+        ("save_pretrained", "use neox-convert to-hf"),
+    ):
+        with pytest.raises(AttributeError, match=f"Model has no attribute '{name}'; {message}"):
+            getattr(model, name)
+    assert not hasattr(model, "other")
+    with pytest.raises(neox_model.NeoXError, match=r"use model.logits\(text\)"):
+        model("a")
+    for name, message in (
+        ("torch_dtype", "use precision='fp32', 'bf16' or 'fp16'"),
+        ("dtype", "use precision='fp32', 'bf16' or 'fp16'"),
+        ("device_map", "leave it out: the model is loaded on the current GPU"),
+        ("device", "leave it out: the model is loaded on the current GPU"),
+    ):
+        with pytest.raises(neox_model.NeoXError, match=f"load_model has no argument {name}; {message}"):
+            neox_model.load_model(tmp_path / "saved", **{name: "auto"})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        neox_model.load_model(tmp_path / "saved", other=1)
 
 
 def test_settings_of_generation_are_checked(data):

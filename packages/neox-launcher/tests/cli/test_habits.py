@@ -268,6 +268,21 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("a.yml --deepspeed_slurm", "use --launcher slurm"),
         ("-c a.yml", "No such option: -c; give the name of the file alone"),
         ("a.yml --no_python", "leave it out"),
+        ("a.yml --push_to_hub", "; remove it: nothing is uploaded; neox-convert to-hf writes a folder"),
+        ("a.yml --nproc_per_node 2", "use --num_gpus N for the processes of each host"),
+        ("a.yml --num_processes=2", "use --num_gpus N for the processes of each host"),
+        ("a.yml --resume", "leave it out: the same command continues a training from load"),
+        ("generate a.yml --max_length 4", "use maximum-tokens for the tokens to generate, or seq-length for"),
+        ("a.yml --beta 0.1", "; remove it: training on preferences (DPO) is not supported"),
+        ("a.yml --config_file b.yml", "use --config FILE"),
+        (
+            "a.yml --deepspeed ds.json",
+            "leave it out: --set engine=deepspeed chooses DeepSpeed, which is used",
+        ),
+        (
+            "a.yml --deepspeed_config ds.json",
+            "give its file as a further configuration file: --config ds.json",
+        ),
         ("a.yml -i node-0", "use --include HOSTS"),
         ("a.yml -e node-0", "use --exclude HOSTS"),
         ("-d configs/big.yml a", "configs/big.yml is a file, not a folder; give it without -d."),
@@ -445,7 +460,8 @@ def test_a_value_that_begins_with_d_is_no_folder(requests):
 
 def test_files_after_a_setting_are_no_rest_of_its_value(minimal, monkeypatch):
     monkeypatch.chdir(minimal.parent)
-    for words in (["--set", "seed=2", minimal.name], [minimal.name, "--set", "seed=2", minimal.stem]):
+    (minimal.parent / "more.yml").write_text("log-interval: 5")
+    for words in (["--set", "seed=2", minimal.name], [minimal.name, "--set", "seed=2", "more"]):
         result = CliRunner().invoke(neox_config, ["check", *words])
         assert (result.exit_code, result.stderr) == (0, "")
 

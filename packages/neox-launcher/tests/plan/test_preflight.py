@@ -400,7 +400,10 @@ def test_the_base_of_adapters_is_found_before_the_start(load, files, program):
     assert problem_of("base").startswith("contains global_step5 without its file shard.safetensors; copy it")
     shard.touch()
     assert problem_of("base") == ""
-    assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}"
+    (files / "empty").mkdir()
+    assert problem_of("empty") == f"contains no checkpoint; {SAVED}"
+    moved = "if that was moved or renamed, write its new path"
+    assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}; {moved}"
     assert "write lora-base: base, the folder of all" in problem_of("base/global_step5")
     assert "contains checkpoints of adapters, and no model" in problem_of("adapters")
 
@@ -864,6 +867,16 @@ def test_a_missing_file_is_searched_from_the_working_directory(load, files, text
     config = load("".join(f"{name}: {value}\n" for name, value in given.items()))
     (problem,) = check_files(config, program=program)
     assert (problem.what, problem.remedy) == ("does not exist", remedy)
+
+
+def test_a_folder_in_place_of_the_file_of_a_tokenizer_is_answered_with_the_file(load, files):
+    (files / "model").mkdir()
+    text = SETTINGS.replace("tokenizer.json", "model")
+    (problem,) = check_files(load(text), program="train")
+    assert (problem.what, problem.remedy.startswith("check the path")) == ("is a folder", True)
+    (files / "tokenizer.json").rename(files / "model" / "tokenizer.json")
+    (problem,) = check_files(load(text), program="train")
+    assert (problem.what, problem.remedy) == ("is a folder", "write vocab-file: model/tokenizer.json")
 
 
 @pytest.mark.parametrize("merges", ["", "merge-file: no.txt\n"])

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, pre_tokenizers
 
+from neox_config import load_config, resolve
 from neox_config.derive.recorded import model_of
 from neox_config.derive.resume import flat_values
 from neox_config.errors import NeoXError
@@ -30,6 +31,8 @@ from neox_model.convert.to_hf import to_hf
 from neox_model.convert.tokenizer_files import padding_multiple, write_json
 from neox_model.convert.verify import verify
 from neox_model.convert.weights import WeightFiles, Written, write_weights
+from neox_model.processes import load_tokenizer
+from neox_model.train.export import check_export
 from support.checkpoint_edits import edit_tensors
 from support.hf_models import ENTRIES, SMALL, random_settings, write_model
 from support.settings import resolved_from
@@ -78,6 +81,12 @@ def edit_recorded(folder, change):
     manifest = Manifest.read(folder)
     change(manifest.config)
     (folder / "manifest.json").write_text(manifest.to_json())
+
+
+def _rename(tensors, prefix):
+    """Put a prefix before the names of all tensors."""
+    for name in list(tensors):
+        tensors[f"{prefix}{name}"] = tensors.pop(name)
 
 
 def refused(convert, output, *parts):
@@ -232,7 +241,18 @@ def test_problems_of_a_model_name_the_file_that_has_them(theirs):
         (lambda tensors: tensors.pop(EMBEDDING), f"does not contain {EMBEDDING}; copy the folder again"),
         (
             lambda tensors: tensors.update(more=torch.ones(1)),
-            "contains more (of 1 tensor) that LlamaForCausalLM",
+            "contains more (of 1 tensor) that LlamaForCausalLM with this config.json does not have; use the "
+            "config.json of these weights, or load the model with transformers and save it again",
+        ),
+        (
+            lambda tensors: _rename(tensors, "module."),
+            "has tensors whose names all begin with 'module.': the model was saved with a module around it "
+            "(DistributedDataParallel); save the model itself: model.module.save_pretrained(DIR)",
+        ),
+        (
+            lambda tensors: _rename(tensors, "model."),
+            "begin with 'model.': the model was saved with a module around it; save the model itself: "
+            "model.model.save_pretrained(DIR)",
         ),
         (
             lambda tensors: tensors.update({NORM: torch.ones(17)}),
@@ -240,11 +260,11 @@ def test_problems_of_a_model_name_the_file_that_has_them(theirs):
         ),
         (
             lambda tensors: tensors[DOWN].fill_(torch.inf),
-            f"{DOWN} contains values that are not finite; copy it again",
+            f"{DOWN} contains infinite values: the weights were saved so",
         ),
         (
             lambda tensors: tensors[NORM][:1].fill_(torch.nan),
-            f"{NORM} contains values that are not finite; copy it again",
+            f"{NORM} contains NaN: the weights were saved so",
         ),
         (
             lambda tensors: tensors.update(
@@ -312,10 +332,25 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(theirs):
     assert not target.exists()
 
 
-@pytest.mark.parametrize("contents", [[torch.ones(1)], {"a": 1}, torch.ones(1), {"a": {"b": torch.ones(1)}}])
+def test_a_pickled_module_is_refused_with_its_class(theirs):
+    _as_pickle(theirs, torch.nn.Linear(2, 2))
+    import_refused(
+        theirs,
+        "was not loaded: it has objects of the class torch.nn.modules.linear.Linear, and nothing but tensors "
+        "is unpickled; save the weights alone: torch.save(model.state_dict(), FILE)",
+    )
+
+
+@pytest.mark.parametrize("contents", [[torch.ones(1)], {"a": 1}, torch.ones(1)])
 def test_a_pickle_without_tensors_by_name_is_refused(theirs, contents):
     _as_pickle(theirs, contents)
-    import_refused(theirs, "pytorch_model.bin does not contain tensors by name; copy it again")
+    import_refused(theirs, "pytorch_model.bin does not contain tensors by name; save the weights: torch.save")
+
+
+def test_a_pickle_with_the_tensors_under_a_key_is_refused_with_the_key(theirs):
+    _as_pickle(theirs, {"epoch": 3, "model": {"b": torch.ones(1)}})
+    message = "has them under 'model'; save these alone: torch.save(torch.load(FILE)['model'], FILE)"
+    import_refused(theirs, message)
 
 
 def test_a_pickle_of_the_older_format_is_refused(theirs):
@@ -365,7 +400,7 @@ def test_a_tokenizer_that_transformers_changes_is_refused(theirs):
         " differently: ",
         f"transformers loads GPT2Tokenizer (tokenizer_class of {theirs / 'tokenizer_config.json'})",
         "which replaces parts of tokenizer.json (pre_tokenizer",
-        "pass --tokenizer-as-stored",
+        "pass --tokenizer-as-stored (such a model can be trained, but not exported again",
     )
 
 
@@ -398,6 +433,23 @@ def test_a_tokenizer_that_transformers_replaces_by_the_type_of_the_model_is_used
     with pytest.raises(ConversionError, match="train with a tokenizer that has these parts"):
         to_hf(output / "global_step0", tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
+    # A training that is to be exported is refused at its start, for the same reason.
+    with pytest.raises(NeoXError, match=r"hf-export: the tokenizers encode .*; or remove hf-export"):
+        check_export(*_trained(output, tmp_path / "exported"))
+
+
+def test_a_training_of_an_imported_model_may_be_exported(tmp_path):
+    theirs = write_model(tmp_path / "theirs", "qwen2", random_settings("qwen2", 0))
+    from_hf(theirs, tmp_path / "imported")
+    check_export(*_trained(tmp_path / "imported", tmp_path / "exported"))
+    assert not (tmp_path / "exported").exists()
+
+
+def _trained(imported, exported):
+    """Return the configuration of a training that is to be exported, and its tokenizer."""
+    changes = ["data-path=corpus", f"save={imported / 'runs'}", f"hf-export={exported}"]
+    config = load_config([imported / "model.yml"], overrides=changes)
+    return resolve(config, devices=1), load_tokenizer(config)
 
 
 def test_a_stored_tokenizer_requires_its_file(theirs):

@@ -50,6 +50,14 @@ def test_a_long_list_of_subfolders_says_how_many_are_left_out(folder):
     assert "subfolders that are: bert, code, model, one, three and 2 more\n" in result.output
 
 
+def test_a_folder_of_the_hubs_cache_is_answered_with_the_model_in_it(folder):
+    shutil.copytree(folder / "model", folder / "models--org--name" / "snapshots" / "abc")
+    result = CliRunner().invoke(cli.main, ["from-hf", "models--org--name", "--output", "new"])
+    assert result.exit_code == 2
+    message = "it is a folder of the Hub's cache: pass models--org--name/snapshots/abc\n"
+    assert result.output.endswith(message)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -160,6 +168,11 @@ def test_a_checkpoint_of_this_project_is_not_converted_from_gpt_neox(tmp_path):
         ("from-hf --tp 2", "leave it out: a checkpoint is loaded in every parallel layout"),
         ("from-hf --precision fp16", None),
         ("to-peft --input_dir x", "use neox-convert to-peft --load DIR --model DIR --output DIR"),
+        ("to-hf --torch_dtype bf16", "use --dtype"),
+        (
+            "to-hf --push_to_hub",
+            "leave it out: nothing is uploaded; publish the folder with hf upload NAME DIR",
+        ),
         ("to-hf --other x", None),
     ],
 )

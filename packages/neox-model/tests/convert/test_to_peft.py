@@ -186,7 +186,7 @@ def test_what_is_not_the_base_is_refused_in_one_message(tmp_path):
     assert "num-layers" in message("--load", adapters, "--model", tmp_path / "larger")
     assert "is not a checkpoint of adapters" in message("--load", base, "--model", tmp_path / "theirs")
     moved = (tmp_path / "base").rename(tmp_path / "moved")
-    assert "does not exist here; give its folder with --base" in message(
+    assert "does not exist here; if it was moved or renamed, give its folder with --base" in message(
         "--load", adapters, "--model", tmp_path / "theirs"
     )
     places = {

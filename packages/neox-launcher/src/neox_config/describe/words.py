@@ -148,9 +148,15 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     Subject("fine tune, fine tuning, transfer learning, pretrained, warm start", ("finetune", "load")),
     Subject(
-        "sft, instruction tuning, chat template, loss mask, label mask, prompt masking",
+        "sft, instruction tuning, loss mask, label mask, prompt masking",
         ("train_label_data_paths", "eod_mask_loss", "loss_normalization"),
         "Datasets of labels mask the loss of single tokens; preprocess_data --loss-mask writes them.",
+    ),
+    Subject(
+        "chat template, chatml",
+        ("serve.chat_template",),
+        "A server answers chats with it; preprocess_data --loss-mask chat --chat-template PATH writes "
+        "datasets with it.",
     ),
     Subject("rlhf, ppo, grpo, preference", (), "Training on preferences or rewards is not supported."),
     Subject(
@@ -356,7 +362,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         "eos, eod, eos token, eos token id, end of sequence, end of text, end of document, eod "
         "token, bos, pad, pad token",
-        ("eod_mask_loss", "reset_attention_mask", "reset_position_ids", "tokenizer_type"),
+        ("stop_tokens", "eod_mask_loss", "reset_attention_mask", "reset_position_ids", "tokenizer_type"),
         "The tokenizer defines the end-of-document token; preprocess_data --append-eod writes it. "
         "Samples are not padded.",
     ),

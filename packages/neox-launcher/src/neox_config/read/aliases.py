@@ -235,6 +235,38 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
     "do_predict": "remove it: test data are evaluated at the end; neox-launch generate continues texts",
     "do_sample": "set temperature above 0, which samples; 0 takes the most likely token",
     "attn_implementation": "remove it; attention is computed by the fastest implementation that can",
+    **dict.fromkeys(
+        ("push_to_hub", "hub_model_id", "hub_strategy", "hub_token"),
+        "remove it: nothing is uploaded; neox-convert to-hf writes a folder for transformers, which hf "
+        "upload publishes",
+    ),
+    **dict.fromkeys(
+        ("use_cpu", "no_cuda"),
+        "remove it: the CPU is used where no GPU is visible, as with CUDA_VISIBLE_DEVICES= in the "
+        "environment",
+    ),
+    "use_cache": "remove it: generation caches keys and values unless recompute is true",
+    **dict.fromkeys(
+        ("eos_token", "eos_token_id", "bos_token", "bos_token_id", "pad_token", "pad_token_id", "unk_token"),
+        "remove it: the tokenizer's files define the special tokens; stop-tokens: [ID, ...] are further "
+        "tokens that end a generated text",
+    ),
+    **dict.fromkeys(
+        ("min_p", "typical_p"),
+        "remove it: it is not supported; top-p and top-k limit the tokens to choose from",
+    ),
+    "tf32": "remove it: float32 matrices are multiplied without TF32; precision: bf16 is faster",
+    "adafactor": "use optimizer: {type: Adafactor}",
+    **dict.fromkeys(
+        ("neftune", "neftune_noise_alpha"), "remove it: noise on embeddings (NEFTune) is not supported"
+    ),
+    "beta": "remove it: training on preferences (DPO) is not supported; Adam's betas are "
+    "optimizer.params.betas: [0.9, 0.95]",
+    "per_device_eval_batch_size": "remove it: evaluations have train-micro-batch-size-per-gpu",
+    "deepspeed_config": "remove it: the settings of DeepSpeed are parameters here; give their file as a "
+    "further configuration file: neox-launch model.yml ds.json",
+    "max_length": "use maximum-tokens for the tokens to generate, or seq-length for those of a sample",
+    **dict.fromkeys(("nproc_per_node", "num_processes"), "use num-gpus for the processes of each host"),
 }
 
 # What to do about some values of such names, in lower case, in place of the remedy above.
@@ -246,6 +278,9 @@ _FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
         "comet_ml": "use comet: {enabled: true}",
     },
     "do_sample": {"false": "set temperature to 0, which takes the most likely token"},
+    "adafactor": {"false": "remove it: the optimizer is that in its block, such as optimizer: {type: AdamW}"},
+    "use_cache": {"false": "use recompute: true, with which generation caches nothing"},
+    "push_to_hub": {"false": "remove it: nothing is uploaded"},
     "packing": {
         "false": "use pack-impl: unpacked (one document per sample, then padding)",
         "true": "remove it: by default, documents are joined (pack-impl: packed); best_fit keeps them whole",

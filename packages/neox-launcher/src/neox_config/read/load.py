@@ -1,5 +1,6 @@
 """Load a checked configuration from files and the command line, or report everything that is wrong."""
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from neox_config.derive.implied import fill_in, implied_settings
 from neox_config.derive.unused import unused_values
+from neox_config.errors import ConfigError
 from neox_config.problems import (
     Place,
     Problem,
@@ -116,8 +118,12 @@ def draft_config(
         resume_overrides: settings of `--resume-set`, which also override `overrides`.
         directory: directory that the paths are relative to.
         texts: YAML that is not in a file, for programs.
+
+    Raises:
+        ConfigError: A file is given twice.
     """
     reading = read_files(paths, directory)
+    _refuse_repeated(paths, reading.files)
     for given in texts:
         add_text(given, reading)
     for text in overrides:
@@ -148,6 +154,23 @@ def draft_config(
         notices = (*notices, *implied, *unused_values(config, assembly.places))
     config = config.with_origin(sources=assembly.places, notices=notices, files=tuple(reading.files))
     return Draft(config=config, problems=tuple(problems), is_complete=assembly.is_complete)
+
+
+def _refuse_repeated(paths: Sequence[str | Path], files: Sequence[str]) -> None:
+    """Refuse a file that is given twice, such as a word that was meant as a command and names a file.
+
+    Args:
+        paths: the files as they are given.
+        files: the same, as they were found.
+    """
+    first: dict[str, str] = {}
+    for path, file in zip(map(str, paths), files, strict=True):
+        real = os.path.realpath(file)
+        if real in first and os.path.isfile(real):
+            both = f"{first[real]} and {path} are the same configuration file"
+            what = both if path != first[real] else f"the configuration file {path} is given twice"
+            raise ConfigError(f"{what}; give it once")
+        first[real] = path
 
 
 def _without_refused(config: NeoXConfig, names: Iterable[str]) -> NeoXConfig:

@@ -42,6 +42,11 @@ _FOR_TEXTS = {
     "stop_tokens": "write the id of a token, which tokenizer.json has in added_tokens, or its text in "
     "stop-strings"
 }
+# Switches that name a file in other programs, and what to do with it.
+_FOR_PATHS = {
+    "deepspeed": "the settings of DeepSpeed are parameters here; give their file as a further configuration "
+    "file: neox-launch model.yml ds.json",
+}
 # Parameters that take a single value, and the parameters that take several.
 _FOR_LISTS = {"data_path": "list several datasets in train-data-paths, valid-data-paths and test-data-paths"}
 
@@ -99,6 +104,14 @@ def _with_value(name: str, value: Any) -> str:
 
 def sentence_about(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str]:
     """Return what is wrong with a value, and the remedy; details after the first are of other elements."""
+    what, remedy = _sentence(name, details)
+    value = details[0]["input"]
+    if value == "auto":
+        return what, "auto is filled in by transformers' Trainer; leave it out, or write the value"
+    return what, _FOR_PATHS[name] if name in _FOR_PATHS and isinstance(value, str) else remedy
+
+
+def _sentence(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str]:
     detail = details[0]
     kind, context = detail["type"], detail.get("ctx", {})
     parameter = parameter_named(name)

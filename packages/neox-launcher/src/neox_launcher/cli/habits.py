@@ -148,9 +148,14 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
         ("q", "quiet", "v", "verbose"),
         "what a training shows is set by --set log-interval=N, --set terminal=plain and --output",
     ),
-    "deepspeed": "it is always used as configured; leave it out",
-    "deepspeed_config": "the settings of DeepSpeed are parameters of the configuration file; see neox-config "
-    "explain",
+    "deepspeed": "leave it out: --set engine=deepspeed chooses DeepSpeed, which is used anyway if a setting "
+    "requires it; give a file with its settings as a further configuration file: --config ds.json",
+    "deepspeed_config": "the settings of DeepSpeed are parameters; give its file as a further configuration "
+    "file: --config ds.json",
+    **dict.fromkeys(("nproc_per_node", "num_processes"), "use --num_gpus N for the processes of each host"),
+    "resume": "leave it out: the same command continues a training from load; --set load=FOLDER names "
+    "another checkpoint",
+    "config_file": "use --config FILE",
 }
 # Options of other programs for parameters of ours, which would mean something else in a configuration file.
 _FOREIGN_OPTIONS = {

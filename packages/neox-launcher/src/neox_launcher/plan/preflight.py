@@ -607,15 +607,16 @@ def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
         remedy = "set tokenizer-type: GPT2BPETokenizer for vocab.json and merges.txt, or name the folder"
         yield Problem("tokenizer_type", what, remedy)
     for name, example in TOKENIZER_FACTS[kind].files.items():
-        path = getattr(section, name)
+        path, dashed = getattr(section, name), name.replace("_", "-")
         if path is None:
-            dashed = name.replace("_", "-")
             yield Problem(
                 name,
                 f"is missing; {kind} requires it",
                 f"add {dashed}: path/to/{example}",
                 value="",
             )
+        elif os.path.isfile(inside := os.path.join(path, example)):
+            yield Problem(name, "is a folder", f"write {dashed}: {inside}")
         elif (reason := why_not_readable(path)) is not None:
             hf = "" if kind == "HFTokenizer" else " for tokenizer-type: HFTokenizer"
             train = f", or train one{hf}: neox-data train-tokenizer"
@@ -825,7 +826,8 @@ def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
         return
     reason = _why_no_checkpoint(base)
     if reason is not None:
-        yield Problem("lora_base", reason, _load_remedy(base, reason, name="lora-base"))
+        moved = "" if os.path.isdir(base) else "; if that was moved or renamed, write its new path"
+        yield Problem("lora_base", reason, f"{_load_remedy(base, reason, name='lora-base')}{moved}")
         return
     read = _base_of_loaded(config, Path(base)) or latest_checkpoint(Path(base))
     if read is None:

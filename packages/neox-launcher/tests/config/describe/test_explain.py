@@ -85,6 +85,11 @@ def test_every_word_finds_all_parameters_of_its_row(subject):
         ("adapter", "lora_base"),
         ("qlora", None),
         ("mlp_type", None),
+        ("eos_token_id", "stop_tokens"),
+        ("chat_template", "serve.chat_template"),
+        ("push_to_hub", None),
+        ("min_p", None),
+        ("per_device_eval_batch_size", None),
     ],
 )
 def test_words_find_parameters_or_a_sentence(words, expected):

@@ -304,6 +304,21 @@ def test_the_same_value_twice_in_two_files_is_fine(load):
     assert load("hidden_size: 64").model.hidden_size == 64
 
 
+def test_a_file_that_is_given_twice_is_refused(tmp_path):
+    (tmp_path / "chat.yml").write_text("{}")
+    (tmp_path / "linked.yml").symlink_to("chat.yml")
+    for files, message in (
+        (["chat.yml", "chat.yml"], "the configuration file chat.yml is given twice; give it once"),
+        (["chat", "chat.yml"], "chat and chat.yml are the same configuration file; give it once"),
+        (["chat", "linked"], "chat and linked are the same configuration file; give it once"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_config(files, directory=tmp_path)
+        assert str(caught.value) == message
+    with pytest.raises(ConfigError, match="file not found"):
+        load_config(["absent.yml", "absent.yml"], directory=tmp_path)
+
+
 def test_blocks_of_several_files_are_merged(load):
     config = load("optimizer: {params: {betas: [0.8, 0.9]}}")
     assert config.optimizer.optimizer.params.betas == (0.8, 0.9)
@@ -576,6 +591,26 @@ def test_two_lengths_of_a_training_name_both_places_and_the_option(load):
         ("use_axonn_model_parallelism=true", "remove it: AxoNN is not supported"),
         ("num_experts=8", "remove it: mixture-of-experts layers (MoE) are not supported"),
         ("moe_expert_parallel_size=2", "remove it: mixture-of-experts layers (MoE) are not supported"),
+        ("use_cpu=true", "remove it: the CPU is used where no GPU is visible"),
+        ("use_cache=true", "remove it: generation caches keys and values"),
+        ("use_cache=false", "use recompute: true"),
+        ("eos_token=x", "remove it: the tokenizer's files define the special tokens; stop-tokens: [ID"),
+        ("min_p=0.1", "remove it: it is not supported; top-p and top-k"),
+        ("tf32=true", "remove it: float32 matrices are multiplied without TF32"),
+        ("adafactor=true", "use optimizer: {type: Adafactor}"),
+        ("neftune=5", "remove it: noise on embeddings (NEFTune)"),
+        (
+            "beta=0.1",
+            "remove it: training on preferences (DPO) is not supported; Adam's betas are optimizer.par",
+        ),
+        ("deepspeed_config.zero_stage=2", "remove it: the settings of DeepSpeed are parameters here"),
+        ("deepspeed=ds.json", "the settings of DeepSpeed are parameters here; give their file as a further"),
+        (
+            "zero_optimization.allgather_bucket_size=auto",
+            "auto is filled in by transformers' Trainer; leave it",
+        ),
+        ("bf16.enabled=auto", "auto is filled in by transformers' Trainer; leave it out, or write the value"),
+        ("optimizer.params.betas=auto", "auto is filled in by transformers' Trainer; leave it out"),
         ("pos-emb=RoPE", "write rotary for RoPE"),
         ("zzzz=1", "search for one: neox-config explain zzzz"),
         ("zz;zz=1", "search for one: neox-config explain WORD"),
@@ -586,6 +621,12 @@ def test_a_name_of_another_program_has_the_remedy_that_is_meant(load, setting, r
         load("", setting)
     (problem,) = refusal.value.problems
     assert problem.remedy.startswith(remedy)
+
+
+def test_the_settings_of_deepspeed_in_a_file_of_json_are_parameters(minimal, tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "overlap_comm": true}}')
+    config = load_config([minimal, tmp_path / "ds.json"])
+    assert config.value_of("zero_optimization.stage") == 2
 
 
 def test_a_start_of_the_scheduler_is_read_from_the_checkpoint(load):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args, overload
+from typing import Any, NoReturn, get_args, overload
 
 import torch
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved, resolve
 from neox_config import load_config as load_files
+from neox_config.counted import counted
 from neox_config.derive.objective import is_retrieval
 from neox_config.derive.recorded import fusions_off
 from neox_config.derive.resolve import Precision
@@ -34,6 +35,7 @@ from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.names import is_score
 from neox_model.convert.checkpoints import Checkpoint, build_sequential, load_into
 from neox_model.convert.from_hf import HuggingFaceModel, open_hf
+from neox_model.convert.requests import NOT_DOWNLOADED, snapshot_in
 from neox_model.convert.yaml_file import TRAINING
 from neox_model.generate.engine import Reply
 from neox_model.generate.forward import Forward
@@ -58,6 +60,28 @@ _SETTINGS = (
 _FOREIGN_SETTINGS = {**FOREIGN_NAMES, "max_tokens": "maximum_tokens"}
 # Endings of configuration files.
 _CONFIGURATIONS = (".yml", ".yaml")
+_ON_ONE_DEVICE = (
+    "the model is loaded on the current GPU, which torch.cuda.set_device(N) chooses before, or without a "
+    "visible GPU on the CPU"
+)
+_WITH_PRECISION = 'load it with load_model(FOLDER, precision="bf16")'
+# Attributes of a model of transformers that a model does not have -> what to use.
+_ATTRIBUTES_OF_TRANSFORMERS = {
+    "from_pretrained": "use neox_model.load_model(FOLDER)",
+    **dict.fromkeys(("to", "cuda", "cpu"), _ON_ONE_DEVICE),
+    **dict.fromkeys(("half", "bfloat16", "float", "dtype"), _WITH_PRECISION),
+    **dict.fromkeys(("forward", "parameters", "named_parameters", "state_dict"), "use that of model.module"),
+    **dict.fromkeys(
+        ("save_pretrained", "push_to_hub"),
+        "use neox-convert to-hf --load FOLDER --output DIR, with a checkpoint",
+    ),
+    **dict.fromkeys(("eval", "train"), "it computes without dropout; to train, use neox_model.Trainer"),
+}
+# Arguments of transformers' from_pretrained -> what to use.
+_ARGUMENTS_OF_TRANSFORMERS = {
+    **dict.fromkeys(("torch_dtype", "dtype"), "use precision='fp32', 'bf16' or 'fp16'"),
+    **dict.fromkeys(("device", "device_map"), f"leave it out: {_ON_ONE_DEVICE}"),
+}
 _NUMBERS_OF_TEXTS = ("num_samples", "num_return_sequences", "n")
 
 
@@ -68,6 +92,7 @@ class Model:
         module: the model.
         resolved: its configuration.
         tokenizer: its tokenizer.
+        source: where its weights were read from.
 
     Attributes:
         module: the model, a `torch.nn.Module`: `module(tokens_BS)` returns logits over the padded vocabulary,
@@ -76,11 +101,33 @@ class Model:
         tokenizer: its tokenizer: `encode`, `decode`, `vocab_size`, `end_of_document`.
     """
 
-    def __init__(self, module: SequentialModel, resolved: Resolved, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, module: SequentialModel, resolved: Resolved, tokenizer: Tokenizer, source: str = "a training"
+    ) -> None:
         self.module = module.eval()
         self.config: NeoXConfig = resolved.config
         self.tokenizer = tokenizer
         self._resolved = resolved
+        self._source = source
+
+    def __repr__(self) -> str:
+        section, count = self.config.model, sum(each.numel() for each in self.module.parameters())
+        dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
+        return (
+            f"<Model of {self._source}: {counted(section.num_layers, 'layer')}, hidden size "
+            f"{section.hidden_size:,}, {counted(count, 'parameter')} in {dtype} on {self.device}>"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Called for names that are not there.
+        meant = _ATTRIBUTES_OF_TRANSFORMERS.get(name)
+        raise AttributeError(f"Model has no attribute {name!r}{f'; {meant}' if meant else ''}")
+
+    def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Raise an error that names what computes logits and texts."""
+        raise NeoXError(
+            "a Model is not called; use model.logits(text), model.module(tokens_BS) or model.generate"
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -299,6 +346,7 @@ def load_model(
     precision: Precision | None = None,
     vocab_file: str | Path | None = None,
     merge_file: str | Path | None = None,
+    **others: Any,
 ) -> Model:
     """Load a model on this process's device: the current GPU, or the CPU.
 
@@ -310,8 +358,10 @@ def load_model(
             transformers, that in which it is stored.
         vocab_file: file of the tokenizer, if that which a folder of checkpoints records was moved.
         merge_file: the same for a tokenizer of two files.
+        others: refused; those of transformers with ours.
 
     Raises:
+        TypeError: an argument is unknown.
         ConfigError: the configuration is invalid.
         NeoXError: there is no model, or it cannot be loaded.
     """
@@ -320,6 +370,7 @@ def load_model(
         for name, path in (("vocab_file", vocab_file), ("merge_file", merge_file))
         if path is not None
     }
+    _refuse_others(others)
     if precision not in (None, *get_args(Precision)):
         raise NeoXError(f"precision {precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
     with plain_state(), our_errors(), explained_shortage():
@@ -350,6 +401,14 @@ def _is_configuration(source: str | Path) -> bool:
     )
 
 
+def _refuse_others(arguments: Mapping[str, Any]) -> None:
+    for name in arguments:
+        meant = _ARGUMENTS_OF_TRANSFORMERS.get(name)
+        if meant is None:
+            raise TypeError(f"load_model() got an unexpected keyword argument {name!r}")
+        raise NeoXError(f"load_model has no argument {name}; {meant}")
+
+
 def _refuse_files(files: Mapping[str, Path], reason: str) -> None:
     if files:
         raise NeoXError(f"{' and '.join(files)} cannot be used: {reason}")
@@ -372,7 +431,7 @@ def _of_config(config: NeoXConfig, precision: Precision | None) -> Model:
         resolved = replace(resolved, derived=replace(resolved.derived, precision=precision))
     tokenizer = load_tokenizer(config)
     forward, _ = load_forward(resolved, config.checkpoint.load, SINGLE_PROCESS, tokenizer)
-    return Model(forward.model, resolved, tokenizer)
+    return Model(forward.model, resolved, tokenizer, str(config.checkpoint.load))
 
 
 def _checkpoint_in(folder: Path) -> Checkpoint:
@@ -384,11 +443,14 @@ def _checkpoint_in(folder: Path) -> Checkpoint:
             f"({', '.join(_CONFIGURATIONS)})"
         )
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}; check the path")
+        raise CheckpointError(f"there is no folder {folder}; check the path ({NOT_DOWNLOADED})")
     latest = find_latest(folder)
     other = why_another(folder, CHECKPOINT)
     if latest is None and other is not None:
         raise CheckpointError(other)
+    snapshot = snapshot_in(folder)
+    if latest is None and snapshot is not None:
+        raise CheckpointError(f"{folder} is a folder of the Hub's cache; pass {snapshot}")
     if latest is None:
         raise CheckpointError(
             f"{folder} contains no checkpoint, and no model of transformers; pass the folder that save names"
@@ -404,7 +466,8 @@ def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: M
     module = _built(checkpoint.resolved, checkpoint.vocab_size, dtype)
     load_into(module, checkpoint, dtype)
     generation = GenerationSection(stop_tokens=checkpoint.stop_tokens)
-    return Model(module, checkpoint.resolved_with({"generation": generation}), tokenizer)
+    resolved = checkpoint.resolved_with({"generation": generation})
+    return Model(module, resolved, tokenizer, str(checkpoint.folder))
 
 
 def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
@@ -419,7 +482,7 @@ def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
         for chunk in found.reader.chunks(tensor):
             values[start : start + chunk.numel()] = chunk.reshape(-1)
             start += chunk.numel()
-    return Model(module, resolved, found.tokenizer.tokenizer)
+    return Model(module, resolved, found.tokenizer.tokenizer, str(found.folder))
 
 
 def _built(resolved: Resolved, rows: int, dtype: torch.dtype) -> SequentialModel:

@@ -294,7 +294,8 @@ def recorded_base(recorded: Mapping[str, Any], given: Path | None = None) -> Pat
     # Unlike the method of a path, it returns False for names that no file system allows.
     if not os.path.isfile(found / MANIFEST):
         raise CheckpointError(
-            f"the base of the adapters, {found}, does not exist here; give its folder with --base"
+            f"the base of the adapters, {found}, does not exist here; if it was moved or renamed, give its "
+            "folder with --base"
         )
     digest = manifest_sha256(found)
     if digest != recorded["manifest_sha256"]:

@@ -1,5 +1,7 @@
 """Our side of a conversion: a checkpoint that is read tensor by tensor, and its model."""
 
+import logging
+import os
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -40,6 +42,8 @@ __all__ = [
     "model_parameters",
     "tensor_shapes",
 ]
+
+logger = logging.getLogger(__name__)
 
 VOCABULARY = (TOKEN_EMBEDDING, "lm_head.weight")
 """Weights with one row per entry of the vocabulary."""
@@ -203,22 +207,57 @@ class Checkpoint:
         Raises:
             ConversionError: its files are missing, or are not those of the training.
         """
-        section = self.resolved.config.tokenizer
-        given = {"vocab_file": vocab_file, "merge_file": merge_file}
-        files = tokenizer_files(section) | {name: path for name, path in given.items() if path is not None}
+        files = self.tokenizer_files(vocab_file=vocab_file, merge_file=merge_file)
+        kind = self.resolved.config.tokenizer.tokenizer_type
         try:
-            found = build_tokenizer(section.tokenizer_type, **files)
+            found = build_tokenizer(kind, **files)
         except TokenizerError as error:
             raise ConversionError(
                 f"the tokenizer that {self.folder} records cannot be loaded: {error}; pass {options}"
             ) from error
-        recorded = self._in_effect.get("model", {}).get("vocab_file")
-        if recorded not in (None, f"sha256 {found.fingerprint[:16]}"):
+        if self._fingerprint not in (None, f"sha256 {found.fingerprint[:16]}"):
             raise ConversionError(
                 f"{files.get('vocab_file')} is not the tokenizer that {self.folder} was trained with; pass "
                 f"that with {options}"
             )
+        recorded = self.resolved.config.tokenizer.vocab_file
+        if vocab_file is None and recorded is not None and files["vocab_file"] != Path(recorded):
+            logger.warning(
+                "the tokenizer that the checkpoint records, %s, is not there; using the same tokenizer in %s",
+                *(recorded, files["vocab_file"]),
+            )
         return found
+
+    def tokenizer_files(
+        self, *, vocab_file: Path | None = None, merge_file: Path | None = None
+    ) -> dict[str, Path]:
+        """Return the tokenizer's files by parameter: those that are given, or recorded.
+
+        Recorded files that do not exist are looked for with the checkpoint, because its folder may have been
+        moved with them; they are used only if their fingerprint is recorded, so that it can be compared.
+
+        Args:
+            vocab_file: replaces the recorded file.
+            merge_file: replaces the recorded file.
+        """
+        recorded = {
+            name: Path(path) for name, path in tokenizer_files(self.resolved.config.tokenizer).items()
+        }
+        if self._fingerprint is not None:
+            recorded = {name: self._beside(path) for name, path in recorded.items()}
+        given = {"vocab_file": vocab_file, "merge_file": merge_file}
+        return recorded | {name: path for name, path in given.items() if path is not None}
+
+    def _beside(self, file: Path) -> Path:
+        """Return a file, or if it does not exist one of its name with the checkpoint."""
+        here = self.folder.absolute()
+        places = [] if os.path.exists(file) else [here.parent / file.name, here / file.name]
+        return next((place for place in places if os.path.exists(place)), file)
+
+    @property
+    def _fingerprint(self) -> str | None:
+        recorded: str | None = self._in_effect.get("model", {}).get("vocab_file")
+        return recorded
 
 
 def _was_compressed(recorded: Mapping[str, Any]) -> bool:

@@ -35,11 +35,21 @@ _DTYPES = {
 }
 # Options of GPT-NeoX's scripts and of our other commands -> option here, or why there is none.
 _FOLDERS_ELSEWHERE = ("input_dir", "output_dir", "load", "checkpoint", "model", "hf_model_name", "model_path")
-_RENAMED = {"precision": "dtype", "architecture": "family", "config_file": "config", "checkpoint": "load"}
+_RENAMED = {
+    "precision": "dtype",
+    "torch_dtype": "dtype",
+    "architecture": "family",
+    "config_file": "config",
+    "checkpoint": "load",
+}
 _NOT_NEEDED = {
     **dict.fromkeys(
         ("tp", "pp", "num_output_shards", "pipeline_parallel"),
         "leave it out: a checkpoint is loaded in every parallel layout",
+    ),
+    **dict.fromkeys(
+        ("push_to_hub", "upload"),
+        "leave it out: nothing is uploaded; publish the folder with hf upload NAME DIR",
     ),
     **dict.fromkeys(("config", "config_file"), "leave it out: the folder that is read has the configuration"),
 }

@@ -43,6 +43,9 @@ __all__ = ["HuggingFaceModel", "Reader", "from_hf", "open_hf"]
 
 logger = logging.getLogger(__name__)
 
+# Prefix of names -> the module around a model that causes it.
+_AROUND = {"module.": "DistributedDataParallel", "_orig_mod.": "torch.compile"}
+
 
 def from_hf(
     folder: Path, output: Path, *, trim_vocab: bool = False, tokenizer_as_stored: bool = False
@@ -212,8 +215,9 @@ class Reader:
         if extra:
             raise ConversionError(
                 f"{self._files.folder} contains {', '.join(extra[:5])} (of "
-                f"{counted(len(extra), 'tensor')}) that "
-                f"{self._family.class_name} with this config.json does not have; copy the folder again"
+                f"{counted(len(extra), 'tensor')}) that {self._family.class_name} with this config.json does "
+                "not have; use the config.json of these weights, or load the model with transformers and "
+                "save it again, which leaves them out"
             )
         return stored
 
@@ -226,8 +230,20 @@ class Reader:
     def _stored(self, name: str) -> str:
         found = self._family.stored_name(name, self._files.tensors)
         if found is None:
-            raise ConversionError(f"{self._files.folder} does not contain {name}; copy the folder again")
+            raise ConversionError(f"{self._files.folder} {self._why_missing(name)}")
         return found
+
+    def _why_missing(self, name: str) -> str:
+        """Return why a tensor is not there, such as that all names begin with that of a module around it."""
+        names = self._files.tensors
+        prefix = next((each.removesuffix(name) for each in names if each.endswith(f".{name}")), "")
+        if prefix and all(each.startswith(prefix) for each in names):
+            around = f" ({_AROUND[prefix]})" if prefix in _AROUND else ""
+            return (
+                f"has tensors whose names all begin with {prefix!r}: the model was saved with a module "
+                f"around it{around}; save the model itself: model.{prefix}save_pretrained(DIR)"
+            )
+        return f"does not contain {name}; copy the folder again"
 
     def _checked(self, tensor: Tensors) -> dict[str, tuple[int, ...]]:
         """Return the stored names of a tensor's parts, with the shapes that are read."""
@@ -268,9 +284,10 @@ class Reader:
 
     def _finite(self, tensor: Tensors, values: Tensor) -> Tensor:
         if not bool(values.isfinite().all()):
+            kind = "NaN" if bool(values.isnan().any()) else "infinite values"
             raise ConversionError(
-                f"{self._files.folder}: {', '.join(tensor.theirs)} contains values that are not finite; copy "
-                "it again"
+                f"{self._files.folder}: {', '.join(tensor.theirs)} contains {kind}: the weights were saved "
+                "so, as after a training that diverged; pass another checkpoint of the model"
             )
         return values
 

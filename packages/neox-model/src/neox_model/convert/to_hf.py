@@ -1,21 +1,27 @@
 """Write a checkpoint of ours as a model of transformers."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from neox_config import Resolved
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.model import padded_vocab_size
+from neox_model.convert.architecture import architecture_of, obstacles_in
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, fitting_family
 from neox_model.convert.families.family import Tensors
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import Sides, prove
+from neox_model.convert.proof.sides import TokenizerSides
 from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.tokenizer_files import (
@@ -27,7 +33,7 @@ from neox_model.convert.tokenizer_files import (
 )
 from neox_model.convert.weights import Written, write_weights
 
-__all__ = ["to_hf"]
+__all__ = ["check_exportable", "to_hf"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +74,23 @@ def to_hf(
     chosen = fitting_family(checkpoint.architecture, checkpoint.obstacles, family)
     tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     refuse_others(tokenizer)
-    recorded = checkpoint.resolved.config.tokenizer.vocab_file
-    source = vocab_file or (None if recorded is None else Path(recorded))
+    source = checkpoint.tokenizer_files(vocab_file=vocab_file).get("vocab_file")
     rows = rows_to_keep(tokenizer, checkpoint.vocab_size, trim_vocab=trim_vocab)
     if dtype is None:
         _log_stored_dtype(checkpoint)
     writer = _Writer(checkpoint, chosen, rows=rows, dtype=None if dtype is None else DTYPES[dtype])
+    stored = checkpoint.dtype(TOKEN_EMBEDDING) if dtype is None else DTYPES[dtype]
     with folder_written_aside(output) as aside:
-        generation = generation_settings(tokenizer, source, checkpoint.stop_tokens)
-        write_json(aside / "config.json", _config(checkpoint, chosen, rows, dtype, generation))
-        write_json(aside / "generation_config.json", generation)
-        write_tokenizer(tokenizer, source, aside, max_positions=checkpoint.architecture.max_positions)
+        _write_descriptions(
+            aside,
+            checkpoint.resolved,
+            chosen,
+            tokenizer,
+            source,
+            rows=rows,
+            dtype=stored,
+            stops=checkpoint.stop_tokens,
+        )
         sides = Sides(checkpoint, aside, chosen, tokenizer, rows=rows)
         # The proof compares them again; a difference is reported before the weights are read and written.
         compare_tokenizers(sides.tokenizers)
@@ -165,22 +177,69 @@ class _Writer:
         )
 
 
-def _config(
-    checkpoint: Checkpoint, family: Family, rows: int, dtype: str | None, generation: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the contents of `config.json`."""
+def check_exportable(resolved: Resolved, tokenizer: Tokenizer) -> None:
+    """Check that a model can be exported after its training: its class, and its tokenizer.
+
+    Raises:
+        NeoXError: transformers has no such model or tokenizer.
+    """
+    family = fitting_family(architecture_of(resolved), obstacles_in(resolved), None)
+    refuse_others(tokenizer)
+    rows = padded_vocab_size(resolved.config, tokenizer.vocab_size)
+    source = resolved.config.tokenizer.vocab_file
+    with TemporaryDirectory() as folder:
+        _write_descriptions(
+            Path(folder),
+            resolved,
+            family,
+            tokenizer,
+            None if source is None else Path(source),
+            rows=rows,
+            dtype=torch.float32,
+            stops=resolved.config.generation.stop_tokens,
+        )
+        compare_tokenizers(TokenizerSides(tokenizer, Path(folder), rows))
+
+
+def _write_descriptions(
+    folder: Path,
+    resolved: Resolved,
+    family: Family,
+    tokenizer: Tokenizer,
+    vocab_file: Path | None,
+    *,
+    rows: int,
+    dtype: torch.dtype,
+    stops: Sequence[int],
+) -> None:
+    """Write all of a model of transformers but its weights.
+
+    Args:
+        folder: the folder to write to.
+        resolved: the configuration of the model.
+        family: its class.
+        tokenizer: its tokenizer.
+        vocab_file: the tokenizer's file.
+        rows: entries of the vocabulary.
+        dtype: of the weights.
+        stops: the tokens that end a text, as end-of-document does.
+    """
+    architecture = architecture_of(resolved)
+    generation = generation_settings(tokenizer, vocab_file, stops)
     dropouts = {
-        theirs: getattr(checkpoint.resolved.config.model, ours.replace("-", "_"))
+        theirs: getattr(resolved.config.model, ours.replace("-", "_"))
         for ours, theirs in family.dropouts.items()
     }
-    stored = checkpoint.dtype(TOKEN_EMBEDDING) if dtype is None else DTYPES[dtype]
-    return {
-        **family.write(checkpoint.architecture),
+    config = {
+        **family.write(architecture),
         **dropouts,
         "vocab_size": rows,
-        "dtype": str(stored).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": generation.get("bos_token_id"),
         "eos_token_id": generation["eos_token_id"],
         "pad_token_id": generation.get("pad_token_id"),
         "use_cache": True,
     }
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", generation)
+    write_tokenizer(tokenizer, vocab_file, folder, max_positions=architecture.max_positions)

@@ -6,6 +6,7 @@ mapped, and for one tensor at a time.
 
 import json
 import logging
+import re
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ PRECISIONS: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _FILE_BYTES = 5_000_000_000
+# What torch names in its error about an object that it does not unpickle.
+_CLASS = re.compile(r"GLOBAL ([\w.]+)")
 UNREADABLE = (
     *(UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, OSError),
     *(AssertionError, ArithmeticError, MemoryError, zipfile.BadZipFile, struct.error),
@@ -160,13 +163,36 @@ def _unpickled(path: Path) -> Mapping[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except UNREADABLE as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConversionError(
-            f"{path} contains something other than tensors, or is damaged, and was not loaded: {reason}"
+            f"{path} contains something other than tensors, or is damaged, and was not loaded: "
+            f"{_why_refused(error)}; save the weights alone: torch.save(model.state_dict(), FILE)"
         ) from error
-    if not isinstance(found, Mapping) or not all(isinstance(each, Tensor) for each in found.values()):
-        raise ConversionError(f"{path} does not contain tensors by name; copy it again")
-    return found
+    if _has_tensors(found):
+        return found
+    parts = found.items() if isinstance(found, Mapping) else ()
+    inside = [key for key, each in parts if _has_tensors(each) and each]
+    if inside:
+        raise ConversionError(
+            f"{path} does not contain tensors by name, but has them under {inside[0]!r}; save these alone: "
+            f"torch.save(torch.load(FILE)[{inside[0]!r}], FILE)"
+        )
+    raise ConversionError(
+        f"{path} does not contain tensors by name; save the weights: torch.save(model.state_dict(), FILE)"
+    )
+
+
+def _why_refused(error: BaseException) -> str:
+    """Return why torch did not load a file; its own text recommends to run the code in the file."""
+    named = _CLASS.search(str(error))
+    if named is not None:
+        return f"it has objects of the class {named[1]}, and nothing but tensors is unpickled"
+    if isinstance(error, UnpicklingError):
+        return "it has other objects of Python, and nothing but tensors is unpickled"
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _has_tensors(found: Any) -> bool:
+    return isinstance(found, Mapping) and all(isinstance(each, Tensor) for each in found.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Export the last checkpoint of a training to transformers (`hf_export`)."""
 
-import importlib.util
 import logging
 import os
 import subprocess
@@ -13,10 +12,9 @@ from neox_config.facts.checkpoints import checkpoint_name
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import Progress
 from neox_model.convert import PARENT
-from neox_model.convert.architecture import architecture_of, obstacles_in
-from neox_model.convert.families import fitting_family
 from neox_model.convert.output import refuse_existing
-from neox_model.convert.tokenizer_files import refuse_others
+from neox_model.convert.reference import require_transformers
+from neox_model.convert.to_hf import check_exportable
 from neox_model.train.state import TrainState
 
 __all__ = ["check_export", "export"]
@@ -28,22 +26,18 @@ def check_export(resolved: Resolved, tokenizer: Tokenizer) -> None:
     """Check at the start of a training that its model can be exported at the end.
 
     Raises:
-        NeoXError: the folder exists, transformers is not installed, or does not have the model or tokenizer.
+        NeoXError: the folder exists, transformers is not installed or does not have the model, or its
+            tokenizer of the model encodes texts differently.
     """
     output = resolved.config.checkpoint.hf_export
     if output is None:
         return
+    require_transformers("hf-export")
     try:
         refuse_existing(Path(output))
-        fitting_family(architecture_of(resolved), obstacles_in(resolved), None)
-        refuse_others(tokenizer)
+        check_exportable(resolved, tokenizer)
     except NeoXError as error:
         raise NeoXError(f"hf-export: {error}; or remove hf-export") from error
-    if importlib.util.find_spec("transformers") is None:
-        raise NeoXError(
-            "hf-export requires the package transformers, which is not installed; install it with: pip "
-            "install 'neox-model[hf]'"
-        )
 
 
 def export(resolved: Resolved, state: TrainState, progress: Progress) -> None:

@@ -53,15 +53,16 @@ def _cause(sides: TokenizerSides, theirs: Any) -> str:
     """Return why the tokenizers differ, and what to do."""
     kind, parts = type(theirs).__name__, _replaced(sides, theirs)
     replaces = f", which replaces parts of tokenizer.json ({', '.join(parts)})" if parts else ""
-    return f"transformers loads {kind} ({_reason(sides.folder, kind)}){replaces}; {_remedy(sides, parts)}"
+    return f"transformers loads {kind} ({_reason(sides, kind)}){replaces}; {_remedy(sides, parts)}"
 
 
-def _reason(folder: Path, kind: str) -> str:
+def _reason(sides: TokenizerSides, kind: str) -> str:
     """Return which file makes transformers load this class."""
-    settings, config = (_json_of(folder / name) for name in ("tokenizer_config.json", "config.json"))
-    named = settings.get("tokenizer_class")
+    path, config = sides.folder / "tokenizer_config.json", _json_of(sides.folder / "config.json")
+    named = _json_of(path).get("tokenizer_class")
     if isinstance(named, str) and named.removesuffix("Fast") == kind.removesuffix("Fast"):
-        return f"tokenizer_class of {folder / 'tokenizer_config.json'}"
+        # An export that fails leaves no folder.
+        return f"tokenizer_class of {path if sides.as_stored is not None else path.name}"
     return f"by model_type {config.get('model_type')} of config.json, whatever tokenizer_config.json names"
 
 
@@ -78,7 +79,8 @@ def _remedy(sides: TokenizerSides, parts: Sequence[str]) -> str:
     return (
         "if the model was trained with that class, save its tokenizer in the folder: "
         "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR); if it was trained with tokenizer.json as "
-        "it is stored, pass --tokenizer-as-stored"
+        "it is stored, pass --tokenizer-as-stored (such a model can be trained, but not exported again, "
+        "because transformers would encode texts differently)"
     )
 
 
