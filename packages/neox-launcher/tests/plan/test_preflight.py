@@ -562,7 +562,25 @@ def test_a_moved_folder_is_recognized_and_reported_once(load, files, program):
         }[program]
     )
     assert problem.what.endswith("has what it names (found there: data-path, vocab-file, load)")
-    assert problem.remedy == f"the folder was moved: write {files} in place of old/run in {file}"
+    remedy = f"the folder was moved: write {files} in place of old/run everywhere in {file}"
+    assert problem.remedy == f"{remedy} (sed -i 's#old/run#{files}#g' {file})"
+
+
+def test_a_moved_folder_is_not_trained_anew_at_its_old_path(load, files):
+    """Only some of the paths in its configuration were corrected."""
+    saved = files / "checkpoints" / "global_step5"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text('{"contents": {"config": {"save": "old/run/checkpoints"}}}')
+    (files / "data").mkdir()
+    for end in ("bin", "idx"):
+        (files / f"data.{end}").rename(files / "data" / f"corpus.{end}")
+    config = load(MOVED.replace("old/run/data", "data").replace("old/run/tokenizer", "tokenizer"))
+    (problem,) = check_files(config, program="train")
+    assert (problem.name, problem.value) == ("load", "old/run/checkpoints")
+    assert problem.remedy.startswith(f"the folder was moved: write {files} in place of old/run everywhere")
+    # Those of a training that saved elsewhere are another one's.
+    (saved / "manifest.json").write_text('{"contents": {"config": {"save": "checkpoints"}}}')
+    assert check_files(config, program="train") == []
 
 
 def run_folder(folder, files):
@@ -628,7 +646,7 @@ def test_a_file_of_another_folder_is_not_reported_as_moved_with_the_first(load, 
     for end in ("bin", "idx"):
         (files / f"data.{end}").rename(files / "data" / f"corpus.{end}")
     moved, other = check_files(config, program="train")
-    assert moved.remedy == f"the folder was moved: write {files} in place of old/run in {files / 'more.yml'}"
+    assert moved.remedy.startswith(f"the folder was moved: write {files} in place of old/run everywhere in ")
     assert moved.what.endswith("(found there: data-path)")
     assert other.name == "vocab_file"
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from neox_config import NeoXConfig
+from neox_config.derive.recorded import contents_of, latest_checkpoint
 from neox_config.facts.checkpoints import complete_checkpoints
 from neox_config.facts.stores import is_url
 from neox_config.problems import Problem
 from neox_launcher.plan.dataset_files import index_path
 
-__all__ = ["name_moved_folder", "refuse_copied_folder"]
+__all__ = ["name_moved_folder", "refuse_copied_folder", "refuse_moved_checkpoints"]
 
 
 def name_moved_folder(config: NeoXConfig, problems: Sequence[Problem]) -> list[Problem]:
@@ -32,10 +33,24 @@ def name_moved_folder(config: NeoXConfig, problems: Sequence[Problem]) -> list[P
     problem = Problem(
         first.name,
         f"does not exist, but the folder of {file} has what it names (found there: {names})",
-        f"the folder was moved: write {new} in place of {old} in {file}",
+        f"the folder was moved: write {new} in place of {old} everywhere in {file}{_sed(old, new, file)}",
         value=first.value,
     )
     return [problem, *(other for other in problems if other.name not in same)]
+
+
+def refuse_moved_checkpoints(config: NeoXConfig) -> Iterator[Problem]:
+    """Refuse to start anew with `load` where this training saved before its folder was moved.
+
+    The checkpoints next to the configuration file have recorded that `save`.
+    """
+    section, moved = config.checkpoint, _moved(config, "load")
+    if moved is None or section.load is None or section.save != section.load:
+        return
+    old, new, _ = moved
+    checkpoint = latest_checkpoint(new / Path(section.load).relative_to(old))
+    if checkpoint is not None and contents_of(checkpoint).get("config", {}).get("save") == section.save:
+        yield Problem("load", "does not exist", "", value=section.load)
 
 
 def refuse_copied_folder(config: NeoXConfig) -> Iterator[Problem]:
@@ -58,8 +73,9 @@ def refuse_copied_folder(config: NeoXConfig) -> Iterator[Problem]:
             f"is in {original}, but {place.file} is in {file.parent}, which looks like a copy of that folder "
             f"(both have {', '.join(common)}): the training would write to the original, and delete "
             "checkpoints there",
-            f"write {file.parent} in place of {original} in {place.file}{_sed(original, file)}; or, to "
-            f"train in the original, use {original / file.name}",
+            f"write {file.parent} in place of {original} in {place.file}"
+            f"{_sed(original, file.parent, place.file)}; or, to train in the original, use "
+            f"{original / file.name}",
             value=path,
         )
         return
@@ -86,12 +102,12 @@ def _copied(config: NeoXConfig, file: str, original: Path) -> Iterator[str]:
                 yield str(relative)
 
 
-def _sed(original: Path, file: Path) -> str:
+def _sed(old: Path, new: Path, file: str) -> str:
     """Return the command that does so, in parentheses; empty for names that sed would read as patterns."""
-    if set(f"{original}{file.parent}") & set("#&\\[]*^$\n"):
+    if set(f"{old}{new}") & set("#&\\[]*^$\n"):
         return ""
-    change = shlex.quote(f"s#{original}#{file.parent}#g")
-    return f" (sed -i {change} {shlex.quote(str(file))})"
+    change = shlex.quote(f"s#{old}#{new}#g")
+    return f" (sed -i {change} {shlex.quote(file)})"
 
 
 def _moved(config: NeoXConfig, name: str) -> tuple[Path, Path, str] | None:

@@ -55,7 +55,7 @@ from neox_launcher.plan.dataset_files import (
     index_path,
     manifest_path,
 )
-from neox_launcher.plan.moved import name_moved_folder, refuse_copied_folder
+from neox_launcher.plan.moved import name_moved_folder, refuse_copied_folder, refuse_moved_checkpoints
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in
 from neox_launcher.plan.unused_labels import notes_on_labels
@@ -331,6 +331,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
     checks: dict[str, tuple[Check, ...]] = {
         "train": (
             refuse_copied_folder,
+            refuse_moved_checkpoints,
             _datasets,
             _documents_for_training,
             trained_documents,
