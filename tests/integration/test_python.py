@@ -235,6 +235,25 @@ def test_an_interrupted_training_is_saved_and_says_why_it_ended(tmp_path, data):
     assert trainer.iteration < 6
 
 
+def test_a_training_of_which_no_iteration_is_left_says_so_and_can_be_saved(tmp_path, data, caplog):
+    saved = str(tmp_path / "saved")
+    with neox_model.Trainer(config_of(data, save=saved)) as trainer:
+        trainer.train()
+        assert caplog.messages == []
+        trainer.train(2)
+    warning = (
+        "no iteration is left to train: the model was trained for 6, and train-iters is 6; to train further"
+    )
+    assert [each.split(", open")[0] for each in caplog.messages] == [warning]
+    caplog.clear()
+    # A notebook whose cells run again.
+    with neox_model.Trainer(config_of(data, save=saved, load=saved)) as trainer:
+        trainer.train(2)
+        trainer.train()
+        assert len([each for each in caplog.messages if each.startswith(warning)]) == 2
+        assert trainer.save().name == "global_step6"
+
+
 def test_what_is_not_saved_is_named(data, caplog):
     with neox_model.Trainer(config_of(data)) as trainer:
         trainer.train(2)

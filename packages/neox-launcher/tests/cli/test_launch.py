@@ -117,6 +117,10 @@ def test_a_future_allocation_of_slurm_can_be_planned_outside(minimal, folder, mo
         "this plan is for a future Slurm allocation; to launch it, start neox-launch inside" in planned.stderr
     )
     assert json.loads(run(*words, *numbers, "--dry-run=json").stdout)["problems"] == []
+    (folder / "hosts").write_text("node-1 slots=4\nnode-2 slots=4\n")
+    by_file = run(*words, "--hostfile", "hosts", "--dry-run")
+    assert by_file.exit_code == 0, by_file.stderr
+    assert "this plan is for a future Slurm allocation" in by_file.stderr
     refused = run(*words, "--dry-run")
     assert refused.exit_code == 2
     assert "add --num-nodes N --num-gpus M for a --dry-run outside" in refused.stderr

@@ -1,6 +1,7 @@
 """Print a plan for `--dry-run`, as text or JSON."""
 
 import json
+import os
 import shlex
 from collections.abc import Iterable
 from itertools import groupby
@@ -20,6 +21,7 @@ from neox_launcher.plan.plan import ANY_ENDPOINT, LaunchPlan
 from neox_launcher.plan.preflight import preflight
 from neox_launcher.resources.host import some_lines
 from neox_launcher.resources.hosts import FUTURE_ALLOCATION
+from neox_launcher.resources.slurm import is_inside_allocation
 
 __all__ = ["Form", "print_refusal_reasons", "show_plan"]
 
@@ -132,8 +134,9 @@ def _shown_environment(command: Command) -> dict[str, str]:
 
 
 def _is_for_later(plan: LaunchPlan) -> bool:
-    """Return whether the hosts of a plan are not known yet, so that it is launched later, on one of them."""
-    return plan.hosts_from == FUTURE_ALLOCATION
+    """Return whether a plan is launched later, inside a Slurm allocation, which may name the hosts."""
+    is_outside = plan.launcher == "slurm" and not is_inside_allocation(os.environ)
+    return is_outside or plan.hosts_from == FUTURE_ALLOCATION
 
 
 def _refusal_reasons(plan: LaunchPlan) -> list[str]:

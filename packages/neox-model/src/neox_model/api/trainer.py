@@ -168,18 +168,28 @@ class Trainer:
     def train(self, iterations: int | None = None) -> None:
         """Train for some iterations, or until the last one, with the configured evaluations and saves.
 
+        If none is left, a warning is logged.
+
         Args:
             iterations: number of iterations; None: all that are left.
 
         Raises:
-            NeoXError: the training failed, has ended, or is closed.
+            NeoXError: the training failed, was stopped, or is closed.
         """
         if iterations is not None and not (isinstance(iterations, Integral) and iterations >= 1):
             raise NeoXError(f"{iterations} iterations cannot be trained; pass at least 1, or nothing for all")
         self._refuse("train")
+        if self._has_ended and self.stop_reason:
+            raise NeoXError(f"the training has ended: {self.stop_reason}; open another Trainer")
+        if self._state.finished:
+            logger.warning(
+                "no iteration is left to train: the model was trained for %d, and train-iters is %d; to "
+                "train further, open another Trainer, with a larger train-iters",
+                self.iteration,
+                self._state.last_iteration,
+            )
         if self._has_ended:
-            why = self.stop_reason or f"all iterations ({self._state.last_iteration:,}) are finished"
-            raise NeoXError(f"the training has ended: {why}; open another Trainer, with a larger train-iters")
+            return
         self._is_running = True
         try:
             with self._inside():

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from neox_config import finite_json
 from neox_config.derive.refusals import CURVE_CLASS, Refusal, described_curve, other_model, other_states
 from neox_config.derive.resume import (
+    IN_EFFECT,
     LEARNING_RATE,
     SAMPLES_PER_ITERATION,
     Change,
@@ -31,6 +32,7 @@ __all__ = [
     "data_state",
     "log_another_order",
     "log_model_changes",
+    "log_other_evaluation",
     "log_other_versions",
     "log_training_changes",
     "log_unknown_changes",
@@ -47,6 +49,9 @@ logger = logging.getLogger(__name__)
 SAMPLES_DIGEST = "samples_digest"
 DOCUMENTS = "documents"
 _NONE = "none"
+# The number of evaluations is part of the order of their samples, as in GPT-NeoX.
+_SELECT_EVALUATED = ("train_iters", "eval_interval", "eval_iters")
+_SELECT_IN_EFFECT = ("train_batch_size", "seed", "split")
 # Counts in the training loop's state: those that give the position in the data, and the others.
 _USED = {
     "samples": "the number of samples read",
@@ -149,6 +154,29 @@ def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
             "validation samples differ from those before the checkpoint: the training is the same, but its "
             "validation losses are computed on other samples"
         )
+
+
+def log_other_evaluation(manifest: Manifest, config: Mapping[str, Any]) -> None:
+    """Log a warning if other samples are evaluated than in the checkpoint's training.
+
+    Args:
+        manifest: the checkpoint's.
+        config: values that this run would record in a checkpoint.
+    """
+    there, here = map(_of_evaluation, (manifest.config, config))
+    changes = [Change(name, there[name], here[name]) for name in here if there.get(name) != here[name]]
+    if there and changes:
+        logger.warning(
+            "other samples are evaluated than in the training, because settings that select them differ:\n%s",
+            _table(changes),
+        )
+
+
+def _of_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded values that select the samples of evaluations; none of an unknown form."""
+    effect = config.get(IN_EFFECT, {}).get("training", {})
+    values = {**{name: config.get(name) for name in _SELECT_EVALUATED}, **effect}
+    return {name: values[name] for name in (*_SELECT_EVALUATED, *_SELECT_IN_EFFECT) if name in values}
 
 
 def log_other_versions(manifest: Manifest, packages: Mapping[str, str]) -> None:

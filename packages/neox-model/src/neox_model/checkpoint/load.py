@@ -28,6 +28,7 @@ from neox_model.checkpoint.comparison import (
     data_state,
     log_another_order,
     log_model_changes,
+    log_other_evaluation,
     log_other_versions,
     log_training_changes,
     log_unknown_changes,
@@ -238,6 +239,7 @@ def load_weights(
     groups: Groups,
     config: Mapping[str, Any],
     storage: Storage | None = None,
+    evaluates: bool = False,
 ) -> int:
     """Load weights into a model without an engine, for generation and evaluation. Collective over all ranks.
 
@@ -247,6 +249,8 @@ def load_weights(
         groups: this rank's process groups.
         config: values that this run would record in a checkpoint, compared with the checkpoint's.
         storage: the folders of checkpoints; None: all ranks share one.
+        evaluates: the validation and test data of the training are evaluated next; log a warning if other
+            samples of these are selected.
 
     Returns:
         The checkpoint's iteration.
@@ -274,6 +278,8 @@ def load_weights(
     begin_iteration(model, manifest.iteration)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
+        if evaluates:
+            log_other_evaluation(manifest, config)
     logger.info("loaded the weights of %s", folder)
     return manifest.iteration
 

@@ -130,6 +130,7 @@ def _load_model(
         groups=groups,
         config=recorded | base,
         storage=find_storage(resolved.config, groups),
+        evaluates=True,
     )
     weighting = choose_weighting(resolved.config, groups)
     engine = build_forward(resolved, model, groups=groups)
