@@ -829,7 +829,11 @@ def trained(load, files):
         ("train-iters: 6", ["is 10 in the checkpoint, 6 in this run"]),
         ("train-iters: 5", ["is at iteration 5 and train-iters is 5, so that nothing is left to train"]),
         ("train-iters: 4", ["is at iteration 5 and train-iters is 4, so that nothing is left to train"]),
-        ("train-iters: 4\noverride-lr-scheduler: true", []),
+        (
+            "train-iters: 4\noverride-lr-scheduler: true",
+            ["is at iteration 5 and train-iters is 4, so that nothing is left to train"],
+        ),
+        ("train-iters: 4\nuse-checkpoint-lr-scheduler: true", []),
         ("optimizer.type: Lion", ["optimizer states are those of Adam, but this run's optimizer is Lion"]),
         ("optimizer.type: Lion\nno-load-optim: true", []),
         ("optimizer.type: AdamW", []),

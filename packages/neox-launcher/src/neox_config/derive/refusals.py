@@ -84,14 +84,15 @@ def refusals_of(
         optimizer = config.optimizer.optimizer.kind
         found.append(other_optimizer(optimizer_kind(contents["config"]), optimizer) or other_states(changes))
     schedule, section = contents.get("schedule", {}), config.lr_schedule
-    chooses = section.override_lr_scheduler or section.use_checkpoint_lr_scheduler
-    if trains and not chooses and isinstance(schedule.get("curve"), Mapping):
+    if trains and not section.use_checkpoint_lr_scheduler and isinstance(schedule.get("curve"), Mapping):
         curve = learning_rate_curve(config, decay_iterations=resolved.derived.lr_decay_iters)
         refusal = other_schedule(schedule, curve)
         last = config.training.iterations
         if refusal is not None and iteration is not None and iteration >= last:
-            refusal = _nothing_left(iteration, last)
-        found.append(refusal)
+            # Also with override_lr_scheduler: no iteration would use the other learning rate.
+            found.append(_nothing_left(iteration, last))
+        elif not section.override_lr_scheduler:
+            found.append(refusal)
     return [refusal for refusal in found if refusal is not None]
 
 
