@@ -254,6 +254,13 @@ def test_a_training_of_which_no_iteration_is_left_says_so_and_can_be_saved(tmp_p
         assert trainer.save().name == "global_step6"
 
 
+def test_a_folder_above_the_checkpoints_is_answered_with_theirs(tmp_path):
+    (tmp_path / "checkpoints" / "global_step4").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "global_step4" / "manifest.json").write_text("{}")
+    with pytest.raises(neox_model.NeoXError, match=f"model of transformers; pass {tmp_path}/checkpoints$"):
+        neox_model.load_model(tmp_path)
+
+
 def test_what_is_not_saved_is_named(data, caplog):
     with neox_model.Trainer(config_of(data)) as trainer:
         trainer.train(2)

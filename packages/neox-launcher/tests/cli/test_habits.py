@@ -466,6 +466,13 @@ def test_files_after_a_setting_are_no_rest_of_its_value(minimal, monkeypatch):
         assert (result.exit_code, result.stderr) == (0, "")
 
 
+def test_a_text_in_place_of_a_file_is_answered_with_the_option_for_prompts(requests):
+    result = run("generate", "--config", "a.yml", "def main(")
+    assert result.exit_code == 2
+    assert "a prompt is given with --prompt: --prompt 'def main('" in result.stderr
+    assert "quote the whole value" not in result.stderr
+
+
 def test_the_option_for_files_is_not_needed_in_neox_config(requests):
     result = CliRunner().invoke(neox_config, ["check", "--config", "a.yml"])
     assert result.exit_code == 2

@@ -157,17 +157,17 @@ def test_a_time_for_few_iterations_is_warned_of_with_a_time_and_a_size_that_are_
     assert sufficient.candidate.name == "1m"
     line = too_short(short, smaller, PATH, measure=measure)
     time = re.fullmatch(
-        r"warning: a model learns nothing useful in 2 iterations; delete run/config.yml and give "
-        r"--time (\w+) or more, for at least 50 iterations, or --size 1m",
+        r"warning: a model learns nothing useful in 2 iterations; set train-iters: 50 or more in "
+        r"run/config.yml, or delete it and give --time (\w+) or more, or --size 1m",
         line,
     )[1]
     enough = within(named("300m"), parse_duration(time), measure=measure)
     assert 50 <= enough.iterations < 60
     assert too_short(enough, smaller, PATH, measure=measure) is None
-    assert too_short(short, [], PATH, measure=measure).endswith(" or more, for at least 50 iterations")
+    assert too_short(short, [], PATH, measure=measure).endswith(f" and give --time {time} or more")
     model = within(choose_training([of_catalogue("pythia-410m")], TEXTS, CPU), seconds, measure=measure)
     line = too_short(model, smaller, PATH, measure=measure)
-    assert line.endswith(" iterations, or --size 1m in place of --model")
+    assert line.endswith(" or more, or --size 1m in place of --model")
 
 
 def test_a_time_chooses_the_size_too():

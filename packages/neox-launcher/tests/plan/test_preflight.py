@@ -563,7 +563,7 @@ def test_a_moved_folder_is_recognized_and_reported_once(load, files, program):
     )
     assert problem.what.endswith("has what it names (found there: data-path, vocab-file, load)")
     remedy = f"the folder was moved: write {files} in place of old/run everywhere in {file}"
-    assert problem.remedy == f"{remedy} (sed -i 's#old/run#{files}#g' {file})"
+    assert problem.remedy == f"{remedy} (sed -i 's#old/run{ENDS}#{files}\\1#g' {file})"
 
 
 def test_a_moved_folder_is_not_trained_anew_at_its_old_path(load, files):
@@ -581,6 +581,10 @@ def test_a_moved_folder_is_not_trained_anew_at_its_old_path(load, files):
     # Those of a training that saved elsewhere are another one's.
     (saved / "manifest.json").write_text('{"contents": {"config": {"save": "checkpoints"}}}')
     assert check_files(config, program="train") == []
+
+
+# After the old name in the command that corrects a configuration.
+ENDS = r'\([/", ]\|$\)'
 
 
 def run_folder(folder, files):
@@ -601,21 +605,24 @@ def run_folder(folder, files):
 
 
 def test_a_copied_folder_is_refused_before_it_trains_into_the_original(files):
-    original, copy = files / "lang", files / "copy"
+    original, copy = files / "lang", files / "lang-b"
     run_folder(original, files)
     shutil.copytree(original, copy)
+    # One path is corrected already, and the name of the copy begins with that of the original.
+    file = copy / "config.yml"
+    file.write_text(file.read_text().replace(f"{original}/tokenizer.json", f'"{copy}/tokenizer.json"'))
     config = draft_config([copy / "config.yml"]).config
     (problem,) = check_files(config, program="train")
     assert (problem.name, problem.place.line, problem.value) == ("save", 4, str(original / "checkpoints"))
-    assert "looks like a copy of that folder (both have data/corpus, tokenizer.json): the" in problem.what
+    assert "looks like a copy of that folder (both have data/corpus): the training would" in problem.what
     assert problem.remedy == (
         f"write {copy} in place of {original} in {copy}/config.yml "
-        f"(sed -i 's#{original}#{copy}#g' {copy}/config.yml); or, to train in the original, use "
+        f"(sed -i 's#{original}{ENDS}#{copy}\\1#g' {copy}/config.yml); or, to train in the original, use "
         f"{original}/config.yml"
     )
     assert check_files(config, program="generate")[0].name == "load"  # There is no checkpoint yet.
-    _, sed = problem.remedy.split("(")
-    subprocess.run(sed.partition(")")[0], shell=True, check=True)
+    sed = problem.remedy.partition(" (")[2].partition("); or, ")[0]
+    subprocess.run(sed, shell=True, check=True)
     assert check_files(draft_config([copy / "config.yml"]).config, program="train") == []
     assert check_files(draft_config([original / "config.yml"]).config, program="train") == []
 
@@ -638,6 +645,18 @@ def test_what_only_looks_like_a_copied_folder_is_not_refused(files):
     assert [each.name for each in check_files(draft_config(file).config, program="train")] == ["save"]
     elsewhere = [f"{name}={other / 'checkpoints'}" for name in ("save", "load", "log-dir")]
     assert check_files(draft_config(file, overrides=elsewhere).config, program="train") == []
+
+
+def test_a_run_in_a_folder_of_its_own_below_another_run_is_not_a_copy(files):
+    project, inner = files / "project", files / "project" / "inner"
+    run_folder(project, files)
+    inner.mkdir()
+    shutil.copy(project / "tokenizer.json", inner)
+    text = (project / "config.yml").read_text()
+    for name in ("save", "load", "log-dir"):
+        text = text.replace(f"{name}: {project}", f"{name}: {inner}")
+    (inner / "config.yml").write_text(text)
+    assert check_files(draft_config([inner / "config.yml"]).config, program="train") == []
 
 
 def test_a_file_of_another_folder_is_not_reported_as_moved_with_the_first(load, files):

@@ -534,6 +534,9 @@ def _advice_on_argument(
         what = _not_a_setting(word)
     elif command is not None and _script(word) not in _ADVICE_ON_WORDS and not os.path.exists(word):
         what = f"No such configuration file: {word}"
+        # A text in place of a file.
+        if command == "generate" and len(word.split()) > 1:
+            what += f"; a prompt is given with --prompt: --prompt {shlex.quote(word)}"
     else:
         what = _advice_on_word(words, number, command, group.commands, directory)
     quoted = _quoted_value(words, number, _with_commands(group), directory)
@@ -553,7 +556,7 @@ def _quoted_value(
         words[number - len(before) - 1].partition("=") if len(before) < number else ("",) * 3
     )
     value = [*([begin] if sign else []), *before]
-    if not value or option in _DIRECTORY or option not in _options_of_text(commands):
+    if not value or option in (*_DIRECTORY, _CONFIG) or option not in _options_of_text(commands):
         return ""
     after = takewhile(
         lambda word: not word.startswith("-") and not _is_configuration(word, directory), words[number:]

@@ -125,8 +125,9 @@ def too_short(
     in_place = "" if training.candidate.name in SIZES else " in place of --model"
     instead = "" if size is None else f", or --size {size}{in_place}"
     return (
-        f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; delete "
-        f"{path} and give --time {enough} or more, for at least {_FEWEST_ITERATIONS} iterations{instead}"
+        f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; set "
+        f"train-iters: {_FEWEST_ITERATIONS} or more in {path}, or delete it and give --time {enough} or "
+        f"more{instead}"
     )
 
 

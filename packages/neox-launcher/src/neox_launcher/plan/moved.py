@@ -1,4 +1,4 @@
-"""Recognize a run folder that was moved or copied: its configuration names the folder that it was before."""
+"""Recognize a run folder that was moved or copied: its configuration still names its former place."""
 
 import os
 import shlex
@@ -56,7 +56,7 @@ def refuse_moved_checkpoints(config: NeoXConfig) -> Iterator[Problem]:
 def refuse_copied_folder(config: NeoXConfig) -> Iterator[Problem]:
     """Refuse to train with the configuration of a copied folder, which still names the original folder.
 
-    The training would continue in the original, and delete its old checkpoints. A folder is a copy if the
+    The training would continue in the original, and may delete its old checkpoints. A folder is a copy if the
     configuration file of the same name in the original is another file, and the copy has a file or folder of
     its own under a name that the configuration names in the original.
     """
@@ -65,14 +65,15 @@ def refuse_copied_folder(config: NeoXConfig) -> Iterator[Problem]:
         if place is None or place.file not in config.files or path is None or not os.path.isabs(path):
             continue
         file = Path(place.file).absolute()
+        if Path(path).is_relative_to(file.parent):
+            continue
         original = next((each for each in (Path(path), *Path(path).parents) if _is_other(file, each)), None)
         if original is None or not (common := list(dict.fromkeys(_copied(config, place.file, original)))):
             continue
         yield Problem(
             name,
             f"is in {original}, but {place.file} is in {file.parent}, which looks like a copy of that folder "
-            f"(both have {', '.join(common)}): the training would write to the original, and delete "
-            "checkpoints there",
+            f"(both have {', '.join(common)}): the training would write to the original",
             f"write {file.parent} in place of {original} in {place.file}"
             f"{_sed(original, file.parent, place.file)}; or, to train in the original, use "
             f"{original / file.name}",
@@ -106,7 +107,8 @@ def _sed(old: Path, new: Path, file: str) -> str:
     """Return the command that does so, in parentheses; empty for names that sed would read as patterns."""
     if set(f"{old}{new}") & set("#&\\[]*^$\n"):
         return ""
-    change = shlex.quote(f"s#{old}#{new}#g")
+    # A longer name that begins like the old one is another folder.
+    change = shlex.quote(rf's#{old}\([/", ]\|$\)#{new}\1#g')
     return f" (sed -i {change} {shlex.quote(file)})"
 
 

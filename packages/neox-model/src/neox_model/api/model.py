@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved, resolve
 from neox_config import load_config as load_files
-from neox_config.counted import counted
+from neox_config.counted import counted, first_few
 from neox_config.derive.objective import is_retrieval
 from neox_config.derive.recorded import fusions_off
 from neox_config.derive.resolve import Precision
 from neox_config.errors import NeoXError
-from neox_config.facts.checkpoints import MANIFEST
+from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
 from neox_config.problems import Problem, config_error, did_you_mean, in_words
 from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, foreign_remedy
 from neox_config.read.wording import sentence_about
@@ -82,6 +82,8 @@ _ARGUMENTS_OF_TRANSFORMERS = {
     **dict.fromkeys(("torch_dtype", "dtype"), "use precision='fp32', 'bf16' or 'fp16'"),
     **dict.fromkeys(("device", "device_map"), f"leave it out: {_ON_ONE_DEVICE}"),
 }
+# Folders that a message names.
+_MOST_NAMED = 3
 _NUMBERS_OF_TEXTS = ("num_samples", "num_return_sequences", "n")
 
 
@@ -452,8 +454,10 @@ def _checkpoint_in(folder: Path) -> Checkpoint:
     if latest is None and snapshot is not None:
         raise CheckpointError(f"{folder} is a folder of the Hub's cache; pass {snapshot}")
     if latest is None:
+        inside = sorted(str(path) for path in folder.iterdir() if complete_checkpoints(path))
         raise CheckpointError(
-            f"{folder} contains no checkpoint, and no model of transformers; pass the folder that save names"
+            f"{folder} contains no checkpoint, and no model of transformers; pass "
+            f"{first_few(inside, _MOST_NAMED) if inside else 'the folder that save names'}"
         )
     return Checkpoint(latest)
 
