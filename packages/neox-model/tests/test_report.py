@@ -1,6 +1,7 @@
 """The page and the plot of `neox-report`, from records that are written here."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -546,8 +547,13 @@ def test_with_an_output_nothing_is_written_to_the_log_folder(tmp_path):
     pages.mkdir()
     write_record(log, [{"iteration": n, "loss/train": 9.0 / n} for n in range(1, 9)])
     result = CliRunner().invoke(main, [str(log), "--output", str(pages / "r.html")])
-    assert result.output.split() == [str(pages / "r.html"), str(pages / "loss.png")]
+    assert result.output.split() == [str(pages / "r.html"), str(pages / "r.png")]
     assert [path.name for path in log.iterdir()] == ["metrics.jsonl"]
+    os.mkfifo(pages / "pipe")
+    refused = CliRunner().invoke(main, [str(log), "--output", str(pages / "pipe")])
+    assert (refused.exit_code, (pages / "pipe").is_fifo()) == (2, True)
+    assert "pipe: not a regular file; give another path" in refused.stderr
+    assert sorted(path.name for path in pages.iterdir()) == ["pipe", "r.html", "r.png"]
 
 
 def test_the_mean_is_over_a_twentieth_of_the_points():

@@ -177,7 +177,7 @@ def split(prefix: str, split: str, output: str) -> None:
     A dataset with a manifest is compared with it; if it is damaged, nothing is written.
     """
     verify_manifest(prefix, (".idx", ".offsets"))
-    replaced = notes_on_replaced(f"{output}_{part}" for part in PARTS)
+    notes = {prefix: notes_on_replaced([prefix]) for prefix in (f"{output}_{part}" for part in PARTS)}
     for dataset, documents, sha256 in split_indexed(
         prefix, split, output, sha256=recorded_sha256(prefix, ".bin")
     ):
@@ -185,7 +185,7 @@ def split(prefix: str, split: str, output: str) -> None:
             cut_offsets(prefix, documents, dataset.prefix)
             write_manifest(dataset.prefix, **contents, bin_sha256=sha256)
         _echo_written(dataset)
-    _echo_all(replaced)
+        _echo_all(notes[str(dataset.prefix)])
 
 
 @main.command(

@@ -64,6 +64,9 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
     """
     if not path.name:
         raise DataError(f"{str(path)!r} is a folder, not a file; append a file name")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        # The rename would put a file in place of /dev/stdout, for example.
+        raise DataError(f"{path} is not a regular file; give another path")
     part = path.with_name(f".{path.name}.part")
     with naming_when_full(path, part):
         file = _open_locked(part)

@@ -410,7 +410,7 @@ FAULTS = {
         "the value of 'tools' is text, but not JSON (",
     ),
     "no tools": (
-        [{"messages": CHAT, "tools": ["f"]}],
+        [{"messages": CHAT, "tools": [1]}],
         ("chat",),
         "the value of 'tools' is not a list of objects",
     ),
@@ -509,7 +509,7 @@ def test_tools_and_documents_are_shown_as_transformers_shows_them(source, extra)
 def test_the_tools_of_a_corpus_are_written(tmp_path, tokenizer_json, kind) -> None:
     rows = [
         {"messages": CHAT, "tools": json.dumps(TOOLS) if kind != "objects" else TOOLS},
-        {"messages": CHAT},
+        {"messages": CHAT, "tools": "" if kind != "objects" else None},
     ]
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -14,6 +14,20 @@ __all__ = ["atomic_write", "flush_file", "flush_folder", "set_aside", "write_new
 _NO_LINKS_HERE = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
 
+class NotAFileError(OSError):
+    """A path to write is that of a device or a pipe."""
+
+    exit_code = 2
+
+
+def _refuse_others(path: Path) -> None:
+    """Refuse what is no regular file: the rename would put a file in place of /dev/stdout, for example."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        raise NotAFileError(errno.EINVAL, "not a regular file; give another path", str(path))
+
+
 @contextmanager
 def atomic_write(path: Path, *, mode: int = 0o666, is_durable: bool = False) -> Iterator[TextIO]:
     """Provide a text file that replaces `path` after the block.
@@ -26,8 +40,9 @@ def atomic_write(path: Path, *, mode: int = 0o666, is_durable: bool = False) -> 
         is_durable: wait until the file and its name are on disk, so that they survive a loss of power.
 
     Raises:
-        OSError: the file cannot be written or renamed.
+        OSError: the file cannot be written or renamed, or is a device, a pipe or a folder.
     """
+    _refuse_others(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
 
     def create(name: str, flags: int) -> int:
@@ -122,8 +137,9 @@ def written_aside(path: Path) -> Iterator[Path]:
         path: the file to write; its folder must exist. The temporary name has the same suffixes.
 
     Raises:
-        OSError: the file cannot be renamed.
+        OSError: the file cannot be renamed, or is a device, a pipe or a folder.
     """
+    _refuse_others(path)
     aside = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield aside

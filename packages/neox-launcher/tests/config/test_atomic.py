@@ -37,6 +37,15 @@ def test_a_failure_leaves_the_older_file_and_nothing_else(tmp_path, failure):
     assert os.listdir(tmp_path) == ["a.json"]
 
 
+@pytest.mark.parametrize("writer", [atomic_write, written_aside])
+def test_a_device_is_not_replaced(tmp_path, writer):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"), writer(tmp_path / "pipe"):
+        pytest.fail("written")
+    assert (tmp_path / "pipe").is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
 def test_a_failure_to_rename_leaves_nothing(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError), atomic_write(tmp_path / "folder") as file:

@@ -8,7 +8,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["messages_in", "objects_in"]
+__all__ = ["is_empty", "messages_in", "objects_in"]
+
+_EMPTY: tuple[Any, ...] = (None, "", "null", "[]", "{}", [], {})
 
 # Roles of ShareGPT's data.
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
@@ -27,22 +29,37 @@ def messages_in(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def objects_in(value: Any, name: str) -> list[dict[str, Any]] | None:
-    """Return a list of objects, which may be written as JSON; raise ValueError if the value is none.
+    """Return a list of objects, which may be written as JSON, whole or one by one; None for none.
 
     Args:
-        value: the value; None is returned.
+        value: the value; for null, empty text and an empty object, the result is None.
         name: what it is called, for errors.
+
+    Raises:
+        ValueError: it is something else.
     """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{name} is text, but not JSON ({error})") from None
-    if value is None:
+    value = None if isinstance(value, str) and not value.strip() else _of_json(value, name)
+    if value is None or value == {}:
         return None
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    found = [_of_json(each, name) for each in value] if isinstance(value, list) else None
+    if found is None or not all(isinstance(each, dict) for each in found):
         raise ValueError(f"{name} is not a list of objects")
-    return value
+    return found
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether the value of a key stands for none, also as JSON."""
+    return (value.strip() if isinstance(value, str) else value) in _EMPTY
+
+
+def _of_json(value: Any, name: str) -> Any:
+    """Return a value, decoded if it is text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is text, but not JSON ({error})") from None
 
 
 def _message(value: Any, name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from neox_data.errors import TokenizerError
 from neox_data.preprocess.chat_template import ChatTemplate, Segment
-from neox_data.preprocess.conversations import messages_in, objects_in
+from neox_data.preprocess.conversations import is_empty, messages_in, objects_in
 from neox_data.preprocess.encode import Column, EncodedBatch
 from neox_data.preprocess.read import Document
 from neox_data.preprocess.texts import is_list_of_objects, text_of
@@ -184,7 +184,7 @@ class ChatMask:
         if value is None:
             return None
         uses = self.template.variables
-        self.left_out.update(key for key in _SHOWN if key not in uses and document.get(key))
+        self.left_out.update(key for key in _SHOWN if key not in uses and not is_empty(document.get(key)))
         shown = {key: objects_in(document.get(key), f"the value of {key!r}") for key in _SHOWN if key in uses}
         parts = self.template.segments(messages_in(value, name), **shown)
         return text_of(json.dumps(parts, ensure_ascii=False, allow_nan=False), name)

@@ -5,10 +5,13 @@ There is one table per kind, and the documentation lists them all: *shorthands* 
 and *retired* (without effect here). Names of features that this project does not have are in `features.py`.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from neox_config.facts.checkpoints import checkpoint_name, iteration_of
+from neox_config.facts.stores import is_url
 from neox_config.problems import Problem, as_block, in_words
 from neox_config.read.features import features_off
 from neox_config.read.reading import Leaf
@@ -636,8 +639,13 @@ def fold_aliases(leaves: Sequence[Leaf]) -> Unfolded:
 def _chosen_checkpoint(leaf: Leaf, given: Mapping[str, Any]) -> Problem:
     """Return the problem of a value that would choose the checkpoint to load in GPT-NeoX."""
     what = "chooses the checkpoint that GPT-NeoX loads; here, load may name one checkpoint"
-    folder = f"{given.get('load') or 'CHECKPOINTS'}/global_step{leaf.value}"
-    return replace(_note(leaf, what), remedy=f"remove it, and set load: {folder}")
+    load = given.get("load")
+    if isinstance(load, str) and is_url(load):
+        return replace(_note(leaf, what), remedy="remove it: of a store, the latest checkpoint is loaded")
+    folder = "CHECKPOINTS" if load is None or iteration_of(os.path.basename(str(load))) is not None else load
+    return replace(
+        _note(leaf, what), remedy=f"remove it, and set load: {folder}/{checkpoint_name(leaf.value)}"
+    )
 
 
 def _without_extra(leaf: Leaf) -> Leaf:

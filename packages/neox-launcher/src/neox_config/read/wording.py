@@ -106,7 +106,8 @@ def sentence_about(name: str, details: Sequence[ErrorDetails]) -> tuple[str, str
     """Return what is wrong with a value, and the remedy; details after the first are of other elements."""
     what, remedy = _sentence(name, details)
     value = details[0]["input"]
-    if value == "auto":
+    # The choices of a parameter are of more use.
+    if value == "auto" and details[0]["type"] != "literal_error":
         return what, "auto is filled in by transformers' Trainer; leave it out, or write the value"
     return what, _FOR_PATHS[name] if name in _FOR_PATHS and isinstance(value, str) else remedy
 

@@ -6,6 +6,7 @@ Workers claim both. The launcher looks whether another process has them, before 
 import fcntl
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from neox_config.errors import NeoXError
@@ -50,7 +51,8 @@ def is_locked(folder: Path) -> bool:
 
 def name_holder(folder: Path) -> None:
     """Write this process into the file that it has locked, for the messages of others."""
-    lock_of(folder).write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+    with suppress(OSError):  # On a full disk these messages lack it.
+        lock_of(folder).write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
 
 
 def _holder(folder: Path) -> str:

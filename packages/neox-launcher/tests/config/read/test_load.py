@@ -398,6 +398,14 @@ def test_an_iteration_to_load_is_refused_with_the_folder_of_its_checkpoint(load)
     (problem,) = found.value.problems
     assert (problem.name, problem.value, problem.place.line) == ("iteration", "100", 2)
     assert problem.remedy == "remove it, and set load: checkpoints/global_step100"
+    for folder, remedy in (
+        ("null", "set load: CHECKPOINTS/global_step100"),
+        ("checkpoints/global_step5", "set load: CHECKPOINTS/global_step100"),
+        ("s3://bucket/run", "remove it: of a store, the latest checkpoint is loaded"),
+    ):
+        with pytest.raises(ConfigError) as found:
+            load(f"load: {folder}\niteration: 100")
+        assert found.value.problems[0].remedy.endswith(remedy)
 
 
 def test_every_alias_leads_to_a_parameter_and_no_name_has_two_homes():
@@ -570,6 +578,13 @@ def test_two_lengths_of_a_training_name_both_places_and_the_option(load):
         load("train-epochs: 1")
     with pytest.raises(ConfigError, match="add --set train-epochs=null"):
         load("train-epochs: 1", "train-iters=5")
+
+
+@pytest.mark.parametrize("name", ["launcher", "precision", "pos-emb"])
+def test_a_wrong_auto_is_answered_with_the_choices_of_a_parameter(load, name):
+    with pytest.raises(ConfigError) as found:
+        load(f"{name}: auto")
+    assert found.value.problems[0].remedy.startswith("use ")
 
 
 @pytest.mark.parametrize(

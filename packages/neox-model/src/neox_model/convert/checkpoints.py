@@ -220,7 +220,7 @@ class Checkpoint:
                 f"{files.get('vocab_file')} is not the tokenizer that {self.folder} was trained with; pass "
                 f"that with {options}"
             )
-        recorded = self.resolved.config.tokenizer.vocab_file
+        recorded = tokenizer_files(self.resolved.config.tokenizer).get("vocab_file")
         if vocab_file is None and recorded is not None and files["vocab_file"] != Path(recorded):
             logger.warning(
                 "the tokenizer that the checkpoint records, %s, is not there; using the same tokenizer in %s",
@@ -249,9 +249,13 @@ class Checkpoint:
         return recorded | {name: path for name, path in given.items() if path is not None}
 
     def _beside(self, file: Path) -> Path:
-        """Return a file, or if it does not exist one of its name with the checkpoint."""
+        """Return a file, or if it does not exist one of its name with the checkpoint.
+
+        `neox-launch init` writes it to the folder above that of the checkpoints.
+        """
         here = self.folder.absolute()
-        places = [] if os.path.exists(file) else [here.parent / file.name, here / file.name]
+        folders = () if os.path.exists(file) else (here.parent, here, here.parent.parent)
+        places = [folder / file.name for folder in folders]
         return next((place for place in places if os.path.exists(place)), file)
 
     @property

@@ -55,8 +55,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def snapshot_in(folder: Path) -> Path | None:
     """Return the model in a folder of the Hub's cache (models--OWNER--NAME); None in another folder."""
-    snapshots = folder / "snapshots"
+    snapshots, main = folder / "snapshots", folder / "refs" / "main"
     found = names_in(snapshots, lambda entry: is_model(snapshots / entry.name))
+    if main.is_file() and (current := main.read_text(errors="replace").strip()) in found:
+        return snapshots / current
     return snapshots / found[-1] if found else None
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,7 +56,7 @@ class _Run(click.Path):
 @click.option(
     "--png",
     type=click.Path(path_type=Path),
-    help="Loss plot to write. Default, for a single RUN: loss.png next to the page.",
+    help="Loss plot to write. Default, for a single RUN: loss.png in it, or OUTPUT with .png.",
 )
 def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     """Write one HTML page about the runs with the log folders RUN (log-dir), and plot the loss.
@@ -75,12 +76,19 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     with atomic_write(page) as file:
         file.write(text)
     click.echo(click.format_filename(page))
-    if len(runs) == 1 or png is not None:
-        default = _beside(runs[0], "loss.png") if output is None else output.with_name("loss.png")
-        _plot(found[0], png or default, is_requested=png is not None)
+    picture = png or _picture_of(output, runs)
+    if picture is not None:
+        _plot(found[0], picture, is_requested=png is not None)
     for record in (record for run in runs for record in earlier_records(run)):
         command = f"neox-report {shlex.quote(str(record))}"
         click.echo(f"{record} is the record of an earlier training; show it with: {command}", err=True)
+
+
+def _picture_of(output: Path | None, runs: Sequence[Path]) -> Path | None:
+    """Return the loss plot to write with the page of a single run; None for several."""
+    if len(runs) > 1:
+        return None
+    return _beside(runs[0], "loss.png") if output is None else output.with_suffix(".png")
 
 
 def _beside(run: Path, name: str) -> Path:
