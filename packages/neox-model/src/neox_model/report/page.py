@@ -7,7 +7,7 @@ from typing import Any
 
 from neox_config.counted import counted
 from neox_model.report.charts import all_figures
-from neox_model.report.compare import differences, flattened
+from neox_model.report.compare import changes, differences, flattened
 from neox_model.report.markup import Html, badge, clock, duration, element, number, plain, size, table
 from neox_model.report.reading import Run
 from neox_model.report.story import Row, happened, loss_spikes, lowest_validation, status, story, timeline
@@ -226,7 +226,28 @@ def _configuration(run: Run) -> Html:
         element("summary", f"{counted(len(others), 'parameter')} with their defaults"),
         table(("parameter", "value"), others),
     )
-    return Html(table(("parameter", "value", "origin"), given) + rest)
+    return Html(_changed(run) + table(("parameter", "value", "origin"), given) + rest)
+
+
+def _changed(run: Run) -> Html:
+    """Return what changed from one attempt to the next; empty if nothing did."""
+    rows = [
+        (f"{attempt.number}", f"{attempt.first:,}", name, before, after)
+        for attempt, name, before, after in changes(run)
+    ]
+    if not rows:
+        return Html("")
+    last = next(one.number for one in reversed(run.attempts) if one.start)
+    note = (
+        f"Settings changed during the run: first the changes, then all settings of attempt {last}, the last."
+    )
+    heading = ("attempt", "continues from iteration", "setting", "before", "after")
+    return Html(
+        element("p", note)
+        + element("h3", "Changed settings")
+        + table(heading, rows)
+        + element("h3", f"Settings of attempt {last}")
+    )
 
 
 def _is_given(name: str, origins: Mapping[str, str]) -> bool:
