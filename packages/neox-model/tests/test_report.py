@@ -506,15 +506,15 @@ def test_settings_that_a_resumed_training_changed_are_listed_by_attempt(tmp_path
     ]
     reader, text = read_page(render_page([run]))
     assert "attempt 2 begins from iteration 20 2 x CPU (x86_64, 2 cores), host h 2025" in text
-    assert "attempt 3 begins from iteration 40; 4 settings changed" in text
+    assert "attempt 3 begins from iteration 40, with 4 changes 2 x CPU" in text
     assert "host h; batch: 8, then 16; optimizer.params.lr: not recorded, then 0.01;" in text
     assert "host other; packages: torch: 2.13.0, then 2.14.0" in text
-    configuration = text[text.index("Settings changed during the run") :]
+    configuration = text[text.index("The configuration below is that of attempt 4, the last one.") :]
     assert (
         "before after 3 40 batch 8 16 3 40 optimizer.params.lr not recorded 0.01 3 40 save" in configuration
     )
     assert configuration.index("4 60 packages: torch 2.13.0 2.14.0") < configuration.index(
-        "Settings of attempt 4 parameter value origin"
+        "Configuration of attempt 4 parameter value origin"
     )
     assert "img" not in reader.tags
 
@@ -523,7 +523,9 @@ def test_a_run_whose_attempts_have_equal_settings_has_no_table_of_changes(tmp_pa
     write_attempts(tmp_path, about(), about() | {"host": "other"})
     run = read_run(tmp_path)
     assert changes(run) == []
-    assert "changed" not in read_page(render_page([run]))[1]
+    text = read_page(render_page([run]))[1]
+    assert "change" not in text
+    assert "Configuration of attempt" not in text
 
 
 def test_a_curve_of_many_values_keeps_every_extreme():

@@ -1,4 +1,4 @@
-"""What differs between several runs, or between the attempts of one: configuration, data, packages and code."""
+"""What differs between runs, or the attempts of one: configuration, data, layout, packages and code."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -239,14 +239,15 @@ def _changed(run: Run) -> Html:
         return Html("")
     last = next(one.number for one in reversed(run.attempts) if one.start)
     note = (
-        f"Settings changed during the run: first the changes, then all settings of attempt {last}, the last."
+        f"The configuration below is that of attempt {last}, the last one. Earlier iterations were trained "
+        "with other values: these are the changes from one attempt to the next."
     )
-    heading = ("attempt", "continues from iteration", "setting", "before", "after")
+    heading = ("attempt", "continues from iteration", "what", "before", "after")
     return Html(
         element("p", note)
-        + element("h3", "Changed settings")
+        + element("h3", "Changes between attempts")
         + table(heading, rows)
-        + element("h3", f"Settings of attempt {last}")
+        + element("h3", f"Configuration of attempt {last}")
     )
 
 

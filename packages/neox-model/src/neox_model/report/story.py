@@ -225,11 +225,11 @@ def _attempt_rows(attempt: Attempt, changed: Sequence[Change]) -> Iterator[tuple
     began = {"time": attempt.began, "iteration": attempt.first}
     source = f"from iteration {attempt.first:,}" if attempt.first else "from new weights"
     kind = "restart" if attempt.restart else "start"
-    text = f"attempt {attempt.number} begins {source}"
+    begins = f"attempt {attempt.number} begins {source}"
     if changed:
-        text += f"; {counted(len(changed), 'setting')} changed"
+        begins += f", with {counted(len(changed), 'change')}"
         where += "".join(f"; {each.name}: {each.before}, then {each.after}" for each in changed)
-    yield _timed(began, kind, text, where)
+    yield _timed(began, kind, begins, where)
     yield from (_failure_row(alike, attempt.first) for alike in _alike(attempt.unrecorded))
     yield from (_failure_row(alike, attempt.last) for alike in _alike(attempt.failures))
     if attempt.end is None:
