@@ -78,6 +78,8 @@ def test_a_training_on_a_terminal(tmp_path):
     start = next(number for number, line in enumerate(lines) if line.startswith("  stop with "))
     log = lines[start + 1 : end]
     assert any("iteration 4/6 | loss " in line for line in log)
+    kept = (tmp_path / "logs-shown" / "output" / "rank-00000.log").read_text()
+    assert sorted(filter(None, kept.split("\n"))) == sorted(filter(None, log))
     # The same job without a terminal, from the same random seed.
     piped = launch(tmp_path, job.name, "--set", "log-dir=logs-piped", "--set", "save=again", seconds=300)
     assert piped.returncode == 0

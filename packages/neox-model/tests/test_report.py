@@ -17,7 +17,7 @@ from neox_model.metrics.events import Events
 from neox_model.metrics.writers.jsonl import JsonlWriter
 from neox_model.report import main
 from neox_model.report.chart import smoothed
-from neox_model.report.compare import differences
+from neox_model.report.compare import changes, differences
 from neox_model.report.markup import duration, number, size
 from neox_model.report.page import render_page
 from neox_model.report.reading import Column, read_run, read_runs
@@ -480,6 +480,53 @@ def test_several_runs_are_compared_by_what_differs(tmp_path):
     assert "Difference in configuration" in text
     assert "one: training" in text
     assert "loss spikes 1 0" in text
+
+
+def write_attempts(folder, *starts):
+    """Write a run whose attempts of 20 iterations each begin with what is given about them."""
+    for place, start in enumerate(starts):
+        first = 20 * place
+        writer = JsonlWriter(folder, iteration=first, launch=f"{place}", clock=lambda: BEGIN)
+        Events([writer]).record("start", first, **start, restart=None)
+        writer.write({"loss/train": 1.0}, first + 20)
+        writer.close()
+
+
+def test_settings_that_a_resumed_training_changed_are_listed_by_attempt(tmp_path):
+    changed = about(optimizer={"type": "Adam", "params": {"lr": 0.01}}, batch=16, save=HOSTILE)
+    changed["derived"] = {"precision": "fp32", "train_batch_size": 16}
+    moved = changed | {"host": "other", "packages": {"torch": "2.14.0"}}
+    write_attempts(tmp_path, about(batch=8), about(batch=8), changed, moved)
+    run = read_run(tmp_path)
+    assert [(each.attempt.number, *each[1:]) for each in changes(run)] == [
+        (3, "batch", "8", "16"),
+        (3, "optimizer.params.lr", "not recorded", "0.01"),
+        (3, "save", "not recorded", json.dumps(HOSTILE)),
+        (3, "layout: train_batch_size", "8", "16"),
+        (4, "packages: torch", "2.13.0", "2.14.0"),
+    ]
+    reader, text = read_page(render_page([run]))
+    assert "attempt 2 begins from iteration 20 2 x CPU (x86_64, 2 cores), host h 2025" in text
+    assert "attempt 3 begins from iteration 40, with 4 changes 2 x CPU" in text
+    assert "host h; batch: 8, then 16; optimizer.params.lr: not recorded, then 0.01;" in text
+    assert "host other; packages: torch: 2.13.0, then 2.14.0" in text
+    configuration = text[text.index("The configuration below is that of attempt 4, the last one.") :]
+    assert (
+        "before after 3 40 batch 8 16 3 40 optimizer.params.lr not recorded 0.01 3 40 save" in configuration
+    )
+    assert configuration.index("4 60 packages: torch 2.13.0 2.14.0") < configuration.index(
+        "Configuration of attempt 4 parameter value origin"
+    )
+    assert "img" not in reader.tags
+
+
+def test_a_run_whose_attempts_have_equal_settings_has_no_table_of_changes(tmp_path):
+    write_attempts(tmp_path, about(), about() | {"host": "other"})
+    run = read_run(tmp_path)
+    assert changes(run) == []
+    text = read_page(render_page([run]))[1]
+    assert "change" not in text
+    assert "Configuration of attempt" not in text
 
 
 def test_a_curve_of_many_values_keeps_every_extreme():

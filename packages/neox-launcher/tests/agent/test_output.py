@@ -15,7 +15,7 @@ def open_pipes(tmp_path):
     shown, opened = [], []
 
     def start(**changes):
-        settings = {"shown": [0], "by_lines": False, "files": None} | changes
+        settings = {"shown": [0], "by_lines": False, "files": None, "logged": [1]} | changes
         pipes = OutputPipes(tmp_path, [0, 1], show=lambda *what: shown.append(what), **settings)
         pipes.seen = shown
         opened.append(pipes)
@@ -74,6 +74,18 @@ def test_output_of_other_ranks_is_appended_to_files(open_pipes, tmp_path):
     assert not (files / "rank-00000.log").exists()
 
 
+def test_output_can_be_both_shown_and_logged(open_pipes, tmp_path):
+    pipes = open_pipes(shown=[0, 1], by_lines=True, files=tmp_path / "files", logged=[0, 1])
+    write(tmp_path, 0, "stdout", b"one\ntw")
+    read_all(pipes)
+    write(tmp_path, 0, "stderr", b"warning\n")
+    read_all(pipes)
+    pipes.drain()
+    pipes.close()
+    assert pipes.seen == [(0, "stdout", b"one\n"), (0, "stderr", b"warning\n"), (0, "stdout", b"tw")]
+    assert (tmp_path / "files" / "rank-00000.log").read_text() == "one\ntwwarning\n"
+
+
 def test_only_the_end_of_long_output_is_kept(open_pipes, tmp_path):
     pipes = open_pipes()
     for _ in range(20):
@@ -128,7 +140,9 @@ def test_output_that_does_not_fit_is_stated_in_a_file_that_could_be_opened(tmp_p
     monkeypatch.setattr(output, "_LOG_LIMIT", 5)
     files = tmp_path / "logs"
     (files / "rank-00001.log").mkdir(parents=True)
-    pipes = OutputPipes(tmp_path, [1, 2], shown=[], by_lines=False, files=files, show=lambda *what: None)
+    pipes = OutputPipes(
+        tmp_path, [1, 2], shown=[], by_lines=False, files=files, logged=[1, 2], show=lambda *what: None
+    )
     write(tmp_path, 2, "stdout", b"many words")
     read_all(pipes)
     pipes.close()

@@ -107,11 +107,17 @@ def test_the_end_screen_shows_results_and_commands(plan, request_, minimal):
         "duration": "1:15",
         "checkpoint": "ck pt/global_step10",
         "restarts": "1",
-        "warnings": '3, in the lines of rank 0 marked "warning:" or "error:"',
+        "warnings": '3, in the lines of rank 0 marked "warning:" or "error:" in logs/output/rank-00000.log',
         "generate": f"neox-launch generate {settings}",
         "evaluate": f"neox-launch evaluate {settings}",
     }
     assert render_end(plan, request_, DONE, width=120).plain.startswith("neox-launch: finished\n")
+
+
+def test_warnings_without_a_log_folder_are_those_that_were_shown(request_):
+    plan = plan_launch(replace(request_, overrides=("num-gpus=2",)), gpus=0)
+    shown = rows(render_end(plan, request_, DONE, width=120))
+    assert shown["warnings"] == '3, in the lines of rank 0 marked "warning:" or "error:"'
 
 
 @pytest.mark.usefixtures("checkpoint")

@@ -121,10 +121,26 @@ def test_the_output_of_all_ranks_is_prefixed_with_host_and_rank(run, capfd):
     assert sorted(err.splitlines()) == [f"{HOST} {rank}: three" for rank in (0, 1)]
 
 
-def test_output_of_other_ranks_is_written_to_files(run, tmp_path, capfd):
-    run("print('worker', rank)", log_dir="logs")
-    assert (tmp_path / "logs" / "output" / "rank-00001.log").read_text() == "worker 1\n"
-    assert [path.name for path in (tmp_path / "logs" / "output").iterdir()] == ["rank-00001.log"]
+def logs_in(folder):
+    return {path.name: path.read_text() for path in (folder / "output").iterdir()}
+
+
+@pytest.mark.parametrize("output", ["rank0", "all"])
+def test_a_training_logs_the_output_of_every_rank_and_shows_the_same_as_before(run, tmp_path, capfd, output):
+    run("print('worker', rank, flush=True); sys.stderr.write('warning: ')", log_dir="logs", output=output)
+    logs = {f"rank-0000{rank}.log": f"worker {rank}\nwarning: " for rank in (0, 1)}
+    assert logs_in(tmp_path / "logs") == logs
+    out, err = capfd.readouterr()
+    shown = [(f"{HOST} {rank}: ", rank) for rank in (0, 1)] if output == "all" else [("", 0)]
+    assert sorted(out.splitlines()) == [f"{prefix}worker {rank}" for prefix, rank in shown]
+    assert err.count("warning: ") == len(shown)
+    run("print('again')", log_dir="logs", output=output)
+    assert logs_in(tmp_path / "logs") == {name: f"{text}again\n" for name, text in logs.items()}
+
+
+def test_other_programs_log_the_output_of_the_ranks_that_are_not_shown(run, tmp_path, capfd):
+    run("print('worker', rank)", log_dir="logs", is_training=False)
+    assert logs_in(tmp_path / "logs") == {"rank-00001.log": "worker 1\n"}
     assert capfd.readouterr().out == "worker 0\n"
 
 

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from neox_config.errors import LaunchError
+from neox_config.facts.records import OUTPUT
 from neox_config.limits import limit_reached
 from neox_launcher.agent.output import OutputPipes
 from neox_launcher.agent.worker_environment import place_variables, worker_environment
@@ -142,7 +143,9 @@ class Agent:
         self._orders: AgentOrders
         self._place: Place
         self._workers: Workers | None = None
-        self._pipes = OutputPipes(folder, [], shown=[], by_lines=False, files=None, show=self._show)
+        self._pipes = OutputPipes(
+            folder, [], shown=[], by_lines=False, files=None, logged=[], show=self._show
+        )
         self._environment: dict[str, str] = {}
         self._store_socket: socket.socket | None = None
         self._sent: set[str] = set()
@@ -263,13 +266,17 @@ class Agent:
     def _open_pipes(self, orders: AgentOrders, place: Place) -> OutputPipes:
         shows_all = orders.output == "all"
         shares_terminal = place.shares_terminal and not shows_all
-        files = Path(orders.working_directory, orders.log_dir, "output") if orders.log_dir else None
+        shown = place.ranks if shows_all else (0,)
+        # What other programs show on the terminal are their results, which are no part of the training's log.
+        logged = [rank for rank in place.ranks if orders.is_training or rank not in shown]
+        files = Path(orders.working_directory, orders.log_dir, OUTPUT) if orders.log_dir else None
         pipes = OutputPipes(
             self._folder,
             place.ranks,
-            shown=place.ranks if shows_all else [0],
+            shown=shown,
             by_lines=shows_all,
             files=files,
+            logged=logged,
             show=self._show,
             keeps_terminal=_terminal_streams() if shares_terminal else (),
         )

@@ -1,14 +1,15 @@
 """Output of the workers of one host: each rank writes to pipes that its agent reads.
 
-The output of a rank goes to the launcher's terminal, to a file, or is discarded. Its last lines are always
-kept, for the failure report. A log file that cannot be written (a full disk) leads to a warning and to gaps,
-never to the end of a worker.
+The output of a rank goes to the launcher's terminal, to a file, to both, or is discarded. Its last lines are
+always kept, for the failure report. A log file that cannot be written (a full disk) leads to a warning and
+to gaps, never to the end of a worker.
 """
 
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from neox_config.facts.records import output_name
 from neox_launcher.protocol.background import BackgroundQueue, LossyFile, describe_loss
 from neox_launcher.worker.bootstrap import OUTPUT_STREAMS, output_pipe
 
@@ -56,7 +57,8 @@ class OutputPipes:
         ranks: ranks that get pipes.
         shown: ranks whose output is shown on the terminal.
         by_lines: show whole lines only, so that the lines of several ranks do not mix.
-        files: folder for the output of the other ranks; None to discard it.
+        files: folder for the files of output; None to write none.
+        logged: ranks whose output is written to files.
         keeps_terminal: streams of rank 0 that get no pipe, because it uses the launcher's terminal itself.
         show: called with the output to show, and with warnings about files; must not block.
 
@@ -72,6 +74,7 @@ class OutputPipes:
         shown: Sequence[int],
         by_lines: bool,
         files: Path | None,
+        logged: Sequence[int],
         show: Show,
         keeps_terminal: Collection[str] = (),
     ) -> None:
@@ -81,7 +84,6 @@ class OutputPipes:
         self._streams = {stream.descriptor: stream for stream in (_Stream(folder, *name) for name in names)}
         self._tails = dict.fromkeys(ranks, b"")
         self._shown, self._by_lines, self._show = frozenset(shown), by_lines, show
-        logged = [rank for rank in ranks if rank not in self._shown]
         self._files = None if files is None else _LogFiles(files, logged, self._show)
 
     @property
@@ -98,7 +100,7 @@ class OutputPipes:
         self._tails[stream.rank] = (self._tails[stream.rank] + data)[-_TAIL_BYTES:]
         if stream.rank in self._shown:
             self._pass_on(stream, stream.whole_lines(data) if self._by_lines else data)
-        elif self._files is not None:
+        if self._files is not None:
             self._files.write(stream.rank, data)
 
     def drain(self) -> None:
@@ -164,7 +166,7 @@ class _LogFiles:
                 os.close(descriptor)
 
     def _open(self, rank: int) -> None:
-        path = self._folder / f"rank-{rank:05d}.log"
+        path = self._folder / output_name(rank)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

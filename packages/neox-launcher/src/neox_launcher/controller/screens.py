@@ -16,7 +16,7 @@ from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.estimate.suggest import ATTAINED_TFLOPS
 from neox_config.facts.checkpoints import is_checkpoint, iteration_of
-from neox_config.facts.records import RECORD
+from neox_config.facts.records import OUTPUT, RECORD, output_name
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
 from neox_config.read.reading import normal_name, text_as_yaml
@@ -224,8 +224,14 @@ def _end_rows(plan: LaunchPlan, result: Result) -> Iterator[Row]:
     yield "duration", format_duration(result.seconds)
     yield "checkpoint", _saved(plan, result)
     yield "restarts", f"{result.restarts}" if result.restarts else ""
-    marked = 'in the lines of rank 0 marked "warning:" or "error:"'
-    yield "warnings", f"{result.warnings:,}, {marked}" if result.warnings else ""
+    yield "warnings", f"{result.warnings:,}, in {_warning_lines(config)}" if result.warnings else ""
+
+
+def _warning_lines(config: NeoXConfig) -> str:
+    """Return in words where the warnings of rank 0 are."""
+    log_dir = config.logging.log_dir
+    where = "" if log_dir is None else f" in {Path(log_dir, OUTPUT, output_name(0))}"
+    return f'the lines of rank 0 marked "warning:" or "error:"{where}'
 
 
 def _saved(plan: LaunchPlan, result: Result) -> str:

@@ -27,7 +27,8 @@ class AgentOrders:
         resolved: configuration as written by `encode_resolved`; a worker reads it from a file that only the
             user can read, given by `--resolved PATH`. Empty for a program without a configuration.
         working_directory: working directory of the workers.
-        log_dir: folder for the output of ranks that the terminal does not show; None to discard it.
+        log_dir: folder for the output of the ranks: of all if they train, else of those that the terminal
+            does not show; None to write no files.
         gpus: GPUs per host; 0 if slots are CPU processes, None if each host counts its own.
         bind_cores: bind each worker to its share of the host's CPU cores.
         detect_nvlink_pairs: order the devices of each host so that pairs joined by NVLink are neighbours.

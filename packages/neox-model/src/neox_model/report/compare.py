@@ -1,21 +1,56 @@
-"""What differs between several runs: configuration, data, packages and code."""
+"""What differs between runs, or the attempts of one: configuration, data, layout, packages and code."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from neox_model.report.markup import plain
-from neox_model.report.reading import Run
+from neox_model.report.reading import Attempt, Run
 
-__all__ = ["differences", "flattened"]
+__all__ = ["Change", "changes", "differences", "flattened"]
 
 _DATA = ("data", "split", "vocab_file", "merge_file", "tokenizer", "seed", "sample_order", "weight")
 _SUBJECTS = ("configuration", "data", "layout", "packages", "code", "device")
+_PARAMETERS = ("configuration", "data")
+
+
+class Change(NamedTuple):
+    """Something that an attempt has otherwise than the attempt before.
+
+    Args:
+        attempt: the attempt.
+        name: name of the parameter; of anything else, its subject and name, such as `packages: torch`.
+        before: value of the attempt before.
+        after: value of this attempt.
+    """
+
+    attempt: Attempt
+    name: str
+    before: str
+    after: str
+
+
+def changes(run: Run) -> list[Change]:
+    """Return what changed from one attempt of a run to the next, parameters first.
+
+    The host of rank 0, which a scheduler may choose anew at every start, is no change.
+    """
+    found = []
+    for before, after in pairwise(one for one in run.attempts if one.start):
+        for subject, rows in _differing([before.start, after.start]).items():
+            prefix = "" if subject in _PARAMETERS else f"{subject}: "
+            found += [Change(after, prefix + name, *values) for name, *values in rows if name != "host"]
+    return found
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[tuple[str, ...]]]:
     """Return for each subject the rows that differ: name, then the value of each run."""
+    return _differing([run.about for run in runs])
+
+
+def _differing(abouts: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, ...]]]:
     found: dict[str, list[tuple[str, ...]]] = {subject: [] for subject in _SUBJECTS}
-    tables = [_facts(run) for run in runs]
+    tables = [_facts(about) for about in abouts]
     for subject, name in sorted({key for table in tables for key in table}):
         values = tuple(table.get((subject, name), "not recorded") for table in tables)
         if len(set(values)) > 1:
@@ -34,8 +69,7 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _facts(run: Run) -> dict[tuple[str, str], str]:
-    about = run.about
+def _facts(about: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     found = {}
     for name, value in flattened(about.get("config", {})).items():
         is_data = any(part in name for part in _DATA)
@@ -43,6 +77,8 @@ def _facts(run: Run) -> dict[tuple[str, str], str]:
     for subject in ("layout", "packages", "code"):
         for name, value in about.get(subject, {}).items():
             found[subject, name] = str(value)
+    if "derived" in about:
+        found["layout", "train_batch_size"] = str(about["derived"]["train_batch_size"])
     for name in ("device", "devices", "host"):
         if name in about:
             found["device", name] = str(about[name])

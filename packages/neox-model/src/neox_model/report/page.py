@@ -7,7 +7,7 @@ from typing import Any
 
 from neox_config.counted import counted
 from neox_model.report.charts import all_figures
-from neox_model.report.compare import differences, flattened
+from neox_model.report.compare import changes, differences, flattened
 from neox_model.report.markup import Html, badge, clock, duration, element, number, plain, size, table
 from neox_model.report.reading import Run
 from neox_model.report.story import Row, happened, loss_spikes, lowest_validation, status, story, timeline
@@ -226,7 +226,29 @@ def _configuration(run: Run) -> Html:
         element("summary", f"{counted(len(others), 'parameter')} with their defaults"),
         table(("parameter", "value"), others),
     )
-    return Html(table(("parameter", "value", "origin"), given) + rest)
+    return Html(_changed(run) + table(("parameter", "value", "origin"), given) + rest)
+
+
+def _changed(run: Run) -> Html:
+    """Return what changed from one attempt to the next; empty if nothing did."""
+    rows = [
+        (f"{attempt.number}", f"{attempt.first:,}", name, before, after)
+        for attempt, name, before, after in changes(run)
+    ]
+    if not rows:
+        return Html("")
+    last = next(one.number for one in reversed(run.attempts) if one.start)
+    note = (
+        f"The configuration below is that of attempt {last}, the last one. Earlier iterations were trained "
+        "with other values: these are the changes from one attempt to the next."
+    )
+    heading = ("attempt", "continues from iteration", "what", "before", "after")
+    return Html(
+        element("p", note)
+        + element("h3", "Changes between attempts")
+        + table(heading, rows)
+        + element("h3", f"Configuration of attempt {last}")
+    )
 
 
 def _is_given(name: str, origins: Mapping[str, str]) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from neox_config.counted import counted
 from neox_config.facts.spikes import ROLLBACK
+from neox_model.report.compare import Change, changes
 from neox_model.report.markup import clock, duration, number, size
 from neox_model.report.reading import Attempt, Run
 
@@ -86,7 +87,12 @@ def story(run: Run, *, now: float | None = None) -> list[str]:
 
 def timeline(run: Run) -> list[Row]:
     """Return what happened in order of time; saves that succeeded are counted, not listed one by one."""
-    rows = [row for attempt in run.attempts for row in _attempt_rows(attempt)]
+    changed = changes(run)
+    rows = [
+        row
+        for attempt in run.attempts
+        for row in _attempt_rows(attempt, [each for each in changed if each.attempt is attempt])
+    ]
     rows += [_failure_row(alike, run.last_iteration) for alike in _alike(run.unrecorded)]
     rows += [_row(event) for event in run.events if event["event"] != "save"]
     saves = [event for event in run.events if event["event"] == "save"]
@@ -213,13 +219,17 @@ def _first_line(text: Any) -> str:
     return str(text or "").strip().split("\n")[0]
 
 
-def _attempt_rows(attempt: Attempt) -> Iterator[tuple[float, Row]]:
+def _attempt_rows(attempt: Attempt, changed: Sequence[Change]) -> Iterator[tuple[float, Row]]:
     start = attempt.start
     where = f"{start['devices']} x {start['device']}, host {start['host']}" if start else ""
     began = {"time": attempt.began, "iteration": attempt.first}
     source = f"from iteration {attempt.first:,}" if attempt.first else "from new weights"
     kind = "restart" if attempt.restart else "start"
-    yield _timed(began, kind, f"attempt {attempt.number} begins {source}", where)
+    begins = f"attempt {attempt.number} begins {source}"
+    if changed:
+        begins += f", with {counted(len(changed), 'change')}"
+        where += "".join(f"; {each.name}: {each.before}, then {each.after}" for each in changed)
+    yield _timed(began, kind, begins, where)
     yield from (_failure_row(alike, attempt.first) for alike in _alike(attempt.unrecorded))
     yield from (_failure_row(alike, attempt.last) for alike in _alike(attempt.failures))
     if attempt.end is None:

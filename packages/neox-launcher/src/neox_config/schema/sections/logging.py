@@ -16,8 +16,8 @@ class LoggingSection(Section, resume="free"):
         None,
         origin="NeoX",
         none_means="no log files",
-        doc="Directory for metrics.jsonl (every metric of every iteration), hang reports, and the output of "
-        "the ranks that the terminal does not show, in its subdirectory output.",
+        doc="Directory for metrics.jsonl (every metric of every iteration), hang reports, and what the "
+        "ranks of a training print, in output/rank-00000.log and so on.",
     )
     tensorboard_dir: str | None = param(
         None, origin="NeoX", none_means="no TensorBoard events", doc="Directory for TensorBoard event files."
