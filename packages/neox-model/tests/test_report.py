@@ -510,7 +510,7 @@ def test_settings_that_a_resumed_training_changed_are_listed_by_attempt(tmp_path
     assert "attempt 3 begins from iteration 40, with 4 changes 2 x CPU" in text
     assert "host h; batch: 8, then 16; optimizer.params.lr: not recorded, then 0.01;" in text
     assert "host other; packages: torch: 2.13.0, then 2.14.0" in text
-    configuration = text[text.index("The configuration below is that of attempt 4, the last one.") :]
+    configuration = text[text.index("The configuration below is that of attempt 4, the last one that") :]
     assert (
         "before after 3 40 batch 8 16 3 40 optimizer.params.lr not recorded 0.01 3 40 save" in configuration
     )
@@ -518,6 +518,17 @@ def test_settings_that_a_resumed_training_changed_are_listed_by_attempt(tmp_path
         "Configuration of attempt 4 parameter value origin"
     )
     assert "img" not in reader.tags
+
+
+def test_the_configuration_is_that_of_the_last_attempt_that_trained(tmp_path):
+    write_attempts(tmp_path, about(batch=8), about(batch=16))
+    writer = JsonlWriter(tmp_path, iteration=40, launch="last", clock=lambda: BEGIN)
+    Events([writer]).record("start", 40, **about(batch=32), restart=None)
+    writer.close()
+    run = read_run(tmp_path)
+    assert [attempt.last - attempt.first for attempt in run.attempts] == [20, 20, 0]
+    assert run.about["config"]["batch"] == 16
+    assert "The configuration below is that of attempt 2, the last one that" in render_page([run])
 
 
 def test_a_run_whose_attempts_have_equal_settings_has_no_table_of_changes(tmp_path):

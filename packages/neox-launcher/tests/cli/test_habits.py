@@ -178,6 +178,10 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
             "neox-launch evaluate -d configs big --set load=CHECKPOINTS/global_step100 --tasks piqa,arc_easy "
             "--limit 5",
         ),
+        (
+            "eval.py --conf_dir=configs big --iteration=100 --eval_tasks=piqa",
+            "neox-launch evaluate -d configs big --set load=CHECKPOINTS/global_step100 --tasks piqa",
+        ),
         ("resume a.yml", "the same command continues a training from load: neox-launch a.yml"),
         ("help", "use neox-launch --help"),
         ("tools/ckpts/merge20b.py", "neox-convert from-neox reads those of GPT-NeoX"),
@@ -344,6 +348,8 @@ def test_other_words_are_answered_with_what_to_type(requests, words, answer):
     result = run(*words.split())
     assert result.exit_code == 2
     assert answer in " ".join(result.stderr.split())
+    # A full stop after a command would be copied with it.
+    assert "--set" not in answer or not result.stderr.endswith(".\n")
     assert requests == []
 
 

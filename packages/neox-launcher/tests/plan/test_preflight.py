@@ -373,6 +373,11 @@ def test_a_latest_that_names_no_checkpoint_is_reported_before_the_start(load, fi
     (problem,) = (each for each in check_files(config, program=program) if each.name == "load")
     assert problem.what == "has a file latest that names 'global_step99', which is not a checkpoint in it"
     assert problem.remedy.endswith("highest iteration, run: echo global_step20 > 'my runs/latest'")
+    for name in ("", "sub/global_step20", str(files / "my runs/global_step20")):
+        (files / "my runs/latest").write_text(name)
+        (problem,) = (each for each in check_files(config, program=program) if each.name == "load")
+        assert problem.what.startswith(f"has a file latest that names {name!r}, which is not a checkpoint")
+    (files / "my runs/latest").write_text("global_step99")
     # A machine that stopped while a checkpoint was being replaced left the old one under this name.
     (files / "my runs/global_step20").rename(files / "my runs/.global_step99.replaced")
     assert all(each.name != "load" for each in check_files(config, program=program))

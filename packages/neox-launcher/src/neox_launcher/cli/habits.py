@@ -503,7 +503,11 @@ def _advice_on_word(
 
 def _translated(before: Sequence[str], following: Sequence[str]) -> list[str]:
     """Return the words around the name of a script of GPT-NeoX with our names of its options."""
-    words = [_SAME_OPTIONS.get(word, word) for word in (*before, *following)]
+    words = []
+    for word in (*before, *following):
+        name, sign, value = word.partition("=")
+        is_ours = name not in (*_SAME_OPTIONS, *_ITERATION, *_TASKS)
+        words += [word] if is_ours else [_SAME_OPTIONS.get(name, name), *([value] if sign else [])]
     directory = _directory_of(words, _TAKES_DIRECTORY)
     found: list[str] = []
     while words:

@@ -57,7 +57,7 @@ from neox_launcher.plan.dataset_files import (
 )
 from neox_launcher.plan.moved import name_moved_folder, refuse_copied_folder, refuse_moved_checkpoints
 from neox_launcher.plan.plan import LaunchPlan
-from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in
+from neox_launcher.plan.resuming import PARTIAL_LOADS
 from neox_launcher.plan.unused_labels import notes_on_labels
 from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
 from neox_launcher.resources.host import Host
@@ -506,7 +506,7 @@ def _texts(config: NeoXConfig, source: str) -> Iterator[Problem]:
                 remedy = f"use files that end in {ENDINGS}"
                 yield Problem("eval_data", f"{path} has an unsupported ending", remedy)
             elif path.suffix.lower() in _PLAIN_TEXTS and (place := _where_not_utf_8(path)):
-                remedy = "use other files; to convert one in Latin-1: iconv -f latin1 -t utf-8 FILE > NEW"
+                remedy = "use other files, or convert it to UTF-8, for example with iconv"
                 yield Problem("eval_data", f"{path} is not UTF-8 ({place})", remedy)
 
 
@@ -808,8 +808,11 @@ def _why_no_checkpoint(folder: str) -> str | None:
 
 def _why_latest_is_wrong(folder: Path) -> str | None:
     """Return why the file `latest` names no checkpoint; None if it does, is missing, or cannot be read."""
-    name = latest_in(folder)
-    if name is None or is_checkpoint(folder / name) or is_gpt_neox(folder / name):
+    try:
+        name = (folder / LATEST).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None  # The workers report a file that cannot be read.
+    if latest_checkpoint(folder) is not None or (name and is_gpt_neox(folder / name)):
         return None
     # The old folder, if the machine stopped while a new one was replacing it.
     if (folder / f".{name}.replaced" / MANIFEST).is_file():
@@ -825,14 +828,15 @@ def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
     base = base_of_adapters(config)
     if base is None or is_url(base):
         return
-    reason = _why_no_checkpoint(base)
-    if reason is not None:
+    recorded, reason = _base_of_loaded(config, Path(base)), _why_no_checkpoint(base)
+    # Adapters record the checkpoint that they belong to, whatever `latest` names.
+    if reason is not None and not (recorded is not None and reason.startswith(_WRONG_LATEST)):
         moved = "" if os.path.isdir(base) else "; if that was moved or renamed, write its new path"
         yield Problem("lora_base", reason, f"{_load_remedy(base, reason, name='lora-base')}{moved}")
         return
-    read = _base_of_loaded(config, Path(base)) or latest_checkpoint(Path(base))
+    read = recorded or latest_checkpoint(Path(base))
     if read is None:
-        return  # The workers report a file `latest` that names none.
+        return  # The workers report a file `latest` that cannot be read.
     if not (read / MANIFEST).is_file():
         what = f"does not contain {read.name}, on which the adapters in {config.checkpoint.load} were trained"
         remedy = "set it to a folder with it (keep-last-n-checkpoints deletes earlier ones)"

@@ -64,12 +64,15 @@ _ON_ONE_DEVICE = (
     "the model is loaded on the current GPU, which torch.cuda.set_device(N) chooses before, or without a "
     "visible GPU on the CPU"
 )
-_WITH_PRECISION = 'load it with load_model(FOLDER, precision="bf16")'
 # Attributes of a model of transformers that a model does not have -> what to use.
 _ATTRIBUTES_OF_TRANSFORMERS = {
     "from_pretrained": "use neox_model.load_model(FOLDER)",
     **dict.fromkeys(("to", "cuda", "cpu"), _ON_ONE_DEVICE),
-    **dict.fromkeys(("half", "bfloat16", "float", "dtype"), _WITH_PRECISION),
+    **{
+        name: f'load it with load_model(FOLDER, precision="{precision}")'
+        for name, precision in (("half", "fp16"), ("bfloat16", "bf16"), ("float", "fp32"))
+    },
+    "dtype": "use that of a parameter of model.module; load_model(FOLDER, precision=...) chooses it",
     **dict.fromkeys(("forward", "parameters", "named_parameters", "state_dict"), "use that of model.module"),
     **dict.fromkeys(
         ("save_pretrained", "push_to_hub"),

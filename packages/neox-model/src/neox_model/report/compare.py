@@ -77,7 +77,7 @@ def _facts(about: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     for subject in ("layout", "packages", "code"):
         for name, value in about.get(subject, {}).items():
             found[subject, name] = str(value)
-    if "derived" in about:
+    if "train_batch_size" in about.get("derived", {}):
         found["layout", "train_batch_size"] = str(about["derived"]["train_batch_size"])
     for name in ("device", "devices", "host"):
         if name in about:

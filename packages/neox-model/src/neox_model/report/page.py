@@ -237,10 +237,10 @@ def _changed(run: Run) -> Html:
     ]
     if not rows:
         return Html("")
-    last = next(one.number for one in reversed(run.attempts) if one.start)
+    last = next(one.number for one in run.attempts if one.start is run.about)
     note = (
-        f"The configuration below is that of attempt {last}, the last one. Earlier iterations were trained "
-        "with other values: these are the changes from one attempt to the next."
+        f"The configuration below is that of attempt {last}, the last one that trained. Earlier iterations "
+        "were trained with other values: these are the changes from one attempt to the next."
     )
     heading = ("attempt", "continues from iteration", "what", "before", "after")
     return Html(

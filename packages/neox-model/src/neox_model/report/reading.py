@@ -137,8 +137,10 @@ class Run:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the last attempt that described itself recorded."""
-        return next((one.start for one in reversed(self.attempts) if one.start), {})
+        """What the last attempt that trained and described itself recorded; else the last that did so."""
+        described = [one for one in reversed(self.attempts) if one.start]
+        trained = (one.start for one in described if one.last > one.first)
+        return next(trained, described[0].start if described else {})
 
     @property
     def restarts(self) -> int:

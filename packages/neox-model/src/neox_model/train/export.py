@@ -27,7 +27,7 @@ def check_export(resolved: Resolved, tokenizer: Tokenizer) -> None:
 
     Raises:
         NeoXError: the folder exists, transformers is not installed or does not have the model, or its
-            tokenizer of the model encodes texts differently.
+            tokenizer encodes texts differently.
     """
     output = resolved.config.checkpoint.hf_export
     if output is None:
