@@ -42,7 +42,6 @@ def atomic_write(path: Path, *, mode: int = 0o666, is_durable: bool = False) -> 
     Raises:
         OSError: the file cannot be written or renamed, or is a device, a pipe or a folder.
     """
-    _refuse_others(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
 
     def create(name: str, flags: int) -> int:
@@ -53,6 +52,7 @@ def atomic_write(path: Path, *, mode: int = 0o666, is_durable: bool = False) -> 
             yield file
             if is_durable:
                 flush_file(file)
+        _refuse_others(path)
         aside.replace(path)
     except BaseException:
         with suppress(OSError):  # The first error is the useful one.
@@ -139,10 +139,10 @@ def written_aside(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be renamed, or is a device, a pipe or a folder.
     """
-    _refuse_others(path)
     aside = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield aside
+        _refuse_others(path)
         aside.replace(path)
     except BaseException:
         with suppress(OSError):  # The first error is the useful one.
