@@ -254,6 +254,18 @@ def test_a_training_of_which_no_iteration_is_left_says_so_and_can_be_saved(tmp_p
         assert trainer.save().name == "global_step6"
 
 
+def test_a_configuration_is_loaded_in_another_precision(tmp_path, data):
+    saved = str(tmp_path / "saved")
+    with neox_model.Trainer(config_of(data, save=saved)) as trainer:
+        trainer.train(1)
+        trainer.save()
+    config = config_of(data, save=saved, load=saved)
+    model = neox_model.load_model(config, precision="bf16")
+    assert {parameter.dtype for parameter in model.module.parameters()} == {torch.bfloat16}
+    whole = neox_model.load_model(saved, precision="bf16")
+    assert torch.equal(model.logits("abc"), whole.logits("abc"))
+
+
 def test_a_folder_above_the_checkpoints_is_answered_with_theirs(tmp_path):
     (tmp_path / "checkpoints" / "global_step4").mkdir(parents=True)
     (tmp_path / "checkpoints" / "global_step4" / "manifest.json").write_text("{}")

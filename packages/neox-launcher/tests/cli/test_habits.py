@@ -275,7 +275,7 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("a.yml --push_to_hub", "; remove it: nothing is uploaded; neox-convert to-hf writes a folder"),
         ("a.yml --nproc_per_node 2", "use --num_gpus N for the processes of each host"),
         ("a.yml --num_processes=2", "use --num_gpus N for the processes of each host"),
-        ("a.yml --resume", "leave it out: the same command continues a training from load"),
+        ("a.yml --resume", "leave it out: the same command continues a training if load is its save folder"),
         ("generate a.yml --max_length 4", "use maximum-tokens for the tokens to generate, or seq-length for"),
         ("a.yml --beta 0.1", "; remove it: training on preferences (DPO) is not supported"),
         ("a.yml --config_file b.yml", "use --config FILE"),

@@ -40,9 +40,8 @@ def test_a_failure_leaves_the_older_file_and_nothing_else(tmp_path, failure):
 @pytest.mark.parametrize("writer", [atomic_write, written_aside])
 def test_a_device_is_not_replaced(tmp_path, writer):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="not a regular file"), writer(tmp_path / "pipe") as written:
-        if isinstance(written, Path):
-            written.touch()
+    with pytest.raises(OSError, match="not a regular file"), writer(tmp_path / "pipe"):
+        pass
     assert (tmp_path / "pipe").is_fifo()
     assert os.listdir(tmp_path) == ["pipe"]
 

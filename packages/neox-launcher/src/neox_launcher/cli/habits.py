@@ -153,8 +153,8 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "deepspeed_config": "the settings of DeepSpeed are parameters; give its file as a further configuration "
     "file: --config ds.json",
     **dict.fromkeys(("nproc_per_node", "num_processes"), "use --num_gpus N for the processes of each host"),
-    "resume": "leave it out: the same command continues a training from load; --set load=FOLDER names "
-    "another checkpoint",
+    "resume": "leave it out: the same command continues a training if load is its save folder, and finetune "
+    "is false: --set load=SAVE --set finetune=false",
     "config_file": "use --config FILE",
 }
 # Options of other programs for parameters of ours, which would mean something else in a configuration file.

@@ -433,7 +433,8 @@ def _of_config(config: NeoXConfig, precision: Precision | None) -> Model:
     _refuse_towers(config)
     resolved = resolved_for(config, "model")
     if precision is not None:
-        resolved = replace(resolved, derived=replace(resolved.derived, precision=precision))
+        derived = resolved.derived.model_copy(update={"precision": precision})
+        resolved = replace(resolved, derived=derived)
     tokenizer = load_tokenizer(config)
     forward, _ = load_forward(resolved, config.checkpoint.load, SINGLE_PROCESS, tokenizer)
     return Model(forward.model, resolved, tokenizer, str(config.checkpoint.load))

@@ -43,6 +43,7 @@ from neox_model.scoring.texts import TextEncoder
 __all__ = ["HarnessModel", "Tasks", "table_of"]
 
 # As in the harness: the default of its command line, and of its models.
+_SEE = "see lm_eval ls tasks"
 _FEWSHOT_SEED = 1234
 _MAXIMUM_TOKENS = 256
 # For standard errors of metrics that have no formula; these are then known to about 2 %.
@@ -308,6 +309,12 @@ def _manager_of(names: Sequence[str], include_path: str | None) -> TaskManager:
     return TaskManager(include_path=include_path)
 
 
+def _other_ending(include_path: str | None) -> str:
+    """Return what to do if the folder of tasks has files that the harness does not read; else nothing."""
+    found = [] if include_path is None else sorted(path.name for path in Path(include_path).rglob("*.yml"))
+    return f"the names of files of tasks must end in .yaml: rename {found[0]}" if found else ""
+
+
 def _named(names: Sequence[str], manager: TaskManager, include_path: str | None) -> list[str]:
     """Return the names of tasks, groups and tags, with the tasks that patterns match in their place.
 
@@ -321,7 +328,7 @@ def _named(names: Sequence[str], manager: TaskManager, include_path: str | None)
         if not matches:
             where = "" if include_path is None else f" and {include_path}"
             unreadable = "" if include_path is None else _unreadable(Path(include_path))
-            hint = did_you_mean(name, manager.all_tasks) or "see lm_eval ls tasks"
+            hint = did_you_mean(name, manager.all_tasks) or _other_ending(include_path) or _SEE
             raise ConfigError(f"eval-tasks: there is no task {name!r} in lm_eval{where}{unreadable}; {hint}")
         found += matches
     return list(dict.fromkeys(found))
