@@ -577,6 +577,7 @@ def test_other_samples_of_an_evaluation_are_logged(tmp_path, trained, caplog):
     with caplog.at_level(logging.WARNING):
         load_weights(tmp_path, config=run.config, **loads)
         load_weights(tmp_path, config=trained.config, evaluates=True, **loads)
+        load_weights(tmp_path, config=trained.config | {"eval_interval": 5}, evaluates=True, **loads)
         assert caplog.messages == []
         load_weights(tmp_path, config=run.config, evaluates=True, **loads)
     (message,) = caplog.messages

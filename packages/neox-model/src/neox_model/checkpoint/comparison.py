@@ -50,8 +50,7 @@ SAMPLES_DIGEST = "samples_digest"
 DOCUMENTS = "documents"
 _NONE = "none"
 # The number of evaluations is part of the order of their samples, as in GPT-NeoX.
-_SELECT_EVALUATED = ("train_iters", "eval_interval", "eval_iters")
-_SELECT_IN_EFFECT = ("train_batch_size", "seed", "split")
+_SELECT_EVALUATED = ("train_iters", "eval_interval", "eval_iters", "train_batch_size", "seed", "split")
 # Counts in the training loop's state: those that give the position in the data, and the others.
 _USED = {
     "samples": "the number of samples read",
@@ -164,8 +163,10 @@ def log_other_evaluation(manifest: Manifest, config: Mapping[str, Any]) -> None:
         config: values that this run would record in a checkpoint.
     """
     there, here = map(_of_evaluation, (manifest.config, config))
-    changes = [Change(name, there[name], here[name]) for name in here if there.get(name) != here[name]]
-    if there and changes:
+    # An imported checkpoint records no training.
+    both = [name for name in here if name in there]
+    changes = [Change(name, there[name], here[name]) for name in both if there[name] != here[name]]
+    if changes:
         logger.warning(
             "other samples are evaluated than in the training, because settings that select them differ:\n%s",
             _table(changes),
@@ -174,9 +175,8 @@ def log_other_evaluation(manifest: Manifest, config: Mapping[str, Any]) -> None:
 
 def _of_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recorded values that select the samples of evaluations; none of an unknown form."""
-    effect = config.get(IN_EFFECT, {}).get("training", {})
-    values = {**{name: config.get(name) for name in _SELECT_EVALUATED}, **effect}
-    return {name: values[name] for name in (*_SELECT_EVALUATED, *_SELECT_IN_EFFECT) if name in values}
+    values = {**config, **config.get(IN_EFFECT, {}).get("training", {})}
+    return {name: values[name] for name in _SELECT_EVALUATED if name in values}
 
 
 def log_other_versions(manifest: Manifest, packages: Mapping[str, str]) -> None:
