@@ -56,7 +56,7 @@ skipped_alone=(
     "$launcher_tests/cli/test_config_compare.py::test_a_chart_that_cannot_be_drawn_or_written_is_an_error_without_output"
     "$data_tests/test_loader.py"
     "$data_tests/indexed/test_chart.py"
-    "$data_tests/preprocess/test_loss_mask.py::test_the_marked_text_is_the_one_that_transformers_renders"
+    "$data_tests/preprocess/test_loss_mask.py"
 )
 
 # Trainings that are compared with each other, the part of the integration tests that computes most.
