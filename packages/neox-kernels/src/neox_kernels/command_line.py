@@ -35,17 +35,6 @@ INTERRUPTED = 130
 PATH = click.Path(readable=False)
 """Type of a file or folder that shells complete; the command itself checks whether it can be read."""
 
-
-class GivenPath(click.Path):
-    """A path; an empty one, as of a shell variable without a value, is refused: it would mean `.`."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check that there is a path."""
-        if not str(value):
-            self.fail("is empty; give a path (. is the current folder)", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 _FAILURE, _INVALID = 1, 2
 _EXIT_CODES: Mapping[int | str, str] = {
     0: "success",
@@ -93,6 +82,16 @@ class Option(click.Option):
     def __init__(self, *args: Any, heading: str = _OTHERS, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.heading = heading
+
+
+class GivenPath(click.Path):
+    """A path; an empty one, as of a shell variable without a value, is refused: it would mean `.`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check that there is a path."""
+        if not str(value):
+            self.fail("is empty; give a path (. is the current folder)", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def option(*names: str, heading: str, **settings: Any) -> Callable[[_Function], _Function]:

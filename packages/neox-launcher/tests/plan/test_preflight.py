@@ -644,7 +644,7 @@ def test_what_only_looks_like_a_copied_folder_is_not_refused(files):
     (files / "link").symlink_to(original)
     for folder in (other, files / "link"):
         assert check_files(draft_config([folder / "config.yml"]).config, program="train") == []
-    # Data of the original, but checkpoints and logs of its own.
+    # It reads the data of the original, and writes its own checkpoints and logs.
     shutil.copy(original / "tokenizer.json", other)
     file = [other / "config.yml"]
     assert [each.name for each in check_files(draft_config(file).config, program="train")] == ["save"]
