@@ -242,6 +242,11 @@ def test_what_ours_cannot_have_is_refused(tmp_path, base):
     assert "fan_in_fan_out: True, which does not fit" in message(fan_in_fan_out=True)
     assert "has the shape (2, 32), but the base and the rank 3" in message(r=3)
     assert "which is not the folder of a model here; pass" in message(base_model_name_or_path="org/model")
+    other = tmp_path / "other"
+    write_model(other, "llama", random_settings("llama", 3) | SHARED, seed=1)
+    wrong = message(base_model_name_or_path=str(other))
+    assert f"{other} is not the same model as {folder}: the rows of" in wrong
+    assert f"pass as --base what neox-convert from-hf {other} --output NEW_FOLDER writes" in wrong
 
     def of(changed):
         save_file(changed, path, metadata={"format": "pt"})

@@ -13,7 +13,7 @@ from neox_config.errors import NeoXError
 from neox_model.checkpoint.merge import merge_adapters
 from neox_model.convert import to_peft as exporting
 from neox_model.convert.cli import main
-from neox_model.convert.errors import ProofError
+from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.families import FAMILIES as TABLES
 from neox_model.convert.from_hf import from_hf
 from neox_model.convert.lora import sides
@@ -157,14 +157,14 @@ def test_the_whole_base_and_its_tokenizer_are_compared(tmp_path):
     changed = tensors[name].clone()
     changed[0, 0] = torch.nextafter(changed[0, 0], torch.tensor(1.0))
     save_file(tensors | {name: changed}, path, metadata={"format": "pt"})
-    with pytest.raises(ProofError, match=r"1 value of .*dense_h_to_4h\.weight in .* is not that of"):
+    with pytest.raises(ConversionError, match=r"1 value of .*dense_h_to_4h\.weight in .* is not that of"):
         to_peft(adapters, tmp_path / "theirs", tmp_path / "peft")
     save_file(tensors, path, metadata={"format": "pt"})
     tokenizer = tmp_path / "theirs" / "tokenizer.json"
     contents = json.loads(tokenizer.read_text())
     contents["model"]["merges"] = contents["model"]["merges"][1:]
     tokenizer.write_text(json.dumps(contents))
-    with pytest.raises(ProofError, match="the tokenizers encode"):
+    with pytest.raises(ConversionError, match="the tokenizers encode"):
         to_peft(adapters, tmp_path / "theirs", tmp_path / "peft")
 
 
@@ -182,7 +182,10 @@ def test_what_is_not_the_base_is_refused_in_one_message(tmp_path):
         assert not (tmp_path / "peft").exists()
         return done.output
 
-    assert "are not those of" in message("--load", adapters, "--model", tmp_path / "other")
+    wrong = message("--load", adapters, "--model", tmp_path / "other")
+    assert f"{tmp_path / 'other'} is not the same model as {base}: " in wrong
+    assert f"the base of these adapters is {base}; pass as --model what it was imported from" in wrong
+    assert f"neox-convert to-hf --load {base} --output NEW_FOLDER writes" in wrong
     assert "num-layers" in message("--load", adapters, "--model", tmp_path / "larger")
     assert "is not a checkpoint of adapters" in message("--load", base, "--model", tmp_path / "theirs")
     moved = (tmp_path / "base").rename(tmp_path / "moved")

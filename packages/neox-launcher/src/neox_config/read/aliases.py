@@ -165,7 +165,6 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "sliding_window": "sliding_window_width",
     "adam_epsilon": "optimizer.params.eps",
     "gradient_checkpointing": "checkpoint_activations",
-    "resume_from_checkpoint": "load",
     "dataloader_num_workers": "num_workers",
     "run_name": "wandb_run_name",
     "dtype": "precision",
@@ -178,6 +177,8 @@ FOREIGN_NAMES: Mapping[str, str] = {
 
 # Names of other programs for behaviour that is fixed here, or configured differently.
 FOREIGN_REMEDIES: Mapping[str, str] = {
+    "resume_from_checkpoint": "use load: FOLDER and finetune: false; FOLDER is the save folder of the "
+    "training to continue, or one of its checkpoints",
     "dp": "remove it: the data-parallel size is the number of devices divided by model-parallel-size and "
     "pipe-parallel-size",
     "dropout": "use hidden-dropout and attention-dropout",

@@ -557,7 +557,7 @@ def test_a_switch_of_half_precision_on_the_command_line_names_the_option(load):
     assert load("", "precision=bf16").value_of("precision") == "bfloat16"
 
 
-@pytest.mark.parametrize("name", ["num_train_epochs", "resume_from_checkpoint", "gradient_checkpointing"])
+@pytest.mark.parametrize("name", ["num_train_epochs", "run_name", "gradient_checkpointing"])
 def test_the_advice_on_a_foreign_name_has_the_first_sentence_of_the_documentation(load, name):
     with pytest.raises(ConfigError) as found:
         load(f"{name}: 1")
@@ -594,6 +594,7 @@ def test_a_wrong_auto_is_answered_with_the_choices_of_a_parameter(load, name):
         ("heads=4", "use num-attention-heads: 4 ("),
         ("num-iters=4", "use train-iters: 4 ("),
         ("dropout=0.1", "use hidden-dropout and attention-dropout"),
+        ("resume_from_checkpoint=run/checkpoints", "use load: FOLDER and finetune: false; "),
         ("tp=2", "use model-parallel-size: 2 ("),
         ("pp=2", "use pipe-parallel-size: 2 ("),
         ("pp=0.5", "use pipe-parallel-size ("),

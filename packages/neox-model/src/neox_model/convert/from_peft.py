@@ -1,6 +1,7 @@
 """Write adapters of PEFT as a checkpoint of ours, with a configuration."""
 
 import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from neox_model.convert.lora.imported import Imported
 from neox_model.convert.lora.options import Options, read_options
 from neox_model.convert.lora.packing import PEFT
 from neox_model.convert.lora.proof import prove_adapters
-from neox_model.convert.lora.sides import sides_of_base
+from neox_model.convert.lora.sides import compared_base
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
@@ -60,8 +61,15 @@ def from_peft(
     require_peft("neox-convert from-peft")
     model, record = model or named_model(folder), base_record(base)
     logger.info("reading %s, %s and %s", folder, base, model)
-    sides = sides_of_base(base, model, vocab_file=vocab_file, merge_file=merge_file)
-    checkpoint, family = sides.checkpoint, sides.family
+    compared = compared_base(
+        base,
+        model,
+        remedy="pass as --base what "
+        f"neox-convert from-hf {shlex.quote(str(model))} --output NEW_FOLDER writes",
+        vocab_file=vocab_file,
+        merge_file=merge_file,
+    )
+    checkpoint, family = compared.sides.checkpoint, compared.sides.family
     is_transposed = any(matrix.weight.form.is_transposed for matrix in matrices_of(family, checkpoint))
     options = read_options(folder, is_transposed=is_transposed)
     imported = Imported(folder, options, checkpoint, family)
@@ -74,9 +82,9 @@ def from_peft(
         write_settings(
             aside / CONFIGURATION, settings, source=folder, output=output.absolute(), command="from-peft"
         )
-        written = _write_checkpoint(aside, imported, record, sides.tokenizer)
+        written = _write_checkpoint(aside, imported, record, compared.sides.tokenizer)
         exported = Exported(Adapters(written), checkpoint, family)
-        result = prove_adapters(exported, sides, folder)
+        result = prove_adapters(exported, compared, folder)
         read = [folder / name for name in (ADAPTERS, WEIGHTS)]
         result |= provenance(folder, written, packages=("transformers", "peft"), read=read)
         write_json(aside / "verification.json", result)

@@ -1,6 +1,7 @@
 """Write adapters of ours in the format of PEFT, for a model of transformers."""
 
 import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import recorded_base
 from neox_model.convert.lora.exported import WEIGHTS, Exported
 from neox_model.convert.lora.proof import prove_adapters
-from neox_model.convert.lora.sides import sides_of_base
+from neox_model.convert.lora.sides import compared_base
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
@@ -52,15 +53,21 @@ def to_peft(
     require_peft("neox-convert to-peft")
     logger.info("reading %s and %s", folder, model)
     adapters = Adapters(folder)
-    sides = sides_of_base(
-        recorded_base(adapters.base, base), model, vocab_file=vocab_file, merge_file=merge_file
+    checkpoint = recorded_base(adapters.base, base)
+    compared = compared_base(
+        checkpoint,
+        model,
+        remedy=f"the base of these adapters is {checkpoint}; pass as --model what it was imported from, or "
+        f"what neox-convert to-hf --load {shlex.quote(str(checkpoint))} --output NEW_FOLDER writes",
+        vocab_file=vocab_file,
+        merge_file=merge_file,
     )
-    exported = Exported(adapters, sides.checkpoint, sides.family)
+    exported = Exported(adapters, compared.sides.checkpoint, compared.sides.family)
     with folder_written_aside(output) as aside:
         write_weights(aside, exported.planned(), exported.values(), single=WEIGHTS)
         write_json(aside / ADAPTERS, exported.settings(model))
         copy_tokenizer(model, aside)
-        result = prove_adapters(exported, sides, aside)
+        result = prove_adapters(exported, compared, aside)
         result |= provenance(folder, aside, packages=("transformers", "peft"))
         write_json(aside / "verification.json", result)
     return result

@@ -1,13 +1,14 @@
 """The tokenizer."""
 
+from neox_config.facts.conditions import one_of
 from neox_config.facts.tokenizers import TOKENIZER_FACTS, TokenizerName
 from neox_config.schema.parameter import Section, param
 
 __all__ = ["TokenizerSection"]
 
 _FILES = "; ".join(f"{name}: {facts.doc}" for name, facts in TOKENIZER_FACTS.items())
-_WITH_MERGES = " or ".join(name for name, facts in TOKENIZER_FACTS.items() if facts.reads("merge_file"))
-(_WITHOUT_VOCABULARY,) = (name for name, facts in TOKENIZER_FACTS.items() if not facts.reads("vocab_file"))
+_WITH_MERGES = one_of(name for name, facts in TOKENIZER_FACTS.items() if facts.reads("merge_file"))
+_WITHOUT_VOCABULARY = one_of(name for name, facts in TOKENIZER_FACTS.items() if not facts.reads("vocab_file"))
 
 
 class TokenizerSection(Section, resume="model"):

@@ -13,14 +13,12 @@ from neox_model.convert.checkpoints import build_sequential
 from neox_model.convert.errors import ProofError
 from neox_model.convert.lora.exported import PREFIX, WEIGHTS, A, B, Exported
 from neox_model.convert.lora.options import Options, read_options
-from neox_model.convert.proof import WHOLE_LIMIT, Sides
+from neox_model.convert.lora.sides import Base
+from neox_model.convert.proof import WHOLE_LIMIT
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.keys import check_keys
 from neox_model.convert.proof.layers import compare_layers
 from neox_model.convert.proof.rounding import PIECE
 from neox_model.convert.proof.sides import dtype_of
-from neox_model.convert.proof.tensors import compare_tensors
-from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.proof.whole import compare_logits
 from neox_model.convert.reference import adapted_names, load_adapted_model, meta_model
 from neox_model.convert.weights import WeightFiles
@@ -34,24 +32,21 @@ logger = logging.getLogger(__name__)
 _ROUNDING = 1e-12
 
 
-def prove_adapters(exported: Exported, sides: Sides, folder: Path) -> dict[str, Any]:
+def prove_adapters(exported: Exported, base: Base, folder: Path) -> dict[str, Any]:
     """Compare the adapters in a folder of PEFT, as peft reads them, with ours.
 
     Args:
         exported: ours.
-        sides: the base, and the same model of transformers.
+        base: the base, and the same model of transformers.
         folder: theirs.
 
     Returns:
         What was seen, for `verification.json`.
 
     Raises:
-        ProofError: they differ, or the two bases do.
+        ProofError: they differ.
     """
-    figures, files = Figures(), WeightFiles(sides.folder)
-    counted = check_keys(sides, files)
-    compare_tokenizers(sides.tokenizers)
-    rounded = compare_tensors(sides, files)
+    sides, figures, files = base.sides, Figures(), WeightFiles(base.sides.folder)
     stored = WeightFiles(folder, single=WEIGHTS)
     names = adapted_names(meta_model(sides.config, sides.family), folder)
     if names != {name: found.shape for name, found in stored.tensors.items()}:
@@ -61,7 +56,7 @@ def prove_adapters(exported: Exported, sides: Sides, folder: Path) -> dict[str, 
     _compare_options(exported, folder)
     _compare_values(exported, stored)
     _compare_products(exported, stored)
-    is_whole = counted["parameters"] <= WHOLE_LIMIT
+    is_whole = base.parameters <= WHOLE_LIMIT
     if is_whole:
         theirs = load_adapted_model(sides.folder, sides.family, folder)
         compare_logits(sides, _our_model(exported, dtype_of(sides, files)), theirs, figures)
@@ -69,7 +64,7 @@ def prove_adapters(exported: Exported, sides: Sides, folder: Path) -> dict[str, 
         compare_layers(sides, files, figures)
     return {
         "verdict": "equal",
-        "base_rounded": rounded,
+        "base_rounded": base.rounded,
         "class": f"LoRA of {sides.family.class_name}",
         "tensors": len(stored.tensors),
         "parameters": sum(prod(each.shape) for each in stored.tensors.values()),

@@ -1,42 +1,82 @@
 """The base of adapters: a checkpoint of ours, and the same model of transformers."""
 
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from neox_model.convert.architecture import differences
 from neox_model.convert.checkpoints import Checkpoint
-from neox_model.convert.errors import ConversionError
+from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.families import family_of_config
 from neox_model.convert.families.values import whole_number
 from neox_model.convert.proof import Sides
+from neox_model.convert.proof.keys import check_keys
+from neox_model.convert.proof.tensors import compare_tensors
+from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.requests import read_config
+from neox_model.convert.weights import WeightFiles
 
-__all__ = ["sides_of_base"]
+__all__ = ["Base", "compared_base"]
+
+logger = logging.getLogger(__name__)
 
 
-def sides_of_base(
-    base: Path, model: Path, *, vocab_file: Path | None = None, merge_file: Path | None = None
-) -> Sides:
-    """Return both sides of a base, whose options are the same.
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The base of adapters, whose two sides were compared.
+
+    Args:
+        sides: a checkpoint of ours and a model of transformers with the same options, tokenizer and values.
+        parameters: of the model of transformers.
+        rounded: what it has in another dtype than the checkpoint, in sentences.
+    """
+
+    sides: Sides
+    parameters: int
+    rounded: list[str]
+
+
+def compared_base(
+    base: Path,
+    model: Path,
+    *,
+    remedy: str,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+) -> Base:
+    """Return both sides of a base, after all values were compared.
 
     Args:
         base: its checkpoint.
         model: its folder as a model of transformers.
+        remedy: which folders to pass if they differ.
         vocab_file: the tokenizer's file, if it is not where the base records it.
         merge_file: its second file.
 
     Raises:
         NeoXError: the checkpoint is damaged, or the model of transformers is not the same.
     """
+    sides, found = _sides(base, model, vocab_file=vocab_file, merge_file=merge_file)
+    if not found:
+        logger.info("comparing the base with %s", model)
+        try:
+            counted = check_keys(sides, files := WeightFiles(model))
+            compare_tokenizers(sides.tokenizers)
+            return Base(sides, counted["parameters"], compare_tensors(sides, files))
+        except ProofError as error:
+            found = [str(error)]
+    raise ConversionError(f"{model} is not the same model as {base}: {'; '.join(found)}; {remedy}")
+
+
+def _sides(
+    base: Path, model: Path, *, vocab_file: Path | None, merge_file: Path | None
+) -> tuple[Sides, list[str]]:
+    """Return both sides, and the options that differ."""
     checkpoint = Checkpoint(base)
     checkpoint.check_shapes()
     tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     config = read_config(model)
     family = family_of_config(config)
     found = [*checkpoint.obstacles, *differences(checkpoint.architecture, family.read(config))]
-    if found:
-        raise ConversionError(
-            f"{model} is not the base of the adapters, {base}: {'; '.join(map(str, found))}; export the base "
-            "with neox-convert to-hf, and pass that folder with --model"
-        )
     rows = whole_number(config.get("vocab_size", checkpoint.vocab_size), "vocab_size")
-    return Sides(checkpoint, model, family, tokenizer, rows=rows)
+    return Sides(checkpoint, model, family, tokenizer, rows=rows), [str(each) for each in found]
