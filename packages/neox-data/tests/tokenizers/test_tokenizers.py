@@ -186,7 +186,13 @@ def test_a_tokenizer_json_in_place_of_gpt2s_files_names_its_kind(tokenizer_json:
         build_tokenizer("SentencePieceTokenizer", vocab_file=tokenizer_json)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1, 2", '{"model": 3}'])
+def test_a_vocab_json_in_place_of_a_tokenizer_json_names_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 0, "model": 1}')
+    with pytest.raises(TokenizerError, match=r"is a vocab\.json, .* set tokenizer_type to GPT2BPETokenizer"):
+        build_tokenizer("HFTokenizer", vocab_file=tmp_path / "vocab.json")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1, 2", '{"model": "BPE"}'])
 def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "t.json").write_text(content)
     with pytest.raises(

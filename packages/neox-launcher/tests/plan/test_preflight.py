@@ -936,6 +936,15 @@ def test_a_tokenizer_json_names_the_tokenizer_type_that_reads_it(load, files, ki
     assert problem.remedy == "set tokenizer-type: HFTokenizer, which requires no merge-file"
 
 
+def test_a_vocab_json_names_the_tokenizer_type_that_reads_it(load, files):
+    (files / "data.manifest.json").write_text('{"tokenizer": {"vocab_size": 20}}')
+    (files / "tokenizer.json").write_text('{"a": 0, "model": 1}')
+    (problem,) = check_files(load(SETTINGS), program="train")
+    assert (problem.name, problem.value) == ("tokenizer_type", "HFTokenizer")
+    assert problem.what == "does not read vocab-file: tokenizer.json, which is a vocab.json"
+    assert problem.remedy == "set tokenizer-type: GPT2BPETokenizer, and merge-file: path/to/merges.txt"
+
+
 def test_a_vocabulary_file_in_place_of_a_folder_is_reported_before_the_start(load, files):
     (files / "data.manifest.json").write_text('{"tokenizer": {"vocab_size": 20}}')
     (files / "vocab.json").write_text('{"a": 0}')

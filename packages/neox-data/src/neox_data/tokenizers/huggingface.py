@@ -274,10 +274,24 @@ def load_tokenizer_json(path: Path) -> LibraryTokenizer:
     try:
         return LibraryTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises Exception itself.
+        if _is_vocab_json(path):
+            raise TokenizerError(
+                f"{path} is a vocab.json, not a tokenizer.json; set tokenizer_type to GPT2BPETokenizer, "
+                "which also requires a merges.txt as merge_file"
+            ) from error
         raise TokenizerError(
             f"{path} is not a valid tokenizer.json of the tokenizers library: {error}; "
             f"train one with neox-data train-tokenizer, or copy it again"
         ) from error
+
+
+def _is_vocab_json(path: Path) -> bool:
+    """Return whether a file has tokens and their ids alone, as vocab.json of GPT-2 has."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and bool(content) and all(isinstance(i, int) for i in content.values())
 
 
 def is_tokenizer_json(path: Path) -> bool:

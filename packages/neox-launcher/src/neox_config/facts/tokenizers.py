@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from neox_config.files import why_not_readable
 
-__all__ = ["TOKENIZER_FACTS", "TokenizerFacts", "TokenizerName", "is_tokenizer_json"]
+__all__ = ["TOKENIZER_FACTS", "TokenizerFacts", "TokenizerName", "is_tokenizer_json", "is_vocab_json"]
 
 TokenizerName = Literal[
     "GPT2BPETokenizer",
@@ -22,15 +22,28 @@ TokenizerName = Literal[
 
 def is_tokenizer_json(path: str) -> bool:
     """Return whether a file is a tokenizer.json, with vocabulary and merges."""
+    return _has_model(_read(path))
+
+
+def is_vocab_json(path: str) -> bool:
+    """Return whether a file is a vocab.json, with tokens and their ids alone."""
+    return _has_ids_alone(_read(path))
+
+
+def _read(path: str) -> Any:
+    """Return the content of a file of JSON; None if it cannot be read or is not JSON."""
     try:
-        content = json.loads(Path(path).read_bytes())
+        return json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
-        return False
-    return _has_model(content)
+        return None
 
 
 def _has_model(content: Any) -> bool:
     return isinstance(content, dict) and isinstance(content.get("model"), dict)
+
+
+def _has_ids_alone(content: Any) -> bool:
+    return isinstance(content, dict) and bool(content) and all(isinstance(i, int) for i in content.values())
 
 
 def _entries_of_vocab_json(content: Any) -> int:
@@ -40,12 +53,18 @@ def _entries_of_vocab_json(content: Any) -> int:
         ValueError: the content is that of a tokenizer.json.
     """
     if _has_model(content):
-        raise ValueError("a tokenizer.json, which HFTokenizer reads")
+        raise ValueError("it is a tokenizer.json, which HFTokenizer reads")
     return len(content)
 
 
 def _entries_of_tokenizer_json(content: Any) -> int:
-    """Return the number of entries, including added tokens."""
+    """Return the number of entries, including added tokens.
+
+    Raises:
+        ValueError: the content is that of a vocab.json.
+    """
+    if _has_ids_alone(content):
+        raise ValueError("it is a vocab.json, which GPT2BPETokenizer reads with a merges.txt as merge-file")
     added = {entry["content"] for entry in content.get("added_tokens", [])}
     entries = content["model"]["vocab"]
     return len(added | {entry if isinstance(entry, str) else entry[0] for entry in entries})

@@ -173,6 +173,8 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "evaluation_strategy": "eval_interval",
     "max_new_tokens": "maximum_tokens",
     "lora_r": "lora_rank",
+    "r": "lora_rank",
+    "target_modules": "lora_target_modules",
 }
 
 # Names of other programs for behaviour that is fixed here, or configured differently.
@@ -234,6 +236,14 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
     ),
     "overwrite_output_dir": "remove it: a training starts anew with another save, and without load",
     "trust_remote_code": "remove it: no code of a model is run",
+    "task_type": "remove it: adapters are those of the model in this configuration",
+    "init_lora_weights": "remove it: adapters start with random A and B of zeros, or from load",
+    "modules_to_save": "remove it: with lora-rank, only adapters are trained",
+    "bias": "set use-bias-in-mlp, use-bias-in-attn-linear and use-bias-in-norms; adapters train no biases",
+    **dict.fromkeys(
+        ("lora", "lora_config", "peft", "peft_config"),
+        "remove the block; its values are lora-rank, lora-alpha, lora-dropout and lora-target-modules",
+    ),
     "use_peft": "set lora-rank, which trains adapters, and lora-base",
     "do_eval": "remove it: validation data are evaluated every eval-interval iterations",
     "do_predict": "remove it: test data are evaluated at the end; neox-launch generate continues texts",
@@ -281,6 +291,7 @@ _FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
         "tensorboard": "use tensorboard-dir: FOLDER",
         "comet_ml": "use comet: {enabled: true}",
     },
+    "bias": {"none": "remove it: adapters train no biases"},
     "do_sample": {"false": "set temperature to 0, which takes the most likely token"},
     "adafactor": {"false": "remove it: the optimizer is that in its block, such as optimizer: {type: AdamW}"},
     "use_cache": {"false": "use recompute: true, with which generation caches nothing"},
@@ -562,7 +573,7 @@ OLDER_SPELLINGS: Mapping[str, OlderSpelling] = {
 
 # Other spellings of the choices of parameters.
 _VALUE_SPELLINGS: Mapping[str, Mapping[str, str]] = {
-    "precision": {"bf16": "bfloat16", "float16": "fp16", "half": "fp16", "float32": "fp32"},
+    "precision": {"bf16": "bfloat16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"},
     "tokenizer_type": {"gpt2tokenizer": "GPT2BPETokenizer", "spmtokenizer": "SentencePieceTokenizer"},
     "scheduler.type": {"1cycle": "OneCycle"},
     "amp.loss_scale": {"dynamic": "0"},

@@ -156,6 +156,7 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "resume": "leave it out: the same command continues a training if load is its save folder, and finetune "
     "is false: --set load=SAVE --set finetune=false",
     "config_file": "use --config FILE",
+    "check": "use neox-config check --files FILE, or neox-launch --dry-run for the plan of a launch",
 }
 # Options of other programs for parameters of ours, which would mean something else in a configuration file.
 _FOREIGN_OPTIONS = {

@@ -44,7 +44,7 @@ from neox_config.facts.splits import (
     shares_left_out,
 )
 from neox_config.facts.stores import is_url, packages_for
-from neox_config.facts.tokenizers import TOKENIZER_FACTS, is_tokenizer_json
+from neox_config.facts.tokenizers import TOKENIZER_FACTS, is_tokenizer_json, is_vocab_json
 from neox_config.files import why_not_readable
 from neox_config.problems import COMMAND_LINE, DEFAULTS, Place, Problem, config_error, in_words, place_of
 from neox_config.schema.parameter import InvalidValue
@@ -601,6 +601,10 @@ def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
         what = f"does not read vocab-file: {section.vocab_file}, which is a tokenizer.json"
         yield Problem("tokenizer_type", what, "set tokenizer-type: HFTokenizer, which requires no merge-file")
         return
+    if kind == "HFTokenizer" and section.vocab_file is not None and is_vocab_json(section.vocab_file):
+        what = f"does not read vocab-file: {section.vocab_file}, which is a vocab.json"
+        remedy = "set tokenizer-type: GPT2BPETokenizer, and merge-file: path/to/merges.txt"
+        yield Problem("tokenizer_type", what, remedy)
     if kind == "HFGPT2Tokenizer" and section.vocab_file is not None and Path(section.vocab_file).is_file():
         what = (
             f"reads a folder with a tokenizer.json, or a name of the hub, and {section.vocab_file} is a file"
