@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from neox_config.facts.checkpoints import MANIFEST
 from neox_config.facts.records import FAILURES
+from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.metrics.events import Events
 from neox_model.metrics.writers.jsonl import JsonlWriter
 from neox_model.report import main
@@ -148,6 +150,25 @@ def test_only_estimates_for_gpus_count_their_runtime(tmp_path, device, is_counte
     _, text = read_page(render_page([read_run(tmp_path)]))
     assert "not halved for the causal mask" in text
     assert ("include 1 GiB for the device's runtime" in text) == is_counted
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "config", "words"),
+    [
+        (None, {}, "from new weights"),
+        ("imported", {}, "from the weights of imported"),
+        (None, {"lora_rank": 8, "lora_base": "imported"}, "from new adapters of imported"),
+        ("adapters", {"lora_rank": 8, "lora_base": "imported"}, "from the weights of adapters"),
+    ],
+)
+def test_the_page_names_what_a_training_starts_from(tmp_path, checkpoint, config, words):
+    writer = JsonlWriter(tmp_path, iteration=0, launch="this", clock=lambda: BEGIN)
+    Events([writer]).record("start", 0, **about(**config), restart=None, checkpoint=checkpoint)
+    writer.write({"loss/train": 2.0}, 1)
+    writer.close()
+    _, text = read_page(render_page([read_run(tmp_path)]))
+    assert f"Attempt 1 trained {words} to at least iteration 1 " in text
+    assert f"attempt 1 begins {words} 2 x CPU" in text
 
 
 def test_the_page_answers_what_happened_when_and_why(tmp_path):
@@ -668,6 +689,29 @@ def test_a_folder_without_record_is_refused_by_name(tmp_path):
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 2
     assert f"{tmp_path / 'metrics.jsonl'}: no such file; pass the folder that log-dir names" in result.output
+
+
+def test_a_folder_of_checkpoints_alone_names_the_log_dir_of_their_training(tmp_path):
+    saved = tmp_path / "global_step40"
+    saved.mkdir()
+
+    def message(**config):
+        layout = Layout(data=1, model=1, pipe=1)
+        (saved / MANIFEST).write_text(
+            Manifest(iteration=40, layout=layout, config=config, tensors={}).to_json()
+        )
+        result = CliRunner().invoke(main, [str(tmp_path)])
+        assert result.exit_code == 2
+        return result.stderr
+
+    assert "no such file; pass the folder that log-dir names: my/logs\n" in message(log_dir="my/logs")
+    none = (
+        "the training that saved global_step40 kept no record, because log-dir is not set; add --set log-dir="
+    )
+    assert f"no such file; {none}" in message(log_dir=None)
+    (saved / MANIFEST).write_text("{}")
+    result = CliRunner().invoke(main, [str(tmp_path)])
+    assert result.stderr.endswith("no such file; pass the folder that log-dir names\n")
 
 
 def test_a_folder_with_failures_and_no_record_is_answered_with_the_last_failure(tmp_path):

@@ -292,7 +292,10 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("-d configs/big.yml a", "configs/big.yml is a file, not a folder; give it without -d."),
         ("a.yml train_iters=10", "parameters are set with --set: --set train_iters=10"),
         ("generate a.yml temperature=0", "parameters are set with --set: --set temperature=0"),
-        ("--check a.yml", "No such option: --check; use neox-config check --files FILE, or neox-launch --dry-run"),
+        (
+            "--check a.yml",
+            "No such option: --check; use neox-config check --files FILE, or neox-launch --dry-run",
+        ),
         ("--hostfil hosts a.yml", "Did you mean '--hostfile'?"),
         ("a.yml --resume_from_checkpoint continued", "--set load=continued --set finetune=false"),
         ("a.yml --bf16 true", "parameters are set with --set: --set precision=bf16"),

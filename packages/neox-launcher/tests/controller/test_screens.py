@@ -114,6 +114,13 @@ def test_the_end_screen_shows_results_and_commands(plan, request_, minimal):
     assert render_end(plan, request_, DONE, width=120).plain.startswith("neox-launch: finished\n")
 
 
+def test_both_screens_say_that_nothing_is_recorded_for_a_report(plan, request_):
+    assert "report" not in rows(render_end(plan, request_, DONE, width=120))
+    plan = plan_launch(replace(request_, overrides=("num-gpus=2", "log-dir=null")), gpus=0)
+    assert rows(render_start(plan, width=120))["logs"] == "nothing for neox-report (log-dir is not set)"
+    assert rows(render_end(plan, request_, DONE, width=120))["report"] == "none: log-dir is not set"
+
+
 def test_warnings_without_a_log_folder_are_those_that_were_shown(request_):
     plan = plan_launch(replace(request_, overrides=("num-gpus=2",)), gpus=0)
     shown = rows(render_end(plan, request_, DONE, width=120))

@@ -19,6 +19,7 @@ from neox_launcher.plan.preflight import (
     check_files,
     check_loaded,
     notes_on_data,
+    notes_on_load,
     notes_on_record,
     notes_on_save,
     preflight,
@@ -531,6 +532,21 @@ def test_checkpoints_that_a_training_would_replace_are_noted(load, files, text, 
         load(f"{SETTINGS}save: saved\nsave-interval: 5\n{text}\nkeep-last-n-checkpoints: 2")
     )
     assert note.what.endswith("stay until keep-last-n-checkpoints: 2, which counts them, deletes them")
+
+
+def test_a_program_that_reads_the_start_of_a_training_is_told_where_it_saved(load, files):
+    settings = f"{SETTINGS}save: saved\nsave-interval: 5\nfinetune: true\n"
+    config = load(f"{settings}load: start")
+    assert notes_on_load(config) == []
+    (files / "saved" / "global_step5").mkdir(parents=True)
+    (files / "saved" / "global_step5" / "manifest.json").write_text("{}")
+    (note,) = notes_on_load(config)
+    assert (note.name, note.value, note.place.line) == ("load", "start", 7)
+    assert note.what == "is the start of this training, which saved to saved, up to global_step5"
+    assert note.remedy == "for what it saved, add --set load=saved"
+    for other in ("load: saved", "load: saved/global_step5", "load: s3://bucket/start", "load: null"):
+        assert notes_on_load(load(f"{settings}{other}")) == []
+    assert notes_on_load(load(f"{settings}load: start", "load=start")) == []
 
 
 MOVED = """\

@@ -1,5 +1,6 @@
 """What a checkpoint of adapters records is checked before anything is computed with it."""
 
+import hashlib
 from contextlib import nullcontext
 
 import pytest
@@ -51,6 +52,17 @@ def test_what_is_recorded_is_merged(adapters, tmp_path):
     assert Manifest.read(merged).weight_names == {f"{QKV}.weight", f"{DENSE}.weight", "norm.weight"}
     found = Adapters(adapters)
     assert (found.section.lora_rank, found.section.lora_alpha, found.scale) == (3, 7.0, 7 / 3)
+
+
+def test_a_merged_model_ends_texts_as_its_adapters_do(adapters, tmp_path):
+    base = tmp_path / "base" / "global_step0"
+    edit_manifest(base, "config", {"stop_tokens": [], "vocab_file": "old/tokenizer.json", "seed": 3})
+    edit_manifest(adapters, "config", {"stop_tokens": [7], "vocab_file": "new/tokenizer.json", "seed": 4})
+    digest = hashlib.sha256((base / MANIFEST).read_bytes()).hexdigest()
+    record = {"folder": str(base.parent), "iteration": 0, "manifest_sha256": digest}
+    edit_manifest(adapters, "config", {"base": record})
+    merged = Manifest.read(merge_adapters(adapters, tmp_path / "merged"))
+    assert merged.config == {"stop_tokens": [7], "vocab_file": "new/tokenizer.json", "seed": 3}
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from neox_launcher.plan.in_use import refuse_what_is_in_use
 from neox_launcher.plan.of_training import is_noted
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
-from neox_launcher.plan.preflight import notes_on_data, notes_on_record, notes_on_save
+from neox_launcher.plan.preflight import notes_on_data, notes_on_load, notes_on_record, notes_on_save
 from neox_launcher.plan.scheduler import Member
 from neox_launcher.protocol.stop_signals import ignore_warning, warning_blocked
 from neox_launcher.resources.world import slow_without_gpus
@@ -590,6 +590,8 @@ def _print_notes(plan: LaunchPlan) -> None:
     notices += slow_without_gpus(config, plan.world)
     if plan.program == "train":
         notices += [*notes_on_data(config), *notes_on_save(config), *notes_on_record(config)]
+    elif plan.program in ("generate", "serve", "evaluate"):
+        notices += notes_on_load(config)
     if notices:
         click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
 

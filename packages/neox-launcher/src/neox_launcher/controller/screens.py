@@ -30,6 +30,7 @@ __all__ = ["Result", "render_end", "render_start"]
 
 Row = tuple[str, str]
 _SHOWN_HOSTS = 3
+_NO_LOGS = "log-dir is not set"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +214,8 @@ def _logs(config: NeoXConfig) -> str:
     places = [f"{section.log_dir} (metrics.jsonl)"] if section.log_dir else []
     places += [f"{section.tensorboard_dir} (TensorBoard)"] if section.tensorboard_dir else []
     places += [f"W&B project {section.wandb_project}"] if section.use_wandb else []
+    # A record that is only missed after the training cannot be made any more.
+    places += [] if section.log_dir else [f"nothing for neox-report ({_NO_LOGS})"]
     return ", ".join(places)
 
 
@@ -223,6 +226,7 @@ def _end_rows(plan: LaunchPlan, result: Result) -> Iterator[Row]:
     yield "validation loss", f"{metrics['loss/validation']:.4f}" if "loss/validation" in metrics else ""
     yield "duration", format_duration(result.seconds)
     yield "checkpoint", _saved(plan, result)
+    yield "report", "" if config.logging.log_dir else f"none: {_NO_LOGS}"
     yield "restarts", f"{result.restarts}" if result.restarts else ""
     yield "warnings", f"{result.warnings:,}, in {_warning_lines(config)}" if result.warnings else ""
 

@@ -69,6 +69,7 @@ __all__ = [
     "check_files",
     "check_loaded",
     "notes_on_data",
+    "notes_on_load",
     "notes_on_record",
     "notes_on_save",
     "preflight",
@@ -285,6 +286,28 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
             place=place_of(config.sources, "save"),
         )
     ]
+
+
+def notes_on_load(config: NeoXConfig) -> list[Problem]:
+    """Return a note if a program reads the start of a training, whose own checkpoints are in `save`."""
+    section, place = config.checkpoint, place_of(config.sources, "load")
+    is_chosen = place is not None and place.file == COMMAND_LINE
+    if section.save is None or section.load is None or is_url(section.load):
+        return []
+    if is_chosen or _has_local_checkpoints(config):
+        return []
+    save, load = Path(section.save), Path(section.load).resolve()
+    if save.resolve() in (load, load.parent):
+        return []
+    try:
+        saved = complete_checkpoints(save)
+    except OSError:
+        return []  # Only trainings require this folder.
+    if not saved:
+        return []
+    what = f"is the start of this training, which saved to {save}, up to {saved[-1].name}"
+    remedy = f"for what it saved, add --set load={shlex.quote(str(save))}"
+    return [Problem("load", what, remedy, value=section.load, place=place)]
 
 
 def notes_on_record(config: NeoXConfig) -> list[Problem]:

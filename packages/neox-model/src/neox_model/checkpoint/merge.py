@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -59,6 +60,7 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
             whole,
             iteration=manifest.iteration,
             layout=Layout(data=1, model=1, pipe=1),
+            config={**whole.config, **_of_adapters(manifest)},
             tensors=merged,
             optimizer=None,
             optimizer_scalars={},
@@ -71,6 +73,15 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
         folders.abandon(temporary)
         raise
     return final
+
+
+def _of_adapters(manifest: Manifest) -> dict[str, Any]:
+    """Return the settings of the adapters' training that those of the base would lose.
+
+    The tokenizer is the same, but its files, and the chat template beside them, may be elsewhere.
+    """
+    names = ("stop_tokens", "vocab_file", "merge_file")
+    return {name: manifest.config[name] for name in names if name in manifest.config}
 
 
 class _Merge:

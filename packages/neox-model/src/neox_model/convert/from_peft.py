@@ -76,6 +76,7 @@ def from_peft(
     settings = {
         **_settings(checkpoint, imported, options),
         **_tokenizer_settings(checkpoint, vocab_file, merge_file),
+        **({"stop-tokens": checkpoint.stop_tokens} if checkpoint.stop_tokens else {}),
         "lora-base": record["folder"],
     }
     with folder_written_aside(output) as aside:

@@ -68,7 +68,7 @@ def write_settings(
         f"# Written by neox-convert {command} from {_value(str(source))}.",
         "#",
         f"#   neox-launch generate --config {here}",
-        f"#   neox-launch --config {here} --set data-path=PREFIX --set save=FOLDER",
+        f"#   neox-launch --config {here} --set data-path=PREFIX --set save=FOLDER --set log-dir=FOLDER",
         "#",
         "# To resume such a training, also pass --set load=FOLDER --set finetune=false; if train-iters",
         "# is changed, --set override-lr-scheduler=true as well.",

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from neox_config import NeoXError
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
 from neox_config.facts.records import FAILURES, RECORD
+from neox_model.checkpoint.contents import Manifest
 from neox_model.metrics.writers.jsonl import FORMAT, read_records, superseded_from
 from neox_model.report.checking import is_time, unsound
 
@@ -231,9 +233,25 @@ def _only_failures(path: Path) -> str | None:
 def _log_folder_near(folder: Path) -> str:
     """Return what to pass in place of a folder without a record."""
     found = sorted(str(record.parent) for record in folder.glob(f"*/{RECORD}"))
+    if not found and (saved := complete_checkpoints(folder)):
+        return _record_of(saved[-1])
     if not found:
         return "pass the folder that log-dir names"
     return f"pass the folder that has it: {' or '.join(found[:_MOST_NAMED])}"
+
+
+def _record_of(checkpoint: Path) -> str:
+    """Return where the training has its record that saved a checkpoint."""
+    try:
+        log_dir = Manifest.read(checkpoint).config.get("log_dir")
+    except NeoXError:
+        return "pass the folder that log-dir names"
+    if log_dir:
+        return f"pass the folder that log-dir names: {log_dir}"
+    return (
+        f"the training that saved {checkpoint.name} kept no record, because log-dir is not set; add --set "
+        "log-dir=FOLDER to the next one"
+    )
 
 
 def read_runs(sources: Sequence[Path]) -> list[Run]:

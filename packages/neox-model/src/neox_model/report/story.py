@@ -64,12 +64,11 @@ def story(run: Run, *, now: float | None = None) -> list[str]:
     """
     sentences = []
     for place, attempt in enumerate(run.attempts):
-        begin = "from new weights" if not attempt.first else f"from iteration {attempt.first:,}"
         is_running = attempt is run.attempts[-1] and status(run, now=now)[0] == "running"
         # A process that is killed does not write the records of its last iterations.
         least = "at least " if attempt.end is None and not is_running else ""
         text = (
-            f"Attempt {attempt.number} trained {begin} to {least}iteration {attempt.last:,} "
+            f"Attempt {attempt.number} trained {_source(attempt)} to {least}iteration {attempt.last:,} "
             f"({clock(attempt.began)} to {clock(attempt.ended)} UTC) and "
         )
         text += "is running." if is_running else f"ended: {ending(attempt)}."
@@ -219,13 +218,24 @@ def _first_line(text: Any) -> str:
     return str(text or "").strip().split("\n")[0]
 
 
+def _source(attempt: Attempt) -> str:
+    """Return in words what an attempt started from."""
+    if attempt.first:
+        return f"from iteration {attempt.first:,}"
+    if attempt.start.get("checkpoint"):
+        return f"from the weights of {attempt.start['checkpoint']}"
+    settings = attempt.start.get("config") or {}
+    if settings.get("lora_rank"):
+        return f"from new adapters of {settings.get('lora_base')}"
+    return "from new weights"
+
+
 def _attempt_rows(attempt: Attempt, changed: Sequence[Change]) -> Iterator[tuple[float, Row]]:
     start = attempt.start
     where = f"{start['devices']} x {start['device']}, host {start['host']}" if start else ""
     began = {"time": attempt.began, "iteration": attempt.first}
-    source = f"from iteration {attempt.first:,}" if attempt.first else "from new weights"
     kind = "restart" if attempt.restart else "start"
-    begins = f"attempt {attempt.number} begins {source}"
+    begins = f"attempt {attempt.number} begins {_source(attempt)}"
     if changed:
         begins += f", with {counted(len(changed), 'change')}"
         where += "".join(f"; {each.name}: {each.before}, then {each.after}" for each in changed)

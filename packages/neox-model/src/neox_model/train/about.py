@@ -31,7 +31,7 @@ def about_run(resolved: Resolved, *, vocab_size: int, checkpoint: str | None) ->
     Args:
         resolved: the configuration.
         vocab_size: entries of the tokenizer.
-        checkpoint: folder of the checkpoint that this attempt continues; None: new weights.
+        checkpoint: folder of the checkpoint that it continues, or whose weights it has; None: new weights.
     """
     config, derived = resolved.config, resolved.derived
     restart = os.environ.get(RESTART_VARIABLE)
