@@ -18,7 +18,9 @@ import pytest
 import torch
 
 import neox_model
+from neox_config.facts.checkpoints import MANIFEST
 from neox_data.indexed import IndexedDatasetWriter
+from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.parallel.logical import named_logical_parameters
 from support.corpus import write_corpus
 from support.launches import launch, write_job
@@ -530,6 +532,20 @@ def test_two_values_in_python_are_replaced_by_overrides(tmp_path, data):
     with pytest.raises(neox_model.ConfigError, match=r"replace both with overrides=\{'seed': 4\}$"):
         neox_model.load_config(path, {"seed": 4})
     assert neox_model.load_config(path, overrides={"seed": 4}).training.seed == 4
+
+
+def test_adapters_alone_are_answered_with_the_configuration_to_pass(tmp_path):
+    saved = tmp_path / "lora" / "global_step4"
+    saved.mkdir(parents=True)
+    layout = Layout(data=1, model=1, pipe=1)
+    manifest = Manifest(iteration=4, layout=layout, config={"lora_rank": 2}, tensors={})
+    (saved / MANIFEST).write_text(manifest.to_json())
+    (tmp_path / "lora" / "latest").write_text("global_step4\n")
+    for folder in (tmp_path / "lora", saved):
+        with pytest.raises(
+            neox_model.NeoXError, match=r"alone; .*load_config\(\"base.yml\", \"adapters.yml\"\)"
+        ):
+            neox_model.load_model(folder)
 
 
 def test_folders_of_other_programs_are_named_with_what_to_do(tmp_path):

@@ -23,6 +23,7 @@ from neox_model.convert.lora.imported import Imported
 from neox_model.convert.lora.packing import Packing
 from neox_model.convert.to_peft import to_peft
 from support.adapter_files import write_adapters
+from support.checkpoint_edits import edit_manifest
 from support.hf_models import FAMILIES, random_settings, write_model
 
 peft = pytest.importorskip("peft")
@@ -137,7 +138,7 @@ def test_our_own_adapters_come_back_bit_for_bit(tmp_path, base, family):
 
 @pytest.mark.slow
 def test_the_configuration_trains_what_was_imported(tmp_path, base):
-    base()
+    edit_manifest(base(), "config", {"stop_tokens": [3]})
     adapters = write_peft(tmp_path, target_modules=["q_proj", "v_proj", "gate_proj"])
     arguments = ["from-peft", adapters, "--base", tmp_path / "base", "--output", tmp_path / "ours"]
     done = CliRunner().invoke(main, [*map(str, arguments)])
@@ -154,6 +155,7 @@ def test_the_configuration_trains_what_was_imported(tmp_path, base):
     assert config.tokenizer == whole.tokenizer
     recorded = Manifest.read(tmp_path / "ours" / "global_step0").config
     assert recorded["peft"] == {"rank": 2, "alpha": 5, "stacked": {"qkv": [0, 2]}}
+    assert (recorded["stop_tokens"], config.generation.stop_tokens) == ([3], (3,))
 
 
 @pytest.mark.slow

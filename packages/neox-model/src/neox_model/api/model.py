@@ -30,6 +30,7 @@ from neox_model.api.configuration import as_text, load_config, resolved_for
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import padded_vocab_size
+from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.names import is_score
@@ -442,7 +443,7 @@ def _of_config(config: NeoXConfig, precision: Precision | None) -> Model:
 
 def _checkpoint_in(folder: Path) -> Checkpoint:
     if (folder / MANIFEST).is_file():
-        return Checkpoint(folder)
+        return _whole_model(folder)
     if folder.is_file():
         raise CheckpointError(
             f"{folder} is a file; pass the folder of checkpoints, or a configuration file "
@@ -463,7 +464,17 @@ def _checkpoint_in(folder: Path) -> Checkpoint:
             f"{folder} contains no checkpoint, and no model of transformers; pass "
             f"{first_few(inside, _MOST_NAMED) if inside else 'the folder that save names'}"
         )
-    return Checkpoint(latest)
+    return _whole_model(latest)
+
+
+def _whole_model(checkpoint: Path) -> Checkpoint:
+    if Manifest.read(checkpoint).config.get("lora_rank"):
+        raise CheckpointError(
+            f"{checkpoint} contains low-rank adapters alone; pass the configuration of their training, as in "
+            'load_model(load_config("base.yml", "adapters.yml")), or merge them into their base with '
+            "neox-checkpoint merge and pass the merged checkpoint"
+        )
+    return Checkpoint(checkpoint)
 
 
 def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: Mapping[str, Path]) -> Model:
