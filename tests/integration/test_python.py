@@ -366,6 +366,60 @@ def test_a_model_of_transformers_has_its_logits(tmp_path, family):
         model.copy_to(torch.nn.Module())
 
 
+LONGER = {"max_position_embeddings": 128}
+TEMPLATE = """\
+{% for message in messages %}[{{ message.role }}] {{ message.content }}{{ eos_token }}{% endfor -%}
+{% if add_generation_prompt %}[assistant]{% endif %}"""
+
+
+def test_an_answer_of_a_chat_is_that_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from support.hf_models import random_settings, write_model
+
+    folder = write_model(tmp_path / "model", "llama", random_settings("llama", 3) | LONGER)
+    with pytest.raises(
+        neox_model.NeoXError, match=r"no chat template beside vocab_file, .*; pass template=PATH"
+    ):
+        neox_model.load_model(folder).chat([{"role": "user", "content": "a"}])
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    messages = [
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    reader = transformers.AutoTokenizer.from_pretrained(folder)
+    prompt = reader.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")[
+        "input_ids"
+    ]
+    expected = theirs.generate(prompt, max_new_tokens=5, do_sample=False)[0, prompt.shape[1] :].tolist()
+    model = neox_model.load_model(folder)
+    reply = model.chat(messages, maximum_tokens=5)
+    assert list(reply.tokens) == expected
+    assert reply.finish_reason == "maximum-tokens"
+    # The answer ends before the text of the token that ends answers, which here is a character of the answer.
+    text = model.chat(messages, maximum_tokens=40).text
+    place = next(
+        place for place, one in enumerate(text) if place and one.isascii() and one not in text[:place]
+    )
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "chat_template.jinja").write_text(
+        TEMPLATE.replace("{{ eos_token }}", "<|endoftext|>")
+    )
+    end = {"eos_token": text[place]}
+    (tmp_path / "other" / "tokenizer_config.json").write_text(json.dumps(end))
+    ended = model.chat(messages, template=tmp_path / "other", maximum_tokens=40)
+    assert (ended.text, ended.finish_reason) == (text[:place], "stop-string")
+    for wrong, message in (
+        ([], "there is no message; pass"),
+        ("ab", "messages is str, not a list of messages; pass"),
+        (["ab"], "message 1 of messages is not an object with role and content"),
+        ([{"role": "user", "content": "ab"}] * 99, "use a shorter prompt"),
+    ):
+        with pytest.raises(neox_model.NeoXError, match=re.escape(message)):
+            model.chat(wrong)
+
+
 def test_a_callback_may_save_but_not_train_or_close(tmp_path, data):
     found: list[Any] = []
 
@@ -458,6 +512,21 @@ def test_a_folder_of_checkpoints_ends_texts_at_its_stop_tokens(tmp_path, data):
         trainer.save(tmp_path / "continued")
     continued = neox_model.load_model(tmp_path / "continued").generate("abc", maximum_tokens=4)
     assert (continued.text, continued.finish_reason) == ("", "end-of-document")
+
+
+def test_lists_of_datasets_may_lack_the_parts_that_are_not_evaluated(data):
+    losses: dict[str, list[float]] = {"alone": [], "evaluated": []}
+    lists = {"data_path": None, "train_data_paths": [data]}
+    evaluated = {"valid_data_paths": [data], "eval_iters": 1, "eval_interval": 1}
+    for name, changes in (("alone", {"eval_iters": 0}), ("evaluated", evaluated)):
+        seen = losses[name].append
+        config = config_of(data, **lists, **changes)
+        with neox_model.Trainer(config, callback=lambda step, seen=seen: seen(step.loss)) as trainer:
+            trainer.train()
+            parts = set(trainer.losses)
+        assert parts == ({"valid"} if name == "evaluated" else set())
+    assert losses["alone"] == losses["evaluated"]
+    assert losses["alone"]
 
 
 def test_the_length_of_a_training_may_be_given_in_passes(tmp_path, data):
@@ -584,12 +653,23 @@ def test_what_users_of_transformers_write_is_answered(tmp_path, data):
         ("to", "the model is loaded on the current GPU, which torch.cuda.set_device"),
         ("state_dict", "use that of model.module"),
         ("save_pretrained", "use neox-convert to-hf"),
+        ("apply_chat_template", "use model.chat"),
     ):
         with pytest.raises(AttributeError, match=f"Model has no attribute '{name}'; {message}"):
             getattr(model, name)
     assert not hasattr(model, "other")
     with pytest.raises(neox_model.NeoXError, match=r"use model.logits\(text\)"):
         model("a")
+    ids = "a prompt is a text, not a value of type {}; for token ids, pass model.tokenizer.decode(ids)"
+    for prompts, message in (
+        ([1, 2], ids.format("int")),
+        ([[1, 2]], ids.format("list")),
+        ([{"role": "user", "content": "a"}], "for messages, use model.chat(messages)"),
+    ):
+        with pytest.raises(neox_model.NeoXError, match=re.escape(message)):
+            model.generate(prompts)
+    with pytest.raises(neox_model.NeoXError, match=re.escape(ids.format("list"))):
+        list(model.stream([1, 2]))
     for name, message in (
         ("torch_dtype", "use precision='fp32', 'bf16' or 'fp16'"),
         ("dtype", "use precision='fp32', 'bf16' or 'fp16'"),

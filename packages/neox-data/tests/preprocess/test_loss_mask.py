@@ -15,9 +15,9 @@ from neox_data.indexed import open_indexed
 from neox_data.labels import check_labels
 from neox_data.manifest import read_manifest
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
+from neox_data.preprocess.chat_tokens import end_of_answer
 from neox_data.preprocess.cli import main
 from neox_data.preprocess.conversations import messages_in
-from neox_data.preprocess.end_of_answer import end_of_answer
 from neox_data.preprocess.loss_mask import ChatMask, MaskedEncoder, PromptMask
 from neox_data.tokenizers import build_tokenizer
 from neox_data.tokenizers.added import add_special_tokens

@@ -186,6 +186,17 @@ def test_a_tokenizer_json_in_place_of_gpt2s_files_names_its_kind(tokenizer_json:
         build_tokenizer("SentencePieceTokenizer", vocab_file=tokenizer_json)
 
 
+def test_what_users_of_transformers_write_is_answered(tokenizer_json: Path) -> None:
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
+    with pytest.raises(TypeError, match=r"a tokenizer is not called; use encode\(TEXT\)"):
+        tokenizer("a")
+    with pytest.raises(AttributeError, match="no attribute 'eos_token_id'; use end_of_document, its id"):
+        _ = tokenizer.eos_token_id
+    with pytest.raises(AttributeError, match=r"HFTokenizer has no attribute 'other'$"):
+        _ = tokenizer.other
+    assert not hasattr(tokenizer, "pad_token_id")
+
+
 def test_a_vocab_json_in_place_of_a_tokenizer_json_names_its_kind(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text('{"a": 0, "model": 1}')
     with pytest.raises(TokenizerError, match=r"is a vocab\.json, .* set tokenizer_type to GPT2BPETokenizer"):

@@ -114,6 +114,14 @@ def test_the_end_screen_shows_results_and_commands(plan, request_, minimal):
     assert render_end(plan, request_, DONE, width=120).plain.startswith("neox-launch: finished\n")
 
 
+@pytest.mark.usefixtures("checkpoint")
+def test_a_command_that_would_evaluate_nothing_is_not_offered(request_):
+    for given, is_offered in (("eval-iters=3", True), ("eval-iters=0", False)):
+        request = replace(request_, overrides=(*request_.overrides, given))
+        plan = plan_launch(request, gpus=0)
+        assert ("evaluate" in rows(render_end(plan, request, DONE, width=120))) is is_offered
+
+
 def test_both_screens_say_that_nothing_is_recorded_for_a_report(plan, request_):
     assert "report" not in rows(render_end(plan, request_, DONE, width=120))
     plan = plan_launch(replace(request_, overrides=("num-gpus=2", "log-dir=null")), gpus=0)

@@ -109,7 +109,13 @@ def test_the_configuration_of_an_imported_model_trains_as_its_comment_states(pai
 
 def test_the_documented_cut_before_the_training_keeps_what_describes_the_model(tmp_path):
     """The recipes of finetuning.md make `base.yml` with sed."""
-    described = {"num-layers": 2, "vocab-file": "tokenizer.json", "lora-rank": 4, "stop-tokens": [2]}
+    described = {
+        "num-layers": 2,
+        "vocab-file": "tokenizer.json",
+        "lora-rank": 4,
+        "stop-tokens": [2],
+        "hidden-dropout": 0.0,
+    }
     write_settings(
         tmp_path / "model.yml", {**described, "precision": "fp32"}, source=tmp_path, output=tmp_path
     )

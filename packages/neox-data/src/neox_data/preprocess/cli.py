@@ -8,7 +8,7 @@ from click.core import ParameterSource
 from neox_data.command import DataCommand, log_interval_option, notes_on_replaced
 from neox_data.command_line import option, quiet_option
 from neox_data.preprocess.chat_template import load_chat_template
-from neox_data.preprocess.end_of_answer import EndOfAnswer, end_of_answer
+from neox_data.preprocess.chat_tokens import EndOfAnswer, end_of_answer
 from neox_data.preprocess.inputs import ENDINGS, find_inputs
 from neox_data.preprocess.loss_mask import ChatMask, LossMask, PromptMask
 from neox_data.preprocess.passed_over import PassedOver

@@ -3,14 +3,36 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any, NoReturn
 
 import numpy as np
 
 __all__ = ["Tokenizer"]
 
+# Attributes of tokenizers of transformers -> what to use.
+_OF_TRANSFORMERS = {
+    **dict.fromkeys(("eos_token_id", "eos_token"), "use end_of_document, its id"),
+    **dict.fromkeys(("pad_token_id", "pad_token"), "use padding, its id"),
+    "convert_tokens_to_ids": "use token_id(TEXT)",
+    "batch_decode": "use decode(IDS) for each",
+    "apply_chat_template": "use neox_model.load_model(...).chat(MESSAGES), which renders and answers them",
+    "save_pretrained": "its files are those that vocab_file and merge_file name",
+}
+
 
 class Tokenizer(ABC):
     """Converts text to token ids and back."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Called for names that are not there.
+        meant = _OF_TRANSFORMERS.get(name)
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}{f'; {meant}' if meant else ''}"
+        )
+
+    def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Raise an error that names what encodes texts."""
+        raise TypeError("a tokenizer is not called; use encode(TEXT), which returns a list of ids")
 
     @property
     @abstractmethod

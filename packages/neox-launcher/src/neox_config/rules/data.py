@@ -8,7 +8,7 @@ from neox_config.schema.config import NeoXConfig
 
 
 def data_comes_one_way(c: NeoXConfig) -> Iterator[Problem]:
-    """Require either data-path or all three lists of paths."""
+    """Require either data-path or lists of paths; for validation only if it takes place."""
     data = c.data
     lists = {
         name: getattr(data, name) for name in ("train_data_paths", "valid_data_paths", "test_data_paths")
@@ -16,9 +16,12 @@ def data_comes_one_way(c: NeoXConfig) -> Iterator[Problem]:
     given = [name for name, paths in lists.items() if paths is not None]
     if given and data.data_path is not None:
         yield Problem(given[0], "cannot be combined with data-path", "remove one of them")
-    if given and len(given) < len(lists):
-        missing = ", ".join(name.replace("_", "-") for name in lists if name not in given)
-        yield Problem(given[0], f"is given without {missing}", "give all three lists")
+    if given and "train_data_paths" not in given:
+        yield Problem(given[0], "is given without train-data-paths", "add train-data-paths: [PREFIX]")
+    elif given and "valid_data_paths" not in given and c.training.eval_iters:
+        what = "is given without valid-data-paths"
+        remedy = "add valid-data-paths: [PREFIX] of other documents, or set eval-iters: 0 for no validation"
+        yield Problem("train_data_paths", what, remedy)
     for name, paths in lists.items():
         if paths is not None and not paths:
             yield Problem(name, "is empty", "name at least one dataset")

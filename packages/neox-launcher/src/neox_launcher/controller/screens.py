@@ -9,6 +9,7 @@ from rich.text import Text
 
 from neox_config import NeoXConfig, load_config
 from neox_config.counted import counted
+from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.derive.recorded import latest_checkpoint
 from neox_config.errors import ConfigError, NeoXError
@@ -282,7 +283,8 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
         settings = {} if is_same else {"load": section.save}
         if not is_encoder(plan.resolved.config):
             yield "generate", _command(request, "generate", settings=settings)
-        yield "evaluate", _command(request, "evaluate", settings=settings)
+        if plan.resolved.config.training.eval_iters or evaluates_texts(plan.resolved.config):
+            yield "evaluate", _command(request, "evaluate", settings=settings)
         if is_retrieval(plan.resolved.config):
             has_index = plan.resolved.config.objective.block_data_path is not None
             index = {} if has_index else {"block-data-path": str(Path(section.save, "index"))}

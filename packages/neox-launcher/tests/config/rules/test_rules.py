@@ -438,8 +438,8 @@ EXAMPLES = {
     "data_comes_one_way": (
         "train-data-paths: [a]",
         "train_data_paths",
-        "is given without valid-data-paths, test-data-paths",
-        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]",
+        "is given without valid-data-paths",
+        "train-data-paths: [a]\neval-iters: 0",
     ),
     "weights_match_the_paths": (
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [1, 2]",

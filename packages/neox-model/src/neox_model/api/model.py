@@ -24,6 +24,9 @@ from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, foreign_re
 from neox_config.read.wording import sentence_about
 from neox_config.rules import broken_rules
 from neox_config.schema.sections.generation import GenerationSection
+from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
+from neox_data.preprocess.chat_tokens import encode_conversation, ends_of_answers
+from neox_data.preprocess.conversations import messages_in
 from neox_data.tokenizers import Tokenizer
 from neox_model.api.alone import plain_state
 from neox_model.api.configuration import as_text, load_config, resolved_for
@@ -38,7 +41,8 @@ from neox_model.convert.checkpoints import Checkpoint, build_sequential, load_in
 from neox_model.convert.from_hf import HuggingFaceModel, open_hf
 from neox_model.convert.requests import NOT_DOWNLOADED, snapshot_in
 from neox_model.convert.yaml_file import TRAINING
-from neox_model.generate.engine import Reply
+from neox_model.generate.chat_template import configured_template
+from neox_model.generate.engine import Reply, Update
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import Job, check_numbers, replies
 from neox_model.generate.run import explained_shortage, job_of, load_forward
@@ -79,6 +83,7 @@ _ATTRIBUTES_OF_TRANSFORMERS = {
         ("save_pretrained", "push_to_hub"),
         "use neox-convert to-hf --load FOLDER --output DIR, with a checkpoint",
     ),
+    "apply_chat_template": "use model.chat(messages)",
     **dict.fromkeys(("eval", "train"), "it computes without dropout; to train, use neox_model.Trainer"),
 }
 # Arguments of transformers' from_pretrained -> what to use.
@@ -178,6 +183,7 @@ class Model:
             NeoXError: the device has too little memory, or the model's output is not finite.
         """
         contexts = [prompts] if isinstance(prompts, str) else list(prompts)
+        _refuse_other_than_texts(contexts)
         job = self._job(settings)
         with self._computing(), explained_shortage():
             found = list(replies(job, contexts, range(len(contexts))))
@@ -195,9 +201,52 @@ class Model:
             NeoXError: the prompt fills the model's longest sequence, the device has too little memory, or the
                 model's output is not finite.
         """
+        _refuse_other_than_texts([prompt])
         job = self._job(settings)
         with our_errors():
             tokens = job.tokenizer.encode(prompt) if prompt else []
+        yield from (update.text for update in self._updates(job, tokens) if update.text)
+
+    def chat(
+        self, messages: list[dict[str, Any]], *, template: str | Path | None = None, **settings: Any
+    ) -> Reply:
+        """Return the answer to a conversation, which the chat template writes as a prompt.
+
+        It ends where an answer of `neox-launch serve` ends: at end-of-document, `stop_tokens`, and the
+        special token with which the template ends an answer.
+
+        Args:
+            messages: dictionaries with `role` and `content`, in a list.
+            template: a file of Jinja, or the folder of a tokenizer; None: `serve.chat_template`, or the one
+                beside the tokenizer's file.
+            settings: as for `generate`.
+
+        Raises:
+            ConfigError: a setting is unknown or has an invalid value.
+            NeoXError: there is no template, it does not accept the messages, they fill the model's longest
+                sequence, the device has too little memory, or the model's output is not finite.
+        """
+        with our_errors():
+            found = self._template() if template is None else load_chat_template(Path(template))
+            text = _written(found, messages)
+            tokens = encode_conversation(text, self.tokenizer)
+            ends = ends_of_answers(found, self.tokenizer)
+        job = self._job(settings)
+        job = replace(job, stop_strings=(*job.stop_strings, *ends))
+        (reply,) = [update.reply for update in self._updates(job, tokens) if update.reply is not None]
+        return reply
+
+    def _template(self) -> ChatTemplate:
+        found = configured_template(self.config)
+        if found is None:
+            raise NeoXError(
+                f"there is no chat template beside vocab_file, {self.config.tokenizer.vocab_file}; pass "
+                "template=PATH of a file of Jinja, or of the folder of a tokenizer"
+            )
+        return found
+
+    def _updates(self, job: Job, tokens: Sequence[int]) -> Iterator[Update]:
+        """Yield what each step adds to the continuation of token ids."""
         capacity = min(job.seq_length, max(1, len(tokens)) + job.maximum_tokens)
         with self._computing(), explained_shortage():
             engine = job.engine(1, capacity)
@@ -206,8 +255,7 @@ class Model:
             with self._computing(), explained_shortage():
                 updates = engine.step()
             for update in updates:
-                if update.text:
-                    yield update.text
+                yield update
                 if update.reply is not None and update.reply.finish_reason == "prompt-too-long":
                     raise NeoXError(f"{update.reply.message}; use a shorter prompt")
                 if update.reply is not None:
@@ -299,6 +347,32 @@ class Model:
                 yield
         finally:
             self.module.train(was_training)
+
+
+def _refuse_other_than_texts(prompts: Sequence[Any]) -> None:
+    """Refuse token ids and messages, which transformers takes."""
+    other = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
+    if isinstance(other, Mapping):
+        raise NeoXError("a prompt is a text; for messages, use model.chat(messages)")
+    if other is not None:
+        raise NeoXError(
+            f"a prompt is a text, not a value of type {type(other).__name__}; for token ids, pass "
+            "model.tokenizer.decode(ids)"
+        )
+
+
+def _written(template: ChatTemplate, messages: list[dict[str, Any]]) -> str:
+    """Return the text of a conversation up to the answer.
+
+    Raises:
+        NeoXError: these are not messages, or the template does not accept them.
+    """
+    if not messages:
+        raise NeoXError('there is no message; pass [{"role": "user", "content": "..."}]')
+    try:
+        return template.prompt(messages_in(messages, "messages"))
+    except ValueError as error:
+        raise NeoXError(f'{error}; pass [{{"role": "user", "content": "..."}}]') from error
 
 
 def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:

@@ -11,15 +11,17 @@ __all__ = ["CONFIGURATION", "TRAINING", "write_settings"]
 CONFIGURATION = "model.yml"
 """Name of the file."""
 
-# What describes the model comes first: the documentation cuts the file at the training.
+# What other trainings of the model keep comes first: the documentation cuts the file at the training. The
+# dropouts are among it, because their defaults are 0.1, as in GPT-NeoX.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tokenizer": ("tokenizer-type", "vocab-file", "merge-file"),
     "Adapters": ("lora-base", "lora-rank", "lora-alpha", "lora-dropout", "lora-target-modules"),
     "Generation: tokens at which transformers ends a text, too": ("stop-tokens",),
+    "Dropout: as in the model's configuration": ("hidden-dropout", "attention-dropout"),
     "Training: a start for fine-tuning": (
         *("train-micro-batch-size-per-gpu", "gradient-accumulation-steps", "train-iters", "precision"),
         *("optimizer", "zero-optimization", "gradient-clipping", "weight-decay", "lr-decay-style", "warmup"),
-        *("hidden-dropout", "attention-dropout", "save-interval-minutes", "log-interval"),
+        *("save-interval-minutes", "log-interval"),
     ),
     "Weights": ("load", "finetune"),
 }

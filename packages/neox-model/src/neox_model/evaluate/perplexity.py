@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from neox_config import Resolved
+from neox_config import NeoXConfig, Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.errors import ConfigError
 from neox_data.tokenizers import Tokenizer
@@ -95,12 +95,15 @@ def evaluate_parts(resolved: Resolved) -> str:
     if not found:
         raise ConfigError(
             "there is no data to evaluate on: eval-iters is 0, or split leaves no validation and test "
-            "documents; set eval-iters or split"
+            "documents; set eval-iters, split or valid-data-paths"
         )
-    return "\n".join(
-        f"{name} {found.get(part, 'not evaluated: split leaves no document for it')}"
-        for part, name in PARTS.items()
-    )
+    return "\n".join(f"{name} {found.get(part, _why_not(config, part))}" for part, name in PARTS.items())
+
+
+def _why_not(config: NeoXConfig, part: str) -> str:
+    if config.data.data_path is None:
+        return f"not evaluated: {part}-data-paths is not set"
+    return "not evaluated: split leaves no document for it"
 
 
 @explained_shortage("use a device with more memory")

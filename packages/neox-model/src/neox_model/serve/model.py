@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 
 from neox_data.errors import TokenizerError
 from neox_data.preprocess.chat_template import ChatTemplate
-from neox_data.preprocess.end_of_answer import EndOfAnswer, end_of_answer
+from neox_data.preprocess.chat_tokens import (
+    EndOfAnswer,
+    encode_conversation,
+    end_of_answer,
+    ends_of_answers,
+)
 from neox_data.tokenizers import Tokenizer
-from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 from neox_model.generate.engine import Request
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.random import mixed_seed
@@ -58,12 +62,7 @@ class ServedModel:
     def ends_of_chats(self) -> tuple[str, ...]:
         """Return the texts that end an answer of a chat, besides the stop strings of the request."""
         assert self.template is not None, "a model without a template answers no chats"
-        ends = (
-            self.template.ends
-            if self.end_of_answer is None
-            else (*self.template.ends, self.end_of_answer.text)
-        )
-        return tuple(dict.fromkeys(ends))
+        return ends_of_answers(self.template, self.tokenizer)
 
     def check_name(self, name: str | None) -> None:
         """Refuse another model's name.
@@ -98,17 +97,13 @@ class ServedModel:
         return list(prompt)
 
     def encode_rendered(self, conversation: str) -> list[int]:
-        """Return the ids of a rendered conversation, without those that the tokenizer adds to every text.
-
-        The template writes them itself, as in the data of a training (`neox_data.preprocess.loss_mask`).
+        """Return the ids of a rendered conversation.
 
         Raises:
             ApiError: the tokenizer cannot encode the text.
         """
         with _encoding("messages"):
-            if isinstance(self.tokenizer, LibraryBackedTokenizer):
-                return [int(token) for token in self.tokenizer.encode_parts([conversation])[0]]
-            return self.tokenizer.encode(conversation)
+            return encode_conversation(conversation, self.tokenizer)
 
     def requests(
         self,

@@ -8,9 +8,10 @@ from pathlib import Path
 from neox_config import NeoXConfig, Resolved
 from neox_config.errors import ConfigError, NeoXError
 from neox_data.errors import CorpusError
-from neox_data.preprocess.chat_template import ChatTemplate, find_chat_template, load_chat_template
+from neox_data.preprocess.chat_template import ChatTemplate
 from neox_data.tokenizers import Tokenizer
 from neox_model.generate.batch import Batch
+from neox_model.generate.chat_template import configured_template
 from neox_model.generate.engine import Engine
 from neox_model.generate.run import explained_shortage, load_forward
 from neox_model.parallel.groups import Groups
@@ -145,21 +146,12 @@ def _checked_key(key: str, source: str) -> str:
 
 
 def _template(config: NeoXConfig) -> ChatTemplate | None:
-    """Return the configured chat template, else the one in the folder of the tokenizer, else None."""
-    path, vocabulary = config.serving.serve.chat_template, config.tokenizer.vocab_file
-    if path is not None:
-        try:
-            return load_chat_template(Path(path))
-        except CorpusError as error:
-            raise NeoXError(f"serve.chat-template: {error}") from error
-    if vocabulary is None:
-        return None
-    file = Path(vocabulary)
-    # The name of a model in a hub has no folder here.
-    folder = file if file.is_dir() else file.parent if file.is_file() else None
+    """Return the chat template; None if there is none, or the one beside the tokenizer is invalid."""
     try:
-        return None if folder is None else find_chat_template(folder)
+        return configured_template(config)
     except CorpusError as error:
+        if config.serving.serve.chat_template is not None:
+            raise NeoXError(f"serve.chat-template: {error}") from error
         logger.warning("chats are refused: %s, or set serve.chat-template", error)
         return None
 

@@ -6,7 +6,7 @@ from neox_config.schema.parameter import Section, param
 
 __all__ = ["DataSection"]
 
-_PREFIXES = "Prefixes (without .bin and .idx) of the {} datasets; give all three lists, and no data-path."
+_PREFIXES = "Prefixes (without .bin and .idx) of the {} datasets, in place of data-path."
 _LABELS = (
     "Prefixes of the labels of the {} datasets, in their order: one label per token, not shifted. Labels "
     "below 0 are left out of the loss. preprocess_data --loss-mask writes them."
@@ -21,17 +21,23 @@ class DataSection(Section, resume="training"):
     data_path: str | None = param(
         None,
         origin="Meg",
-        none_means="the three lists of paths are used",
+        none_means="train_data_paths is used",
         doc="Prefix (without .bin and .idx) of one dataset, which is divided by `split`.",
     )
     train_data_paths: tuple[str, ...] | None = param(
         None, origin="NeoX", none_means="data_path is used", doc=_PREFIXES.format("training")
     )
     valid_data_paths: tuple[str, ...] | None = param(
-        None, origin="NeoX", none_means="data_path is used", doc=_PREFIXES.format("validation")
+        None,
+        origin="NeoX",
+        none_means="data_path is used",
+        doc=_PREFIXES.format("validation") + " Required with train-data-paths, unless eval-iters is 0.",
     )
     test_data_paths: tuple[str, ...] | None = param(
-        None, origin="NeoX", none_means="data_path is used", doc=_PREFIXES.format("test")
+        None,
+        origin="NeoX",
+        none_means="data_path is used",
+        doc=_PREFIXES.format("test") + " Without it, train-data-paths are used without a test at the end.",
     )
     train_label_data_paths: tuple[str, ...] | None = param(
         None, origin="NeoX", none_means="labels are the next tokens", doc=_LABELS.format("training")

@@ -301,6 +301,8 @@ def held_out_blocks(resolved: Resolved) -> tuple[str, dict[str, Blocks]]:
                 prefix: blocks_of(resolved.config, _open(resolved, prefix), each)
                 for prefix, each in documents.items()
             }
+    if resolved.config.data.data_path is None:
+        raise DataError("there is no document for the test or validation; set valid-data-paths")
     raise DataError("split leaves no document for the test or validation; give one of them a share")
 
 
