@@ -218,7 +218,7 @@ class Model:
         Args:
             messages: dictionaries with `role` and `content`, in a list.
             template: a file of Jinja, or the folder of a tokenizer; None: `serve.chat_template`, or the one
-                beside the tokenizer's file.
+                in the folder of the tokenizer.
             settings: as for `generate`.
 
         Raises:
@@ -240,8 +240,8 @@ class Model:
         found = configured_template(self.config)
         if found is None:
             raise NeoXError(
-                f"there is no chat template beside vocab_file, {self.config.tokenizer.vocab_file}; pass "
-                "template=PATH of a file of Jinja, or of the folder of a tokenizer"
+                f"there is no chat template in the folder of vocab_file, {self.config.tokenizer.vocab_file}; "
+                "pass template=PATH of a file of Jinja, or of the folder of a tokenizer"
             )
         return found
 

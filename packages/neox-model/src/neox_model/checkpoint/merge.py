@@ -78,7 +78,7 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
 def _of_adapters(manifest: Manifest) -> dict[str, Any]:
     """Return the settings of the adapters' training that those of the base would lose.
 
-    The tokenizer is the same, but its files, and the chat template beside them, may be elsewhere.
+    The tokenizer is the same, but its files, and the chat template next to them, may be elsewhere.
     """
     names = ("stop_tokens", "vocab_file", "merge_file")
     return {name: manifest.config[name] for name in names if name in manifest.config}

@@ -9,7 +9,7 @@ __all__ = ["configured_template"]
 
 
 def configured_template(config: NeoXConfig) -> ChatTemplate | None:
-    """Return the template that `serve.chat_template` names, else the one beside the tokenizer, else None.
+    """Return the template that `serve.chat_template` names, else the one next to the tokenizer, else None.
 
     Raises:
         CorpusError: it is missing or invalid.

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from neox_config import NeoXError
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
 from neox_config.facts.records import FAILURES, RECORD
-from neox_model.checkpoint.contents import Manifest
 from neox_model.metrics.writers.jsonl import FORMAT, read_records, superseded_from
 from neox_model.report.checking import is_time, unsound
 
@@ -243,8 +241,8 @@ def _log_folder_near(folder: Path) -> str:
 def _record_of(checkpoint: Path) -> str:
     """Return where the training has its record that saved a checkpoint."""
     try:
-        log_dir = Manifest.read(checkpoint).config.get("log_dir")
-    except NeoXError:
+        log_dir = json.loads((checkpoint / MANIFEST).read_bytes())["contents"]["config"]["log_dir"]
+    except (OSError, ValueError, LookupError, TypeError):
         return "pass the folder that log-dir names"
     if log_dir:
         return f"pass the folder that log-dir names: {log_dir}"

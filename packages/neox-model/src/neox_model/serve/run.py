@@ -146,7 +146,7 @@ def _checked_key(key: str, source: str) -> str:
 
 
 def _template(config: NeoXConfig) -> ChatTemplate | None:
-    """Return the chat template; None if there is none, or the one beside the tokenizer is invalid."""
+    """Return the chat template; None if there is none, or the one next to the tokenizer is invalid."""
     try:
         return configured_template(config)
     except CorpusError as error:
