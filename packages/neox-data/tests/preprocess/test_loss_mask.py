@@ -340,6 +340,17 @@ def test_a_chat_template_writes_the_first_token_itself(corpus, tokenizer_json, t
     assert texts[0].startswith("<|user|>one")
 
 
+def test_the_summary_counts_texts_and_not_also_their_labels(tmp_path: Path, tokenizer_json: Path) -> None:
+    rows = [{"prompt": "abcd efgh", "response": " ijkl"}, {"prompt": "", "response": ""}]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for resume in ((), ("--resume",)):
+        result = run(tmp_path / "corpus.jsonl", tokenizer_json, "--loss-mask", "prompt-response", *resume)
+        assert result.exit_code == 0, result.output
+        (tokens,) = map(len, read(tmp_path / "out_text_document"))
+        assert f"-> {tokens} tokens ({14 / tokens:.2f} characters per token)" in result.output
+        assert "1 document without tokens was skipped" in result.output
+
+
 def test_a_tokenizer_that_ends_each_text_is_refused(corpus, tokenizer_json, tmp_path) -> None:
     vocab_file = with_special(tokenizer_json, tmp_path, "A eos")
     result = run(corpus, vocab_file, "--loss-mask", "prompt-response")

@@ -293,6 +293,10 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("a.yml train_iters=10", "parameters are set with --set: --set train_iters=10"),
         ("generate a.yml temperature=0", "parameters are set with --set: --set temperature=0"),
         (
+            "chat --config a.yml",
+            "for conversations, use neox-launch serve --config a.yml, and its page in a browser; generate",
+        ),
+        (
             "--check a.yml",
             "No such option: --check; use neox-config check --files FILE, or neox-launch --dry-run",
         ),

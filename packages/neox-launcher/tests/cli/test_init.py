@@ -126,6 +126,18 @@ def test_an_empty_path_is_refused_and_not_the_current_folder(prepare, name):
     assert prepare.calls == []
 
 
+def test_the_folder_of_a_model_stands_for_its_tokenizer(prepare, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    given = ("init", "--data", "texts", "--output", tmp_path / "x", "--tokenizer", model)
+    found = run(*given)
+    assert found.exit_code == 2
+    assert f"Invalid value for '--tokenizer': {model} is a folder without a tokenizer.json" in found.output
+    (model / "tokenizer.json").touch()
+    assert run(*given).exit_code == 7
+    assert str(model / "tokenizer.json") in prepare.calls[-1]
+
+
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = run("init", "--data", "texts", "--output", tmp_path / "x")

@@ -64,11 +64,12 @@ class Summary:
     def lines(self) -> Iterable[str]:
         """Yield the lines of the summary."""
         # With a loss mask, tokens and labels are counted together, as two datasets.
-        tokens = self.tokens if self.labels is None else self.tokens // 2
+        datasets = 1 if self.labels is None else 2
+        tokens, empty = self.tokens // datasets, self.empty // datasets
         speed = f" ({self.num_bytes / self.seconds / 1e6:,.1f} MB/s)"
         yield (
             f"{counted(self.documents, 'document')}, {bytes_in_words(self.num_bytes)} -> {tokens:,} tokens "
-            f"({self.characters / max(tokens, 1):.2f} characters per token) in {self.seconds:.1f} s"
+            f"({self.characters / max(self.tokens, 1):.2f} characters per token) in {self.seconds:.1f} s"
             f"{speed if self.num_bytes >= _FEWEST_TIMED_BYTES else ''}"
         )
         yield f"encoded by {self.encoder}"
@@ -87,9 +88,9 @@ class Summary:
             )
         if self.resumed_shards:
             yield f"{counted(self.resumed_shards, 'shard was', 'shards were')} finished by an earlier run"
-        if self.empty:
+        if empty:
             yield counted(
-                self.empty, "document without tokens was skipped", "documents without tokens were skipped"
+                empty, "document without tokens was skipped", "documents without tokens were skipped"
             )
         if self.null:
             having = counted(self.null, "document has", "documents have")

@@ -82,9 +82,11 @@ _ADVICE_ON_WORDS: Mapping[str, str] = {
         ("eval", "eval.py", "evaluate.py"), f"use the command evaluate: neox-launch evaluate {_FILE}"
     ),
     **dict.fromkeys(
-        ("generate.py", "inference", "sample", "chat"),
+        ("generate.py", "inference", "sample"),
         f"use the command generate: neox-launch generate {_FILE}",
     ),
+    "chat": f"for conversations, use neox-launch serve {_FILE}, and its page in a browser; generate "
+    "continues plain text, without the chat template",
     **dict.fromkeys(
         ("resume", "continue"), f"the same command continues a training from load: neox-launch {_FILE}"
     ),

@@ -74,6 +74,15 @@ class _Time(click.types.StringParamType):
         return value
 
 
+def _tokenizer_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Return the tokenizer.json of the folder of a model, and a file as it is."""
+    if path is None or not path.is_dir():
+        return path
+    if not (path / "tokenizer.json").is_file():
+        raise click.BadParameter(f"{path} is a folder without a tokenizer.json", context, parameter)
+    return path / "tokenizer.json"
+
+
 @click.command(
     "init",
     cls=_InitCommand,
@@ -134,9 +143,10 @@ class _Time(click.types.StringParamType):
 @option(
     "--tokenizer",
     heading=_TEXTS,
-    type=GivenPath(path_type=Path, exists=True, dir_okay=False),
+    type=GivenPath(path_type=Path, exists=True),
+    callback=_tokenizer_file,
     metavar="FILE",
-    help="A tokenizer.json to use. Default: train one on the texts.",
+    help="A tokenizer.json to use, or the folder that has it. Default: train one on the texts.",
 )
 @option(
     "--vocab-size",

@@ -19,6 +19,7 @@ from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.generation import generation_mode, without_effect
 from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder
 from neox_config.errors import ConfigError, NeoXError
+from neox_data.errors import CorpusError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
@@ -29,6 +30,7 @@ from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.batch import Batch
+from neox_model.generate.chat_template import configured_template
 from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
@@ -72,9 +74,25 @@ def generate_from(resolved: Resolved) -> None:
     logger.info("generating (%s)%s", mode, on_several(groups))
     for name in without_effect(config) if groups.world.rank == 0 else ():
         logger.warning("%s has no effect on generation in the mode %s", name, mode)
+    if groups.world.rank == 0 and mode != "unconditional":
+        _name_unused_template(config)
     with explained_shortage():
         MODES[mode](job_of(config, forward, tokenizer, groups, reads_every_token=mode == "interactive"))
     leave_processes()
+
+
+def _name_unused_template(config: NeoXConfig) -> None:
+    """Log that prompts are not written by the chat template, if there is one."""
+    try:
+        template = configured_template(config)
+    except CorpusError:
+        return  # A damaged template does not matter to plain texts.
+    if template is not None:
+        logger.info(
+            "prompts are continued as they are; conversations by the chat template of %s are answered by "
+            "neox-launch serve",
+            template.name,
+        )
 
 
 def on_several(groups: Groups) -> str:
