@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -378,7 +379,7 @@ def test_an_answer_of_a_chat_is_that_of_transformers(tmp_path):
 
     folder = write_model(tmp_path / "model", "llama", random_settings("llama", 3) | LONGER)
     with pytest.raises(
-        neox_model.NeoXError, match=r"no chat template in the folder of vocab_file, .*; pass template=PATH"
+        neox_model.NeoXError, match=rf"no chat template in the folder of {folder}/.*; pass template=PATH"
     ):
         neox_model.load_model(folder).chat([{"role": "user", "content": "a"}])
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -418,6 +419,70 @@ def test_an_answer_of_a_chat_is_that_of_transformers(tmp_path):
     ):
         with pytest.raises(neox_model.NeoXError, match=re.escape(message)):
             model.chat(wrong)
+    # An error of the template does not ask for the form that the messages have.
+    strict = tmp_path / "strict.jinja"
+    strict.write_text("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(
+        neox_model.NeoXError, match=r"alternate; change the messages, or pass another template"
+    ):
+        model.chat(messages, template=strict)
+    for path in ("", TEMPLATE):
+        with pytest.raises(neox_model.NeoXError, match="template is the path of a file or folder"):
+            model.chat(messages, template=path)
+    # Stop strings of the call end the answer, too.
+    stopped = model.chat(messages, maximum_tokens=40, stop_strings=[text[place]])
+    assert stopped.text == text[:place]
+
+
+def test_a_chat_begins_as_its_template_does_and_is_found_with_a_moved_model(tmp_path):
+    pytest.importorskip("transformers")
+    from neox_model.convert.from_hf import from_hf
+    from support.hf_models import random_settings, write_model
+
+    folder = write_model(tmp_path / "model", "llama", random_settings("llama", 3) | LONGER)
+    # This tokenizer begins each text with a token, which the template does not write.
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    first = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [first, text],
+        "pair": [first, text],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+    }
+    file.write_text(json.dumps(content))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    from_hf(folder, tmp_path / "imported")
+    (tmp_path / "imported").rename(tmp_path / "moved")
+    model = neox_model.load_model(tmp_path / "moved")
+    assert model.tokenizer.encode("a")[0] == 0
+    messages = [{"role": "user", "content": "ab"}]
+    seen: list[Any] = []
+    updates = type(model)._updates
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            type(model),
+            "_updates",
+            lambda self, job, tokens: seen.append(tokens) or updates(self, job, tokens),
+        )
+        model.chat(messages, maximum_tokens=1)
+    (tokens,) = seen
+    assert tokens[0] != 0
+    assert model.tokenizer.decode(tokens) == "[user] ab<|endoftext|>[assistant]"
+    assert model.settings["vocab_file"] == str(tmp_path / "moved" / "tokenizer.json")
+
+
+def test_the_record_names_the_model_that_a_training_starts_from(tmp_path, data):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        trainer.save(tmp_path / "saved")
+    model = neox_model.load_model(tmp_path / "saved")
+    for start, source in ((None, None), (model, str(tmp_path / "saved" / "global_step0"))):
+        log = tmp_path / f"log-{source is None}"
+        with neox_model.Trainer(config_of(data, log_dir=str(log)), start_from=start) as trainer:
+            trainer.train(1)
+        events = [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
+        assert [event["checkpoint"] for event in events if event.get("event") == "start"] == [source]
 
 
 def test_a_callback_may_save_but_not_train_or_close(tmp_path, data):
@@ -664,12 +729,21 @@ def test_what_users_of_transformers_write_is_answered(tmp_path, data):
     for prompts, message in (
         ([1, 2], ids.format("int")),
         ([[1, 2]], ids.format("list")),
-        ([{"role": "user", "content": "a"}], "for messages, use model.chat(messages)"),
+        ({"input_ids": [1]}, ids.format("dict")),
+        (UserDict(input_ids=[1]), ids.format("UserDict")),
+        (None, ids.format("NoneType")),
+        (["a", None], ids.format("NoneType")),
+        (5, ids.format("int")),
+        (b"ab", ids.format("bytes")),
+        ([{"role": "user", "content": "a"}], "a text; for messages, use model.chat(messages)"),
+        ({"role": "user", "content": "a"}, "a text; for messages, use model.chat(messages)"),
     ):
         with pytest.raises(neox_model.NeoXError, match=re.escape(message)):
             model.generate(prompts)
     with pytest.raises(neox_model.NeoXError, match=re.escape(ids.format("list"))):
         list(model.stream([1, 2]))
+    one, other = model.generate(iter(["a", "b"]), maximum_tokens=1)
+    assert [one.tokens, other.tokens] == [model.generate(text, maximum_tokens=1).tokens for text in "ab"]
     for name, message in (
         ("torch_dtype", "use precision='fp32', 'bf16' or 'fp16'"),
         ("dtype", "use precision='fp32', 'bf16' or 'fp16'"),
@@ -708,7 +782,11 @@ def test_settings_of_generation_are_checked(data):
     for use in (model.logits, model.generate, lambda text: list(model.stream(text))):
         with pytest.raises(neox_model.NeoXError, match="cannot be encoded"):
             use("\ud800")
-    for text, message in (("", "empty text"), ("a" * 17, "seq-length is 16"), ([512], "outside the voc")):
+    for text, message in (
+        ("", "empty text"),
+        ("a" * 17, "longest sequence has 16"),
+        ([512], "outside the voc"),
+    ):
         with pytest.raises(neox_model.NeoXError, match=message):
             model.logits(text)
 

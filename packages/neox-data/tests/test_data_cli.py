@@ -2,11 +2,12 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from neox_data.cli import main
-from neox_data.indexed import open_indexed
+from neox_data.indexed import IndexedDatasetWriter, open_indexed
 from neox_data.manifest import read_manifest
 from neox_data.preprocess.cli import main as preprocess_main
 from neox_data.sources import DocumentSources
@@ -90,6 +91,26 @@ def test_inspect_decodes_the_first_documents(preprocessed, tokenizer_json: Path)
     assert "tokens:\na text<|endoftext|>\n\ndocument 1, " in shown
     assert shown.endswith("tokens:\nanother<|endoftext|>\n")
     assert run("inspect", prefix, "--show", 2).exit_code == 2
+
+
+def test_inspect_shows_which_tokens_of_labels_count(tmp_path: Path, tokenizer_json: Path) -> None:
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
+    a, b = tokenizer.encode("one two"), tokenizer.encode("three")
+    rows = [[-100] * len(a) + b + [-100], [*a, -100, *b], [-100, -100], a]
+    with IndexedDatasetWriter(tmp_path / "labels", dtype=np.int32) as writer:
+        for row in rows:
+            writer.append(np.array(row, np.int32))
+    given = ("--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer_json)
+    result = run("inspect", tmp_path / "labels", "--show", len(rows), *given)
+    assert result.exit_code == 0, result.output
+    shown = [part.partition("tokens:\n")[2].strip() for part in result.stdout.split("\ndocument ")[1:]]
+    before = f"[{len(a)} tokens left out]"
+    assert shown == [
+        f"{before}three[1 token left out]",
+        "one two[1 token left out]three",
+        "[2 tokens left out]",
+        "one two",
+    ]
 
 
 def test_inspect_refuses_to_decode_with_another_tokenizer(preprocessed) -> None:

@@ -695,23 +695,25 @@ def test_a_folder_of_checkpoints_alone_names_the_log_dir_of_their_training(tmp_p
     saved = tmp_path / "global_step40"
     saved.mkdir()
 
-    def message(**config):
-        layout = Layout(data=1, model=1, pipe=1)
-        (saved / MANIFEST).write_text(
-            Manifest(iteration=40, layout=layout, config=config, tensors={}).to_json()
-        )
-        result = CliRunner().invoke(main, [str(tmp_path)])
+    def message(*, folder=tmp_path, save="checkpoints", log_dir=None):
+        layout, config = Layout(data=1, model=1, pipe=1), {"save": save, "log_dir": log_dir}
+        manifest = Manifest(iteration=40, layout=layout, config=config, tensors={})
+        (saved / MANIFEST).write_text(manifest.to_json())
+        result = CliRunner().invoke(main, [str(folder)])
         assert result.exit_code == 2
-        return result.stderr
+        return result.stderr.partition("metrics.jsonl: no such file; ")[2]
 
-    assert "no such file; pass the folder that log-dir names: my/logs\n" in message(log_dir="my/logs")
-    none = (
-        "the training that saved global_step40 kept no record, because log-dir is not set; add --set log-dir="
-    )
-    assert f"no such file; {none}" in message(log_dir=None)
+    named = "pass the folder that log-dir names"
+    assert message(log_dir="/a/logs") == f"{named}: /a/logs\n"
+    assert message(log_dir="/a/logs", folder=saved) == f"{named}: /a/logs\n"
+    relative = "(relative to the working directory of the training)"
+    assert message(log_dir="my/logs") == f"{named}: my/logs {relative}\n"
+    assert message(log_dir=str(tmp_path)).startswith("copy metrics.jsonl from where the training ran, which")
+    assert message().startswith("global_step40 was saved without log-dir, so that nothing is recorded")
+    # Imported and merged checkpoints.
+    assert message(save=None) == f"{named}\n"
     (saved / MANIFEST).write_text("{}")
-    result = CliRunner().invoke(main, [str(tmp_path)])
-    assert result.stderr.endswith("no such file; pass the folder that log-dir names\n")
+    assert CliRunner().invoke(main, [str(tmp_path)]).stderr.endswith(f"no such file; {named}\n")
 
 
 def test_a_folder_with_failures_and_no_record_is_answered_with_the_last_failure(tmp_path):

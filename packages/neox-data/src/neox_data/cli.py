@@ -76,7 +76,7 @@ def main() -> None:
     "--show",
     type=click.IntRange(0),
     default=0,
-    help="Number of documents to decode and print, from the first.",
+    help="Number of documents to decode and print, from the first; of labels, the tokens that count.",
 )
 @click.option(
     "--tokenizer-type", type=click.Choice([*TOKENIZERS, *GPT_NEOX_NAMES]), help="Tokenizer for --show."
@@ -405,7 +405,17 @@ def _first_documents(dataset: IndexedDataset, tokenizer: Tokenizer, count: int) 
     for number in range(min(count, len(dataset))):
         size = dataset.sizes.item(number)
         tokens = dataset.get(number, 0, min(_SHOWN_TOKENS, size))
-        yield f"document {number}, {size:,} tokens:\n{tokenizer.decode(tokens.tolist())}"
+        yield f"document {number}, {size:,} tokens:\n{_decoded(tokens, tokenizer)}"
+
+
+def _decoded(tokens: np.ndarray, tokenizer: Tokenizer) -> str:
+    """Decode ids; of labels, those below 0, which the loss leaves out, are counted in brackets."""
+    runs = np.split(tokens, np.flatnonzero(np.diff(tokens < 0)) + 1)
+    return "".join(
+        f"[{counted(len(run), 'token')} left out]" if run[0] < 0 else tokenizer.decode(run.tolist())
+        for run in runs
+        if len(run)
+    )
 
 
 def _echo_all(lines: Sequence[str]) -> None:

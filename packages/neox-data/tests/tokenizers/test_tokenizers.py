@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import build_tokenizer
+from neox_data.tokenizers.huggingface import HFTokenizer
 
 TEXTS = [
     "",
@@ -192,9 +193,17 @@ def test_what_users_of_transformers_write_is_answered(tokenizer_json: Path) -> N
         tokenizer("a")
     with pytest.raises(AttributeError, match="no attribute 'eos_token_id'; use end_of_document, its id"):
         _ = tokenizer.eos_token_id
-    with pytest.raises(AttributeError, match=r"HFTokenizer has no attribute 'other'$"):
+    with pytest.raises(AttributeError, match=r"'HFTokenizer' object has no attribute 'other'$"):
         _ = tokenizer.other
     assert not hasattr(tokenizer, "pad_token_id")
+
+    class Broken(HFTokenizer):
+        @property
+        def ends_texts(self) -> bool:
+            return None.bit_length()  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'bit_length'"):
+        _ = Broken(tokenizer_json).ends_texts
 
 
 def test_a_vocab_json_in_place_of_a_tokenizer_json_names_its_kind(tmp_path: Path) -> None:

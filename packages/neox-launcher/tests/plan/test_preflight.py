@@ -542,8 +542,9 @@ def test_a_program_that_reads_the_start_of_a_training_is_told_where_it_saved(loa
     (files / "saved" / "global_step5" / "manifest.json").write_text("{}")
     (note,) = notes_on_load(config)
     assert (note.name, note.value, note.place.line) == ("load", "start", 7)
-    assert note.what == "is the start of this training, which saved to saved, up to global_step5"
-    assert note.remedy == "for what it saved, add --set load=saved"
+    assert note.what == "is read, and not save: saved, which has checkpoints up to global_step5"
+    assert note.remedy == "for these, add --set load=saved"
+    assert notes_on_load(load(f"{settings}load: start\ncheckpoint: {{use_node_local_storage: true}}")) == []
     for other in ("load: saved", "load: saved/global_step5", "load: s3://bucket/start", "load: null"):
         assert notes_on_load(load(f"{settings}{other}")) == []
     assert notes_on_load(load(f"{settings}load: start", "load=start")) == []

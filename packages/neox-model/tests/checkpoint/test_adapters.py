@@ -2,6 +2,7 @@
 
 import hashlib
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,15 +55,29 @@ def test_what_is_recorded_is_merged(adapters, tmp_path):
     assert (found.section.lora_rank, found.section.lora_alpha, found.scale) == (3, 7.0, 7 / 3)
 
 
-def test_a_merged_model_ends_texts_as_its_adapters_do(adapters, tmp_path):
+@pytest.mark.parametrize(
+    ("has_vocab", "has_merges", "folder"),
+    [(True, True, "new"), (True, False, "old"), (False, True, "old"), (False, False, "old")],
+)
+def test_a_merged_model_ends_texts_as_its_adapters_do(
+    adapters, tmp_path, monkeypatch, has_vocab, has_merges, folder
+):
     base = tmp_path / "base" / "global_step0"
-    edit_manifest(base, "config", {"stop_tokens": [], "vocab_file": "old/tokenizer.json", "seed": 3})
-    edit_manifest(adapters, "config", {"stop_tokens": [7], "vocab_file": "new/tokenizer.json", "seed": 4})
+    old = {"vocab_file": str(tmp_path / "old" / "v.json"), "merge_file": str(tmp_path / "old" / "m.txt")}
+    edit_manifest(base, "config", {"stop_tokens": [], "seed": 3} | old)
+    new = {"vocab_file": "new/v.json", "merge_file": "new/m.txt"}
+    edit_manifest(adapters, "config", {"stop_tokens": [7], "seed": 4} | new)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new").mkdir()
+    for name, exists in (("v.json", has_vocab), ("m.txt", has_merges)):
+        if exists:
+            (tmp_path / "new" / name).touch()
     digest = hashlib.sha256((base / MANIFEST).read_bytes()).hexdigest()
     record = {"folder": str(base.parent), "iteration": 0, "manifest_sha256": digest}
     edit_manifest(adapters, "config", {"base": record})
     merged = Manifest.read(merge_adapters(adapters, tmp_path / "merged"))
-    assert merged.config == {"stop_tokens": [7], "vocab_file": "new/tokenizer.json", "seed": 3}
+    files = {name: str(tmp_path / folder / Path(path).name) for name, path in new.items()}
+    assert merged.config == {"stop_tokens": [7], "seed": 3} | files
 
 
 @pytest.mark.parametrize(

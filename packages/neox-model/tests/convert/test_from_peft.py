@@ -247,7 +247,7 @@ def test_what_ours_cannot_have_is_refused(tmp_path, base):
     other = tmp_path / "other"
     write_model(other, "llama", random_settings("llama", 3) | SHARED, seed=1)
     wrong = message(base_model_name_or_path=str(other))
-    assert f"{other} is not the same model as {folder}: the rows of" in wrong
+    assert f"{folder} is not the same model as {other}: the rows of" in wrong
     assert f"pass as --base what neox-convert from-hf {other} --output NEW_FOLDER writes" in wrong
 
     def of(changed):

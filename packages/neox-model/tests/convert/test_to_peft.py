@@ -170,7 +170,7 @@ def test_the_whole_base_and_its_tokenizer_are_compared(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_not_the_base_is_refused_in_one_message(tmp_path):
-    base = imported(tmp_path, "gpt_neox")
+    base, theirs = imported(tmp_path, "gpt_neox"), tmp_path / "theirs"
     adapters = write_adapters(base, tmp_path / "adapters", matrices=("qkv", "down"))
     write_model(tmp_path / "other", "gpt_neox", settings_of("gpt_neox"), seed=1)
     write_model(tmp_path / "larger", "gpt_neox", settings_of("gpt_neox") | {"num_hidden_layers": 4})
@@ -183,9 +183,14 @@ def test_what_is_not_the_base_is_refused_in_one_message(tmp_path):
         return done.output
 
     wrong = message("--load", adapters, "--model", tmp_path / "other")
-    assert f"{tmp_path / 'other'} is not the same model as {base}: " in wrong
+    assert f"{base} is not the same model as {tmp_path / 'other'}: " in wrong
     assert f"the base of these adapters is {base}; pass as --model what it was imported from" in wrong
     assert f"neox-convert to-hf --load {base} --output NEW_FOLDER writes" in wrong
+    (theirs / "tokenizer.json").rename(tmp_path / "kept.json")
+    unreadable = message("--load", adapters, "--model", theirs)
+    assert "cannot load the tokenizer" in unreadable
+    assert "not the same model" not in unreadable
+    (tmp_path / "kept.json").rename(theirs / "tokenizer.json")
     assert "num-layers" in message("--load", adapters, "--model", tmp_path / "larger")
     assert "is not a checkpoint of adapters" in message("--load", base, "--model", tmp_path / "theirs")
     moved = (tmp_path / "base").rename(tmp_path / "moved")

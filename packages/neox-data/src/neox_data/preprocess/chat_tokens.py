@@ -35,9 +35,13 @@ def end_of_answer(template: ChatTemplate, tokenizer: Tokenizer) -> EndOfAnswer |
     return None if found is None else EndOfAnswer(found, tokenizer.decode([found]))
 
 
-def ends_of_answers(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the texts of the special tokens that end an answer, each once."""
-    end = end_of_answer(template, tokenizer)
+def ends_of_answers(template: ChatTemplate, end: EndOfAnswer | None) -> tuple[str, ...]:
+    """Return the texts that end an answer, each once.
+
+    Args:
+        template: the template.
+        end: the token with which it ends an answer, of `end_of_answer`.
+    """
     return tuple(dict.fromkeys([*template.ends, *([] if end is None else [end.text])]))
 
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -23,16 +23,20 @@ _OF_TRANSFORMERS = {
 class Tokenizer(ABC):
     """Converts text to token ids and back."""
 
-    def __getattr__(self, name: str) -> NoReturn:
-        # Called for names that are not there.
-        meant = _OF_TRANSFORMERS.get(name)
-        raise AttributeError(
-            f"{type(self).__name__} has no attribute {name!r}{f'; {meant}' if meant else ''}"
-        )
+    # Type checkers would accept every name.
+    if not TYPE_CHECKING:
 
-    def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Raise an error that names what encodes texts."""
-        raise TypeError("a tokenizer is not called; use encode(TEXT), which returns a list of ids")
+        def __getattr__(self, name: str) -> Any:
+            # Called for names that are not there, and after an AttributeError in a property.
+            if name in _OF_TRANSFORMERS:
+                raise AttributeError(
+                    f"{type(self).__name__} has no attribute {name!r}; {_OF_TRANSFORMERS[name]}"
+                )
+            return object.__getattribute__(self, name)
+
+        def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
+            """Raise an error that names what encodes texts."""
+            raise TypeError("a tokenizer is not called; use encode(TEXT), which returns a list of ids")
 
     @property
     @abstractmethod

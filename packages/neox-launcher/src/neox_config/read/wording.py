@@ -48,7 +48,9 @@ _FOR_PATHS = {
     "file: neox-launch model.yml ds.json",
 }
 # Parameters that take a single value, and the parameters that take several.
-_FOR_LISTS = {"data_path": "list several datasets in train-data-paths, valid-data-paths and test-data-paths"}
+_FOR_LISTS = {
+    "data_path": "list several datasets in train-data-paths, and those for validation in valid-data-paths"
+}
 
 _LIMITS = {
     "greater_than": ("greater than", "gt"),

@@ -16,7 +16,7 @@ def data_comes_one_way(c: NeoXConfig) -> Iterator[Problem]:
     given = [name for name, paths in lists.items() if paths is not None]
     if given and data.data_path is not None:
         yield Problem(given[0], "cannot be combined with data-path", "remove one of them")
-    if given and "train_data_paths" not in given:
+    elif given and "train_data_paths" not in given:
         yield Problem(given[0], "is given without train-data-paths", "add train-data-paths: [PREFIX]")
     elif given and "valid_data_paths" not in given and c.training.eval_iters:
         what = "is given without valid-data-paths"

@@ -79,7 +79,11 @@ def _tokenizer_file(context: click.Context, parameter: click.Parameter, path: Pa
     if path is None or not path.is_dir():
         return path
     if not (path / "tokenizer.json").is_file():
-        raise click.BadParameter(f"{path} is a folder without a tokenizer.json", context, parameter)
+        raise click.BadParameter(
+            f"{path} is a folder without a tokenizer.json; give the file, or another folder",
+            context,
+            parameter,
+        )
     return path / "tokenizer.json"
 
 

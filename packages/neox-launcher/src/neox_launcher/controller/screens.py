@@ -9,7 +9,6 @@ from rich.text import Text
 
 from neox_config import NeoXConfig, load_config
 from neox_config.counted import counted
-from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.derive.recorded import latest_checkpoint
 from neox_config.errors import ConfigError, NeoXError
@@ -24,6 +23,7 @@ from neox_config.read.reading import normal_name, text_as_yaml
 from neox_launcher.plan.of_training import is_of_training
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
+from neox_launcher.plan.preflight import has_evaluation
 from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in, written_checkpoints
 from neox_launcher.protocol.outcome import Outcome
 
@@ -283,7 +283,7 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
         settings = {} if is_same else {"load": section.save}
         if not is_encoder(plan.resolved.config):
             yield "generate", _command(request, "generate", settings=settings)
-        if plan.resolved.config.training.eval_iters or evaluates_texts(plan.resolved.config):
+        if has_evaluation(plan.resolved.config):
             yield "evaluate", _command(request, "evaluate", settings=settings)
         if is_retrieval(plan.resolved.config):
             has_index = plan.resolved.config.objective.block_data_path is not None

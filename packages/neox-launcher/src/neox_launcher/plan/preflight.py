@@ -68,6 +68,7 @@ from neox_launcher.resources.world import World, missing_devices
 __all__ = [
     "check_files",
     "check_loaded",
+    "has_evaluation",
     "notes_on_data",
     "notes_on_load",
     "notes_on_record",
@@ -288,8 +289,13 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
     ]
 
 
+def has_evaluation(config: NeoXConfig) -> bool:
+    """Return whether `neox-launch evaluate` would evaluate something."""
+    return evaluates_texts(config) or not any(_evaluations(config))
+
+
 def notes_on_load(config: NeoXConfig) -> list[Problem]:
-    """Return a note if a program reads the start of a training, whose own checkpoints are in `save`."""
+    """Return a note if a program reads `load`, and there are checkpoints in another folder, `save`."""
     section, place = config.checkpoint, place_of(config.sources, "load")
     is_chosen = place is not None and place.file == COMMAND_LINE
     if section.save is None or section.load is None or is_url(section.load):
@@ -305,8 +311,8 @@ def notes_on_load(config: NeoXConfig) -> list[Problem]:
         return []  # Only trainings require this folder.
     if not saved:
         return []
-    what = f"is the start of this training, which saved to {save}, up to {saved[-1].name}"
-    remedy = f"for what it saved, add --set load={shlex.quote(str(save))}"
+    what = f"is read, and not save: {save}, which has checkpoints up to {saved[-1].name}"
+    remedy = f"for these, add --set load={shlex.quote(str(save))}"
     return [Problem("load", what, remedy, value=section.load, place=place)]
 
 

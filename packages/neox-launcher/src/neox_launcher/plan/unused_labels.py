@@ -42,7 +42,8 @@ def _remedy(name: str, found: dict[str, tuple[str, str]], prefix: str, labels: s
     if name == "data_path":
         return (
             f"to count only those with a label, replace data-path by train-data-paths: [{prefix}] and "
-            f"train-label-data-paths: [{labels}], and give the lists of valid and test likewise"
+            f"train-label-data-paths: [{labels}], and give lists for validation likewise, or set "
+            "eval-iters: 0"
         )
     lists = [f"{each.removesuffix('_data_paths')}-label-data-paths" for each in found]
     rest = f", and the labels of the others in {' and '.join(lists[1:])}" if lists[1:] else ""

@@ -507,7 +507,7 @@ run.yml: 1 problem
 
   line 8  data-path: ["data/a", "data/b"]
           must be text
-          list several datasets in train-data-paths, valid-data-paths and test-data-paths
+          list several datasets in train-data-paths, and those for validation in valid-data-paths
 """,
     ),
     "a_split_as_a_list": (

@@ -1,7 +1,7 @@
 """A trained model in this process: load, generate, logits."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from neox_config.read.wording import sentence_about
 from neox_config.rules import broken_rules
 from neox_config.schema.sections.generation import GenerationSection
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
-from neox_data.preprocess.chat_tokens import encode_conversation, ends_of_answers
+from neox_data.preprocess.chat_tokens import encode_conversation, end_of_answer, ends_of_answers
 from neox_data.preprocess.conversations import messages_in
 from neox_data.tokenizers import Tokenizer
 from neox_model.api.alone import plain_state
@@ -110,6 +110,7 @@ class Model:
             with gradients.
         config: its configuration.
         tokenizer: its tokenizer: `encode`, `decode`, `vocab_size`, `end_of_document`.
+        source: where its weights were read from.
     """
 
     def __init__(
@@ -119,13 +120,13 @@ class Model:
         self.config: NeoXConfig = resolved.config
         self.tokenizer = tokenizer
         self._resolved = resolved
-        self._source = source
+        self.source = source
 
     def __repr__(self) -> str:
         section, count = self.config.model, sum(each.numel() for each in self.module.parameters())
         dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
         return (
-            f"<Model of {self._source}: {counted(section.num_layers, 'layer')}, hidden size "
+            f"<Model of {self.source}: {counted(section.num_layers, 'layer')}, hidden size "
             f"{section.hidden_size:,}, {counted(count, 'parameter')} in {dtype} on {self.device}>"
         )
 
@@ -182,8 +183,7 @@ class Model:
             ConfigError: a setting is unknown or has an invalid value.
             NeoXError: the device has too little memory, or the model's output is not finite.
         """
-        contexts = [prompts] if isinstance(prompts, str) else list(prompts)
-        _refuse_other_than_texts(contexts)
+        contexts = _texts(prompts)
         job = self._job(settings)
         with self._computing(), explained_shortage():
             found = list(replies(job, contexts, range(len(contexts))))
@@ -201,7 +201,7 @@ class Model:
             NeoXError: the prompt fills the model's longest sequence, the device has too little memory, or the
                 model's output is not finite.
         """
-        _refuse_other_than_texts([prompt])
+        _refuse_other_than_text(prompt)
         job = self._job(settings)
         with our_errors():
             tokens = job.tokenizer.encode(prompt) if prompt else []
@@ -227,10 +227,10 @@ class Model:
                 sequence, the device has too little memory, or the model's output is not finite.
         """
         with our_errors():
-            found = self._template() if template is None else load_chat_template(Path(template))
+            found = self._template() if template is None else _template_in(template)
             text = _written(found, messages)
             tokens = encode_conversation(text, self.tokenizer)
-            ends = ends_of_answers(found, self.tokenizer)
+            ends = ends_of_answers(found, end_of_answer(found, self.tokenizer))
         job = self._job(settings)
         job = replace(job, stop_strings=(*job.stop_strings, *ends))
         (reply,) = [update.reply for update in self._updates(job, tokens) if update.reply is not None]
@@ -239,9 +239,10 @@ class Model:
     def _template(self) -> ChatTemplate:
         found = configured_template(self.config)
         if found is None:
+            file = self.config.tokenizer.vocab_file
+            where = "there is no chat template" + (f" in the folder of {file}" if file else "")
             raise NeoXError(
-                f"there is no chat template in the folder of vocab_file, {self.config.tokenizer.vocab_file}; "
-                "pass template=PATH of a file of Jinja, or of the folder of a tokenizer"
+                f"{where}; pass template=PATH of a file of Jinja, or of the folder of a tokenizer"
             )
         return found
 
@@ -279,7 +280,8 @@ class Model:
             raise NeoXError("an empty text has no logits; pass a text or token ids")
         if len(tokens) > longest:
             raise NeoXError(
-                f"the text has {len(tokens):,} tokens, but seq-length is {longest:,}; pass at most as many"
+                f"the text has {len(tokens):,} tokens, but the model's longest sequence has {longest:,}; "
+                "pass at most as many"
             )
         if not 0 <= min(tokens) <= max(tokens) < entries:
             raise NeoXError(
@@ -349,16 +351,35 @@ class Model:
             self.module.train(was_training)
 
 
-def _refuse_other_than_texts(prompts: Sequence[Any]) -> None:
-    """Refuse token ids and messages, which transformers takes."""
-    other = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
-    if isinstance(other, Mapping):
+def _template_in(path: str | Path) -> ChatTemplate:
+    if not str(path) or "{" in str(path):
+        raise NeoXError("template is the path of a file or folder; write a template to a file first")
+    return load_chat_template(Path(path))
+
+
+def _texts(prompts: Any) -> list[str]:
+    """Return a prompt or several as a list.
+
+    Raises:
+        NeoXError: one is not a text.
+    """
+    is_several = isinstance(prompts, Iterable) and not isinstance(prompts, str | bytes | Mapping)
+    texts = list(prompts) if is_several else [prompts]
+    for text in texts:
+        _refuse_other_than_text(text)
+    return texts
+
+
+def _refuse_other_than_text(prompt: Any) -> None:
+    """Refuse token ids and messages, which transformers takes, and what else is no text."""
+    if isinstance(prompt, str):
+        return
+    if isinstance(prompt, Mapping) and "role" in prompt:
         raise NeoXError("a prompt is a text; for messages, use model.chat(messages)")
-    if other is not None:
-        raise NeoXError(
-            f"a prompt is a text, not a value of type {type(other).__name__}; for token ids, pass "
-            "model.tokenizer.decode(ids)"
-        )
+    raise NeoXError(
+        f"a prompt is a text, not a value of type {type(prompt).__name__}; for token ids, pass "
+        "model.tokenizer.decode(ids), and for messages use model.chat(messages)"
+    )
 
 
 def _written(template: ChatTemplate, messages: list[dict[str, Any]]) -> str:
@@ -370,9 +391,15 @@ def _written(template: ChatTemplate, messages: list[dict[str, Any]]) -> str:
     if not messages:
         raise NeoXError('there is no message; pass [{"role": "user", "content": "..."}]')
     try:
-        return template.prompt(messages_in(messages, "messages"))
+        read = messages_in(messages, "messages")
     except ValueError as error:
         raise NeoXError(f'{error}; pass [{{"role": "user", "content": "..."}}]') from error
+    try:
+        return template.prompt(read)
+    except ValueError as error:
+        raise NeoXError(
+            f"{template.name}: {error}; change the messages, or pass another template="
+        ) from error
 
 
 def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
@@ -554,12 +581,14 @@ def _whole_model(checkpoint: Path) -> Checkpoint:
 def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: Mapping[str, Path]) -> Model:
     _refuse_towers(checkpoint.resolved.config)
     tokenizer = checkpoint.tokenizer(**files, options="vocab_file=... (and merge_file=...)")
+    read = {name: str(path) for name, path in checkpoint.tokenizer_files(**files).items()}
     checkpoint.check_shapes()
     dtype = DTYPES[precision or checkpoint.precision]
     module = _built(checkpoint.resolved, checkpoint.vocab_size, dtype)
     load_into(module, checkpoint, dtype)
     generation = GenerationSection(stop_tokens=checkpoint.stop_tokens)
-    resolved = checkpoint.resolved_with({"generation": generation})
+    section = checkpoint.resolved.config.tokenizer.replaced(**read)
+    resolved = checkpoint.resolved_with({"generation": generation, "tokenizer": section})
     return Model(module, resolved, tokenizer, str(checkpoint.folder))
 
 

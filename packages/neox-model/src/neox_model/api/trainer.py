@@ -119,6 +119,7 @@ class Trainer:
             hooks=hooks,
             difficulties=difficulties,
             fill=_nothing if start_from is None else partial(_fill, start_from),
+            source=None if start_from is None else start_from.source,
         )
         with self._inside():
             resolved = resolved_for(config, "train", has_functions=bool(difficulties))

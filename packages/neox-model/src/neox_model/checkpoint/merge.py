@@ -5,6 +5,7 @@ result has no optimizer states; it is a base for other adapters, and loads where
 """
 
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -76,12 +77,16 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
 
 
 def _of_adapters(manifest: Manifest) -> dict[str, Any]:
-    """Return the settings of the adapters' training that those of the base would lose.
+    """Return the settings of the adapters' training that the merged model keeps.
 
-    The tokenizer is the same, but its files, and the chat template next to them, may be elsewhere.
+    The tokenizer is that of the base, but the adapters may have been trained with a copy of its files, and
+    the chat template is next to these.
     """
-    names = ("stop_tokens", "vocab_file", "merge_file")
-    return {name: manifest.config[name] for name in names if name in manifest.config}
+    config = manifest.config
+    files = {name: config.get(name) for name in ("vocab_file", "merge_file")}
+    found = {name: os.path.abspath(path) for name, path in files.items() if path and os.path.exists(path)}
+    stops = {"stop_tokens": config["stop_tokens"]} if "stop_tokens" in config else {}
+    return stops | (found if found.keys() == {name for name, path in files.items() if path} else {})
 
 
 class _Merge:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neox_config.counted import counted
-from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
+from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, is_checkpoint, iteration_of
 from neox_config.facts.records import FAILURES, RECORD
 from neox_model.metrics.writers.jsonl import FORMAT, read_records, superseded_from
 from neox_model.report.checking import is_time, unsound
@@ -29,6 +29,7 @@ __all__ = [
 
 _HEAD = ("time", "attempt", "iteration")
 _MOST_NAMED = 3
+_LOG_DIR = "pass the folder that log-dir names"
 # A training that starts from the beginning renames the record of an earlier one to metrics.1.jsonl.
 _EARLIER = re.compile(rf"{Path(RECORD).stem}\.([0-9]+){Path(RECORD).suffix}")
 
@@ -231,25 +232,29 @@ def _only_failures(path: Path) -> str | None:
 def _log_folder_near(folder: Path) -> str:
     """Return what to pass in place of a folder without a record."""
     found = sorted(str(record.parent) for record in folder.glob(f"*/{RECORD}"))
-    if not found and (saved := complete_checkpoints(folder)):
-        return _record_of(saved[-1])
+    saved = [folder] if is_checkpoint(folder) else complete_checkpoints(folder)
+    if not found and saved:
+        return _record_of(saved[-1], folder)
     if not found:
-        return "pass the folder that log-dir names"
+        return _LOG_DIR
     return f"pass the folder that has it: {' or '.join(found[:_MOST_NAMED])}"
 
 
-def _record_of(checkpoint: Path) -> str:
-    """Return where the training has its record that saved a checkpoint."""
+def _record_of(checkpoint: Path, folder: Path) -> str:
+    """Return where the training that saved a checkpoint has its record, which is not in the given folder."""
     try:
-        log_dir = json.loads((checkpoint / MANIFEST).read_bytes())["contents"]["config"]["log_dir"]
+        config = json.loads((checkpoint / MANIFEST).read_bytes())["contents"]["config"]
+        save, log_dir = config["save"], config["log_dir"]
     except (OSError, ValueError, LookupError, TypeError):
-        return "pass the folder that log-dir names"
-    if log_dir:
-        return f"pass the folder that log-dir names: {log_dir}"
-    return (
-        f"the training that saved {checkpoint.name} kept no record, because log-dir is not set; add --set "
-        "log-dir=FOLDER to the next one"
-    )
+        return _LOG_DIR
+    if save is None:  # Imported or merged.
+        return _LOG_DIR
+    if not log_dir:
+        return f"{checkpoint.name} was saved without log-dir, so that nothing is recorded; set it next time"
+    if Path(log_dir).resolve() == folder.resolve():
+        return f"copy {RECORD} from where the training ran, which recorded to its folder {log_dir}"
+    relative = "" if Path(log_dir).is_absolute() else " (relative to the working directory of the training)"
+    return f"{_LOG_DIR}: {log_dir}{relative}"
 
 
 def read_runs(sources: Sequence[Path]) -> list[Run]:

@@ -62,7 +62,7 @@ class ServedModel:
     def ends_of_chats(self) -> tuple[str, ...]:
         """Return the texts that end an answer of a chat, besides the stop strings of the request."""
         assert self.template is not None, "a model without a template answers no chats"
-        return ends_of_answers(self.template, self.tokenizer)
+        return ends_of_answers(self.template, self.end_of_answer)
 
     def check_name(self, name: str | None) -> None:
         """Refuse another model's name.

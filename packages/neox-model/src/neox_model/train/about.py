@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.derive.objective import is_retrieval
 from neox_config.estimate.resolved import estimate_resolved
 from neox_launcher.worker.reporting import RESTART_VARIABLE
 from neox_model.metrics.peaks import peak_tflops
@@ -25,13 +26,14 @@ _OURS = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_mode
 _GIT_SECONDS = 5.0
 
 
-def about_run(resolved: Resolved, *, vocab_size: int, checkpoint: str | None) -> dict[str, Any]:
+def about_run(resolved: Resolved, *, vocab_size: int, weights: str | None) -> dict[str, Any]:
     """Return the content of the event `start` as plain values, without secrets.
 
     Args:
         resolved: the configuration.
         vocab_size: entries of the tokenizer.
-        checkpoint: folder of the checkpoint that it continues, or whose weights it has; None: new weights.
+        weights: where the weights come from that it starts with; None: they are new, but for those of the
+            base of adapters.
     """
     config, derived = resolved.config, resolved.derived
     restart = os.environ.get(RESTART_VARIABLE)
@@ -65,10 +67,18 @@ def about_run(resolved: Resolved, *, vocab_size: int, checkpoint: str | None) ->
             "communication": asdict(estimate.communication),
         },
         "last_iteration": config.training.iterations,
-        "checkpoint": checkpoint,
+        "checkpoint": weights,
         # Absolute, so that `neox-report` finds it from any working directory.
         "save": config.checkpoint.save and str(Path(config.checkpoint.save).absolute()),
     }
+
+
+def first_weights(config: NeoXConfig) -> str | None:
+    """Return where the first weights of a model come from, besides `load` and the base of adapters."""
+    reduction = config.compression.compression_training.layer_reduction
+    if is_retrieval(config) and config.objective.bert_load:
+        return config.objective.bert_load
+    return reduction.teacher if reduction.enabled else None
 
 
 def device_name() -> str | None:

@@ -30,7 +30,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 from neox_model.scoring.evaluation import TextEvaluation
-from neox_model.train.about import about_run
+from neox_model.train.about import about_run, first_weights
 from neox_model.train.accuracies import retrieval_accuracies
 from neox_model.train.build_hooks import build_hooks
 from neox_model.train.build_step import (
@@ -264,6 +264,7 @@ def _opened(
     config, groups, state = training.config, training.groups, training.state
     progress.describe(phase="loading the checkpoint" if config.checkpoint.load else "preparing the data")
     resumes = load_into(training, position)
+    weights = config.checkpoint.load if resumes else first_weights(config) or additions.source
     add_left_out(training)
     if training.compression is not None:
         training.compression.start(state.iteration)
@@ -288,7 +289,7 @@ def _opened(
         opened = open_writers(training.resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
         writers += [ProgressWriter(progress)] if progress.is_shown else []
-        events = resources.enter_context(_run_events(training, writers, resumes=resumes))
+        events = resources.enter_context(_run_events(training, writers, weights=weights))
         outputs = Outputs(writers=writers, progress=progress, events=events)
         background = build_background_saves(training)
         if background is not None:
@@ -326,11 +327,13 @@ def _build_evaluator(
 
 
 @contextmanager
-def _run_events(training: Training, writers: Sequence[MetricWriter], *, resumes: bool) -> Iterator[Events]:
+def _run_events(
+    training: Training, writers: Sequence[MetricWriter], *, weights: str | None
+) -> Iterator[Events]:
     """Record the start of this attempt and, after the context, its end and the reason."""
     events, state = Events(writers), training.state
     if events.are_recorded:
-        _record_start(training, events, resumes=resumes)
+        _record_start(training, events, weights=weights)
     try:
         yield events
     except BaseException as error:
@@ -342,11 +345,10 @@ def _run_events(training: Training, writers: Sequence[MetricWriter], *, resumes:
     events.record("end", state.iteration, reason=reason, message=state.stop_reason)
 
 
-def _record_start(training: Training, events: Events, *, resumes: bool) -> None:
+def _record_start(training: Training, events: Events, *, weights: str | None) -> None:
     """Describe this attempt in the record; a failure is logged, because a report must not end a training."""
-    checkpoint = training.config.checkpoint.load if resumes else None
     try:
-        about = about_run(training.resolved, vocab_size=training.tokenizer.vocab_size, checkpoint=checkpoint)
+        about = about_run(training.resolved, vocab_size=training.tokenizer.vocab_size, weights=weights)
     except _NOT_DESCRIBED:
         logger.exception("the record does not describe this attempt, training continues")
         return

@@ -40,11 +40,13 @@ class Additions:
         difficulties: the schedules of curricula with `schedule_type: custom`, by the name of their block.
         fill: fills the model's parameters before the training, in place of their initialization; receives
             the model and this rank's process groups.
+        source: what `fill` fills it with, for the record; None: nothing.
     """
 
     hooks: Sequence[Hook] = ()
     difficulties: Mapping[str, DifficultySchedule] = field(default_factory=dict)
     fill: Callable[[nn.Module, Groups], None] = lambda model, groups: None
+    source: str | None = None
 
 
 NO_ADDITIONS = Additions()

@@ -30,14 +30,14 @@ class DataSection(Section, resume="training"):
     valid_data_paths: tuple[str, ...] | None = param(
         None,
         origin="NeoX",
-        none_means="data_path is used",
+        none_means="data_path is used; there is no validation with train-data-paths",
         doc=_PREFIXES.format("validation") + " Required with train-data-paths, unless eval-iters is 0.",
     )
     test_data_paths: tuple[str, ...] | None = param(
         None,
         origin="NeoX",
-        none_means="data_path is used",
-        doc=_PREFIXES.format("test") + " Without it, train-data-paths are used without a test at the end.",
+        none_means="data_path is used; there is no test with train-data-paths",
+        doc=_PREFIXES.format("test"),
     )
     train_label_data_paths: tuple[str, ...] | None = param(
         None, origin="NeoX", none_means="labels are the next tokens", doc=_LABELS.format("training")

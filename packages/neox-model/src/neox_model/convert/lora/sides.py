@@ -64,8 +64,10 @@ def compared_base(
             compare_tokenizers(sides.tokenizers)
             return Base(sides, counted["parameters"], compare_tensors(sides, files))
         except ProofError as error:
+            if error.__cause__ is not None:  # transformers cannot read the model.
+                raise
             found = [str(error)]
-    raise ConversionError(f"{model} is not the same model as {base}: {'; '.join(found)}; {remedy}")
+    raise ConversionError(f"{base} is not the same model as {model}: {'; '.join(found)}; {remedy}")
 
 
 def _sides(
