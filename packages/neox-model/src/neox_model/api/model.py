@@ -352,7 +352,7 @@ class Model:
 
 
 def _template_in(path: str | Path) -> ChatTemplate:
-    if not str(path) or "{" in str(path):
+    if not str(path) or "{%" in str(path) or "{{" in str(path):
         raise NeoXError("template is the path of a file or folder; write a template to a file first")
     return load_chat_template(Path(path))
 

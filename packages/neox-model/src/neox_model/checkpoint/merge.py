@@ -83,10 +83,11 @@ def _of_adapters(manifest: Manifest) -> dict[str, Any]:
     the chat template is next to these.
     """
     config = manifest.config
-    files = {name: config.get(name) for name in ("vocab_file", "merge_file")}
-    found = {name: os.path.abspath(path) for name, path in files.items() if path and os.path.exists(path)}
-    stops = {"stop_tokens": config["stop_tokens"]} if "stop_tokens" in config else {}
-    return stops | (found if found.keys() == {name for name, path in files.items() if path} else {})
+    kept = {"stop_tokens": config["stop_tokens"]} if "stop_tokens" in config else {}
+    files = {name: config[name] for name in ("vocab_file", "merge_file") if config.get(name)}
+    if all(map(os.path.exists, files.values())):
+        kept |= {name: os.path.abspath(path) for name, path in files.items()}
+    return kept
 
 
 class _Merge:
