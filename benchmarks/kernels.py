@@ -1,6 +1,6 @@
 """Check and time the fused operators on this machine's GPU, in one run.
 
-    python benchmarks/kernels.py --verify --time [--json FILE]
+    python benchmarks/kernels.py --verify --time [--json FILE] [--operators NAME ...]
 
 Requires torch, pybind11, ninja, click and nvcc; this repository's packages need not be installed. `--verify`
 compares every operator with its reference implementation in float64, forward and backward, and tests streams,
@@ -44,6 +44,7 @@ MIB = 1 << 20
 ODD_WIDTHS = (1, 3, 7, 127, 1025, 5000)
 EVEN_WIDTHS = (64, 1024, 4096, 12288, 20000)
 SANITIZER_SECONDS = 60
+SANITIZERS = ("memcheck", "racecheck")
 # Bytes that must move, in sizes of the first argument: forward, backward. Causal rows are half visible.
 TRAFFIC: dict[str, tuple[float, float | None]] = {
     "scaled_causal_softmax": (1.5, 2.0),
@@ -63,7 +64,8 @@ TRAFFIC: dict[str, tuple[float, float | None]] = {
     # It computes its gradient in the same call.
     "cross_entropy": (2.0, None),
 }
-TIMED = tuple(operator for operator in OPERATORS if operator.name in TRAFFIC)
+TIMED = {operator.name: operator for operator in OPERATORS if operator.name in TRAFFIC}
+Operators = list[Operator[..., Any]]
 
 
 class Checks:
@@ -201,12 +203,15 @@ def compiles(operator: Operator[..., Any], device: torch.device, backend: str) -
     return None if worst < 1e-5 else f"compiled, it is off by {worst:.2g}"
 
 
-def sanitize(tool: str) -> str | None:
+def sanitize(tool: str, operators: Operators) -> str | None:
     command = [shutil.which("compute-sanitizer"), "--tool", tool, "--error-exitcode", "9"]
     command += ["--report-api-errors", "no", sys.executable]
     try:
         done = subprocess.run(
-            [*command, __file__, "--small"], capture_output=True, text=True, timeout=SANITIZER_SECONDS
+            [*command, __file__, "--small", "--operators", *(each.name for each in operators)],
+            capture_output=True,
+            text=True,
+            timeout=SANITIZER_SECONDS,
         )
     except subprocess.TimeoutExpired:
         print(f"compute-sanitizer {tool}: not finished in {SANITIZER_SECONDS} s, no finding", flush=True)
@@ -214,19 +219,19 @@ def sanitize(tool: str) -> str | None:
     return None if done.returncode == 0 else "\n".join((done.stdout + done.stderr).splitlines()[-15:])
 
 
-def small(device: torch.device) -> None:
-    """Every operator once in two sizes: what compute-sanitizer watches."""
-    for operator, dtype, width in itertools.product(TIMED, (torch.float32, torch.bfloat16), (7, 264)):
+def small(operators: Operators, device: torch.device) -> None:
+    """Run each operator once in two sizes: what compute-sanitizer watches."""
+    for operator, dtype, width in itertools.product(operators, (torch.float32, torch.bfloat16), (7, 264)):
         trial.results_and_gradients(operator.fused, operator.example((3, 1, 2, width), dtype, device))
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def verify(device: torch.device, rehearse: bool) -> Checks:
+def verify(operators: Operators, device: torch.device, tools: list[str], rehearse: bool) -> Checks:
     torch.manual_seed(1234)  # What is right today is right tomorrow.
     checks = Checks()
     widths = (1, 7, 64) if rehearse else ODD_WIDTHS + EVEN_WIDTHS
-    for operator in TIMED:
+    for operator in operators:
         for dtype, width in itertools.product(trial.TOLERANCE, widths):
             if dtype == torch.float64 or ("rotary" in operator.name and width > 1025):
                 continue
@@ -239,26 +244,28 @@ def verify(device: torch.device, rehearse: bool) -> Checks:
             checks.run(f"{operator.name} extremes", functools.partial(extremes, operator, device))
         backend = "aot_eager" if rehearse else "inductor"
         checks.run(f"{operator.name} torch.compile", functools.partial(compiles, operator, device, backend))
-    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), ((5, 7), (300, 64), (3, 4, 1025))):
+    shapes = ((5, 7), (300, 64), (3, 4, 1025)) if _bias_dropout_add in operators else ()
+    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), shapes):
         checks.run(f"mask {dtype} {shape}", functools.partial(same_mask_as_cpu, device, dtype, shape))
     if device.type == "cuda":
-        verify_on_gpu(checks, device)
+        verify_on_gpu(checks, operators, device, tools)
     return checks
 
 
-def verify_on_gpu(checks: Checks, device: torch.device) -> None:
-    for operator in TIMED:
+def verify_on_gpu(checks: Checks, operators: Operators, device: torch.device, tools: list[str]) -> None:
+    for operator in operators:
         checks.run(f"{operator.name} stream", functools.partial(on_another_stream, operator, device))
         checks.run(f"{operator.name} graph", functools.partial(replayed_graph, operator, device))
         if torch.cuda.device_count() > 1:
             second = make(operator, (4, 2, 4, 256), torch.float32, torch.device("cuda", 1))
             checks.run(f"{operator.name} cuda:1", functools.partial(against_float64, operator, second))
-    checks.run("fresh masks in a graph", functools.partial(fresh_masks_in_graph, device))
+    if _bias_dropout_add in operators:
+        checks.run("fresh masks in a graph", functools.partial(fresh_masks_in_graph, device))
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not installed; skipping it", flush=True)
         return
-    for tool in ("memcheck", "racecheck"):
-        checks.run(f"compute-sanitizer {tool}", functools.partial(sanitize, tool))
+    for tool in tools:
+        checks.run(f"compute-sanitizer {tool}", functools.partial(sanitize, tool, operators))
 
 
 # Timing -----------------------------------------------------------------------------------------------------
@@ -388,7 +395,7 @@ def row(figure: Figure) -> str:
 
 
 def measure_all(
-    device: torch.device, sizes: list[int], budget_seconds: float, rehearse: bool
+    operators: Operators, device: torch.device, sizes: list[int], budget_seconds: float, rehearse: bool
 ) -> tuple[float, list[Figure]]:
     """Time all operators at all sizes, in bytes; skip torch.compile when little time is left."""
     # A compiled backward may otherwise free what a second call needs.
@@ -399,7 +406,7 @@ def measure_all(
     print("| operator | direction | MiB | GB/s | of copy | eager / fused | compile / fused |")
     print("| --- | --- | --: | --: | --: | --: | --: |", flush=True)
     figures = []
-    for operator in TIMED:
+    for operator in operators:
         spent = time.monotonic() - start
         if spent > budget_seconds:
             print(f"{operator.name}: skipped, {spent:.0f} s are spent")
@@ -427,6 +434,16 @@ def arguments_of_command() -> argparse.Namespace:
     parser.add_argument("--rehearse", action="store_true", help="run on the CPU, at small sizes")
     parser.add_argument("--small", action="store_true", help="only run each operator once (for sanitizers)")
     parser.add_argument(
+        "--operators", nargs="+", choices=TIMED, metavar="NAME", default=list(TIMED), help="default: all"
+    )
+    parser.add_argument(
+        "--sanitizers",
+        nargs="*",
+        choices=SANITIZERS,
+        default=list(SANITIZERS),
+        help="tools of compute-sanitizer for --verify (default: both)",
+    )
+    parser.add_argument(
         "--mebibytes",
         type=int,
         nargs="+",
@@ -447,14 +464,15 @@ def main() -> int:
             print(f"the fused operators are unavailable: {state.reason}")
             return 1
         print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {state.reason}", flush=True)
+    operators = [TIMED[name] for name in command.operators]
     if command.small:
-        small(device)
+        small(operators, device)
         return 0
     record: dict[str, Any] = {"torch": torch.__version__}
     wrong: list[str] = []
     if command.verify:
         start = time.monotonic()
-        checks = verify(device, command.rehearse)
+        checks = verify(operators, device, command.sanitizers, command.rehearse)
         wrong = checks.failed
         print(
             f"verified in {time.monotonic() - start:.0f} s: {checks.passed} right, {len(wrong)} wrong",
@@ -465,7 +483,7 @@ def main() -> int:
         sizes = [MIB // 4] if command.rehearse else [size * MIB for size in command.mebibytes]
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(stream):
-            copy, figures = measure_all(device, sizes, command.budget, command.rehearse)
+            copy, figures = measure_all(operators, device, sizes, command.budget, command.rehearse)
         record |= {"copy_gigabytes_per_second": copy / 1e9, "figures": [vars(f) for f in figures]}
         slower = [f for f in figures if f.compile_ratio is not None and f.compile_ratio < 1]
         print("slower than torch.compile: " + ("none" if not slower else ""))

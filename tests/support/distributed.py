@@ -1,4 +1,4 @@
-"""Run a test's function in N real processes that talk over gloo, or over NCCL with a GPU each.
+"""Run a test's function in N real processes that talk over gloo, or over NCCL with a GPU each, or on one GPU.
 
     from support.distributed import run_ranks
 
@@ -56,6 +56,8 @@ _DEVICES: dict[str, dict[str, str]] = {
     "gloo": {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
     "nccl": {"DS_ACCELERATOR": "cuda"},
 }
+# NCCL refuses two ranks on one GPU of one host: every rank names another host, and sends over the loopback.
+_SHARED_GPU = {"DS_ACCELERATOR": "cuda", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 class DistributedFailure(AssertionError):
@@ -68,6 +70,7 @@ def run_ranks(
     size: int,
     timeout_seconds: float = 300.0,
     backend: Literal["gloo", "nccl"] = "gloo",
+    shares_gpu: bool = False,
     environment: dict[str, str] | None = None,
     **arguments: Any,
 ) -> list[Any]:
@@ -78,6 +81,7 @@ def run_ranks(
         size: number of processes, one per rank; world size.
         timeout_seconds: for the whole run.
         backend: gloo hides this machine's GPUs from the processes; with nccl rank i has the i-th.
+        shares_gpu: all ranks compute on the first GPU, over either backend.
         environment: variables to add for the processes.
         arguments: values JSON can carry.
 
@@ -95,15 +99,18 @@ def run_ranks(
             "arguments": arguments,
             "folder": name,
             "backend": backend,
+            "shares_gpu": shares_gpu,
         }
         (folder / "call.json").write_text(json.dumps(call))
         start: Callable[[Path, dict[str, str]], _Rank] = (
-            partial(_fork, launch=next(_LAUNCHES)) if backend == "gloo" else _start_anew
+            _start_anew if shares_gpu or backend == "nccl" else partial(_fork, launch=next(_LAUNCHES))
         )
         processes: list[_Rank] = []
-        variables = _DEVICES[backend] | (environment or {})
+        variables = (_SHARED_GPU if shares_gpu else _DEVICES[backend]) | (environment or {})
         try:
-            processes.extend(start(folder, _environment(rank, size, variables)) for rank in range(size))
+            for rank in range(size):
+                host = {"NCCL_HOSTID": f"rank-{rank}"} if shares_gpu else {}
+                processes.append(start(folder, _environment(rank, size, variables | host)))
             _wait(processes, folder, timeout_seconds)
         finally:
             _kill(processes)

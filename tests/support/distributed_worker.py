@@ -46,8 +46,10 @@ def _run(folder: Path, rank: int) -> None:
     call = json.loads((folder / "call.json").read_text())
     size = int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(str(folder / "store"), size)
-    if call["backend"] == "nccl":
-        # Before anything touches a device: each rank has its own.
+    # Before anything touches a device.
+    if call["shares_gpu"]:
+        torch.cuda.set_device(0)
+    elif call["backend"] == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(
         call["backend"], store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=300)

@@ -32,15 +32,13 @@ from support.gpu_training import (
     LAYOUT_LIMIT,
     LIMITS,
     PRECISIONS,
+    compare_layout,
     compare_runs,
     find_waits,
     layouts_for,
     run_path,
     train_architectures,
-    train_layout,
-    train_reference,
 )
-from support.layouts import Layout
 
 __all__ = ["SECTIONS", "Check", "main", "run_sections"]
 
@@ -293,11 +291,16 @@ def layouts_agree(check: Check) -> Result:
     names = _REHEARSED_LAYOUTS if check.rehearses else tuple(layouts_for(check.gpus))
     available = layouts_for(2 if check.rehearses else check.gpus)
     rows, problems = [], []
+    run = partial(run_ranks, backend=check.backend, timeout_seconds=check.seconds)
     references: dict[tuple[str, bool], list[float]] = {}
     for number, name in enumerate(names):
         architecture, layout = COMPARED[number % len(COMPARED)], available[name]
         try:
-            rows.append(_compare_layout(check, architecture, name, layout, references))
+            loss, weight = compare_layout(architecture, name, run, check.folder, references)
+            # Written so that NaN does not agree.
+            agrees = loss <= LAYOUT_LIMIT and weight <= LAYOUT_LIMIT
+            numbers = (f"{loss:.1e}", f"{weight:.1e}")
+            rows.append((name, str(layout.ranks), architecture, *numbers, "agrees" if agrees else "too far"))
         except AssertionError as error:
             problems.append(str(error))
             rows.append((name, str(layout.ranks), architecture, "", "", "failed"))
@@ -308,30 +311,6 @@ def layouts_agree(check: Check) -> Result:
     where = f"over {check.backend}" + ("" if check.rehearses else f" on {check.gpus} GPUs")
     summary = f"{len(rows) - len(bad)} of {len(rows)} layouts train the model of one rank {where}"
     return Result("failed" if bad or not rows else "passed", summary, details)
-
-
-def _compare_layout(
-    check: Check,
-    architecture: str,
-    name: str,
-    layout: Layout,
-    references: dict[tuple[str, bool], list[float]],
-) -> tuple[str, ...]:
-    """One row. Raises AssertionError where a rank fails."""
-    key = (architecture, layout.is_wide)
-    path = check.folder / f"reference-{COMPARED.index(architecture)}-{layout.is_wide}.pt"
-    run = partial(run_ranks, backend=check.backend, timeout_seconds=check.seconds, path=str(path))
-    if key not in references:
-        [references[key]] = run(train_reference, size=1, architecture=architecture, is_wide=layout.is_wide)
-    ranks = run(train_layout, size=layout.ranks, architecture=architecture, layout=name)
-    losses = [
-        abs(one - other) for rank in ranks for one, other in zip(rank["losses"], references[key], strict=True)
-    ]
-    loss, weight = max(losses), max(rank["weight"] for rank in ranks)
-    # Written so that NaN does not agree.
-    agrees = all(value <= LAYOUT_LIMIT for value in [*losses, *(rank["weight"] for rank in ranks)])
-    verdict = "agrees" if agrees else "too far"
-    return (name, str(layout.ranks), architecture, f"{loss:.1e}", f"{weight:.1e}", verdict)
 
 
 # Resuming

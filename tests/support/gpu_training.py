@@ -31,6 +31,8 @@ __all__ = [
     "PRECISIONS",
     "Difference",
     "Limits",
+    "add_ranks",
+    "compare_layout",
     "compare_runs",
     "find_waits",
     "layouts_for",
@@ -290,6 +292,50 @@ def train_layout(architecture: str, layout: str, path: str) -> dict[str, Any]:
     expected = torch.load(path, map_location="cpu", weights_only=True)
     differences = [float((held - block).abs().max()) for held, block in _blocks(model, run.weights, expected)]
     return {"losses": run.losses, "weight": _largest(differences or [0.0])}
+
+
+def add_ranks() -> float:
+    """Return the sum of 1 + rank over the ranks of the present world, from an all-reduce on their devices."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    value = torch.full((1024,), 1.0 + torch.distributed.get_rank(), device=device)
+    torch.distributed.all_reduce(value)
+    return float(value.mean())
+
+
+def compare_layout(
+    architecture: str,
+    layout: str,
+    run: Callable[..., list[Any]],
+    folder: Path,
+    references: dict[tuple[str, bool], list[float]],
+) -> tuple[float, float]:
+    """Train on a layout and, unless it is known, on one rank.
+
+    Args:
+        architecture: a key of ARCHITECTURES.
+        layout: a key of `layouts_for`.
+        run: `run_ranks` with a backend and a time limit.
+        folder: gets the weights of one rank.
+        references: losses of one rank that are known; those of this call are added.
+
+    Returns:
+        The largest difference of a loss and of a weight.
+
+    Raises:
+        AssertionError: a rank failed.
+    """
+    shape = (ONE_RANK | LAYOUTS)[layout]
+    key = (architecture, shape.is_wide)
+    path = str(folder / f"reference-{list(layouts.ARCHITECTURES).index(architecture)}-{shape.is_wide}.pt")
+    if key not in references:
+        [references[key]] = run(
+            train_reference, size=1, architecture=architecture, is_wide=shape.is_wide, path=path
+        )
+    ranks = run(train_layout, size=shape.ranks, architecture=architecture, layout=layout, path=path)
+    losses = [
+        abs(one - other) for rank in ranks for one, other in zip(rank["losses"], references[key], strict=True)
+    ]
+    return _largest(losses), _largest([rank["weight"] for rank in ranks])
 
 
 def _blocks(
