@@ -74,7 +74,7 @@ ROOMS = {
         # -- plain arguments
         "torch_compat": set(),
         "pipelining_compat": set(),
-        "versions": set(),
+        "versions": {"torch_compat"},
         "parallel": {"torch_compat", "errors"},
         "initialization": {"parallel", "errors"},
         "layers": {"parallel", "initialization", "errors"},
@@ -84,11 +84,11 @@ ROOMS = {
         "report": {"metrics", "optional", "errors"},
         # -- read the configuration
         "worker": {"errors"},
-        "doctor": {"worker", "processes", "versions", "errors"},
+        "doctor": {"assembly", "train", "worker", "processes", "versions", "errors"},
         "processes": {"parallel", "errors"},
         "assembly": {
             *("layers", "optim", "parallel", "initialization", "deepspeed_compat", "torch_compat"),
-            "errors",
+            *("versions", "errors"),
         },
         "engine": {
             *("assembly", "optim", "parallel", "deepspeed_compat", "pipelining_compat", "errors"),

@@ -18,11 +18,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup
+from torch.nn.attention import SDPBackend
 from torch.optim import Optimizer
 
 __all__ = [
     "CPU_ATTENTION_FLOPS",
     "all_gather_single",
+    "chosen_attention",
     "compile_deterministically",
     "dump_memory_snapshot",
     "end_backward",
@@ -41,6 +43,7 @@ __all__ = [
     "recompile_limit_error",
     "record_memory_history",
     "reduce_scatter_single",
+    "runtime_cudnn",
     "skip_on_device",
     "stop_memory_history",
     "watched_collectives",
@@ -173,6 +176,28 @@ def on_out_of_memory(call: Callable[[], None]) -> None:
     """Call the function when a GPU's memory runs out, before the error is raised; it cannot be removed."""
     attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
     attach(lambda device, size, total, free: call())
+
+
+# Attention: scaled_dot_product_attention asks the same function.
+
+
+def chosen_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> SDPBackend:
+    """Return the backend that scaled_dot_product_attention runs for these arguments; values do not count.
+
+    It answers for tensors on their device; for those without memory (device meta) it always returns MATH.
+    """
+    return SDPBackend(torch._fused_sdp_choice(query, key, value, **options))
+
+
+def runtime_cudnn() -> int | None:
+    """Return the version of the cuDNN that this process has loaded, such as 91900; None without CUDA.
+
+    `torch.backends.cudnn.version` raises an error if it is older than the one that torch was built with.
+    """
+    # A build for AMD's GPUs has another library under this name.
+    library = getattr(torch._C, "_cudnn", None) if torch.version.cuda is not None else None
+    version: int | None = None if library is None else library.getVersionInt()
+    return version
 
 
 # Attention on a CPU, which torch's counter of operations lacks; the functions receive shapes.

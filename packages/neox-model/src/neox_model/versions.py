@@ -5,7 +5,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-__all__ = ["package_versions"]
+from neox_model.torch_compat import runtime_cudnn
+
+__all__ = ["cudnn_version", "package_versions", "version_of_cudnn"]
 
 _PACKAGES = (
     *("neox-model", "neox-launcher", "neox-data", "neox-kernels"),
@@ -14,7 +16,7 @@ _PACKAGES = (
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python, the packages, and the CUDA that torch was built with, if any."""
+    """Return the versions of Python, the packages, and the CUDA and cuDNN of torch, if any."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -23,4 +25,18 @@ def package_versions() -> dict[str, str]:
             found[package] = "not installed"
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
+    cudnn = cudnn_version()
+    if cudnn is not None:
+        found["cudnn"] = cudnn
     return found
+
+
+def cudnn_version() -> str | None:
+    """Return the version of the cuDNN that this process has loaded, such as 9.19.0; None without one."""
+    number = runtime_cudnn()
+    return None if number is None else version_of_cudnn(number)
+
+
+def version_of_cudnn(number: int) -> str:
+    """Return a version of cuDNN as text: 91900 is 9.19.0."""
+    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"

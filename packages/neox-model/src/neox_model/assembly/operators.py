@@ -6,7 +6,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ from neox_model.layers.attention.dense import hidden_keys
 from neox_model.parallel.cross_entropy import LossOperator, chunk_rows_on
 from neox_model.parallel.groups import Group, Groups
 
-__all__ = ["Operators", "choose_loss_operator", "choose_operators"]
+__all__ = ["Operators", "choose_loss_operator", "choose_operators", "reference_operators"]
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +142,15 @@ def choose_operators(
         norm_of_sum=norm_of_sum,
         norm_with_input=norm_with_input,
         flex_unusable=_why_not_flex(config, device, head_width=shape_SBNK[-1]),
+    )
+
+
+def reference_operators(config: NeoXConfig, device: torch.device) -> Operators:
+    """Return PyTorch's operators; attention is computed as with those that `choose_operators` returns."""
+    width = config.model.hidden_size // config.model.num_attention_heads
+    return replace(
+        _exported(config) if stores_scores(config) else Operators(),
+        flex_unusable=_why_not_flex(config, device, head_width=width),
     )
 
 
@@ -346,14 +355,21 @@ def _gated_activation(
     return chosen, None if chosen is None else operator.again
 
 
+def stores_scores(config: NeoXConfig) -> bool:
+    """Return True if attention stores its scores, for a requested kernel, to scale them, or for an export."""
+    attention = config.attention
+    fusions = (attention.scaled_upper_triang_masked_softmax_fusion, attention.scaled_masked_softmax_fusion)
+    return True in fusions or attention.apply_query_key_layer_scaling or config.model.onnx_safe
+
+
 def _softmax(
     config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]
 ) -> Callable[[Tensor, float, Tensor | None], Tensor] | None:
-    """Choose the softmax if attention stores scores: for a requested kernel, or to scale them."""
+    """Choose the softmax if attention stores scores."""
     attention = config.attention
     causal = attention.scaled_upper_triang_masked_softmax_fusion
     masked = attention.scaled_masked_softmax_fusion
-    if True not in (causal, masked) and not attention.apply_query_key_layer_scaling:
+    if not stores_scores(config):
         if "auto" in (causal, masked):
             logger.info("softmax: PyTorch's scaled_dot_product_attention, which stores no scores")
         return None

@@ -129,19 +129,24 @@ class DenseCore(Core):
         self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, document_ids_BS: Tensor | None = None
     ) -> Tensor:
         """Return context_SBNK; with T > S the queries are the last S tokens. Heads may share keys."""
+        inputs, options = self.arguments(query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
+        attend = partial(functional.scaled_dot_product_attention, *inputs, **options)
+        is_random = options["dropout_p"] > 0.0
+        context = in_split_stream(self.group, query_SBNK.device, attend) if is_random else attend()
+        return context.permute(2, 0, 1, 3)
+
+    def arguments(
+        self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, document_ids_BS: Tensor | None = None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+        """Return the tensors and the options of the call of scaled_dot_product_attention in `forward`."""
         mask = self._mask(query_SBNK, len(key_TBNK), document_ids_BS)
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_SBNK, key_TBNK, value_TBNK))
-        dropout = self.dropout if self.training else 0.0
-        options: dict[str, Any] = {
+        return (query, key, value), {
             "attn_mask": mask,
+            "dropout_p": self.dropout if self.training else 0.0,
             "is_causal": self.is_causal and mask is None and len(query_SBNK) == len(key_TBNK),
             "enable_gqa": query.shape[1] != key.shape[1],
         }
-        attend = partial(
-            functional.scaled_dot_product_attention, query, key, value, dropout_p=dropout, **options
-        )
-        context = attend() if dropout == 0.0 else in_split_stream(self.group, query.device, attend)
-        return context.permute(2, 0, 1, 3)
 
     def attend_stored(self, query_BNK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, span: Span) -> Tensor:
         """Return context_BNK of one new token of each sequence over the stored rows of G key-value heads."""

@@ -121,7 +121,7 @@ class ParallelAttention(nn.Module):
         projected, _ = self.qkv(hidden_SBD, entry)
         length, batch = projected.shape[:2]
         cache = self.cache
-        query_SBNK, key, value = self._heads(projected, position_ids_SB)
+        query_SBNK, key, value = self.heads(projected, position_ids_SB)
         if cache is not None and not isinstance(cache.window, Chunk):
             attend: Callable[..., Tensor] = self.core.attend_stored  # type: ignore[assignment]
             context_SBNK = cache.of_next_tokens(query_SBNK, (key, value), attend)
@@ -134,8 +134,10 @@ class ParallelAttention(nn.Module):
         reduces = entry is None or entry.reduces
         return self.dense(context_SBNK.reshape(length, batch, -1), reduces=reduces)
 
-    def _heads(self, projected: Tensor, position_ids_SB: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, the first two with their positions."""
+    def heads(
+        self, projected: Tensor, position_ids_SB: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of a projection, the first two with their positions."""
         cache = self.cache
         if self.position is not None and cache is None and position_ids_SB is None:
             parts: tuple[Tensor, Tensor, Tensor] | None = self.position.split(projected, self.local_groups)  # type: ignore[operator]

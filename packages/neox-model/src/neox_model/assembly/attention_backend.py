@@ -1,0 +1,284 @@
+"""Which backend of PyTorch's scaled_dot_product_attention a training runs, and why it is not cuDNN's.
+
+PyTorch chooses by device, shapes, dtype, mask, dropout and determinism. On GPUs of the generations Hopper and
+Blackwell (compute capability 9 and 10) it tries cuDNN's attention first, which is the fastest there.
+"""
+
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_config import Resolved
+from neox_config.counted import counted
+from neox_config.derive.objective import separates_tokens
+from neox_model.assembly.attention import build_attention
+from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.operators import reference_operators
+from neox_model.assembly.patterns import PATTERNS
+from neox_model.layers.attention import DenseCore, ParallelAttention
+from neox_model.parallel.groups import Group
+from neox_model.parallel.linear import zero_init
+from neox_model.torch_compat import chosen_attention, runtime_cudnn
+from neox_model.versions import version_of_cudnn
+
+__all__ = ["AttentionBackend", "Call", "attention_backends", "log_backends", "why_not_cudnn"]
+
+logger = logging.getLogger(__name__)
+
+_CUDNN = "cuDNN"
+# PyTorch's name -> name in logs and records.
+_NAMES = {
+    "CUDNN_ATTENTION": _CUDNN,
+    "FLASH_ATTENTION": "flash",
+    "EFFICIENT_ATTENTION": "efficient",
+    "MATH": "math",
+    "OVERRIDEABLE": "overrideable",
+}
+
+# Source of these conditions: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of PyTorch.
+_PREFERRING_GENERATIONS = (9, 10)
+_PREFERRED_SINCE = 91501
+_DEPRIORITIZED = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+_DROPOUT_STEPS = 16
+_WIDTH_STEP, _LARGEST_WIDTH = 8, 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackend:
+    """The backend of one kind of attention in training.
+
+    Args:
+        kind: the kind of attention, as in `attention-config`.
+        layers: number of layers of this kind in the model.
+        name: cuDNN, flash, efficient or math.
+        note: why it is not cuDNN's, if PyTorch prefers that on this device; else None.
+    """
+
+    kind: str
+    layers: int
+    name: str
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What decides whether PyTorch runs cuDNN's attention.
+
+    Args:
+        capability: compute capability of the GPU; None: no NVIDIA GPU.
+        cudnn: version of cuDNN as a number, such as 91900; None: PyTorch has none.
+        dtype: dtype of queries, keys and values.
+        head_width: channels of a head.
+        dropout: dropout probability of attention weights.
+        is_deterministic: only deterministic algorithms are allowed.
+        is_deprioritized: the environment asks PyTorch not to prefer cuDNN.
+        trains_mask: the mask has a gradient (relative positions that are learned).
+    """
+
+    capability: tuple[int, int] | None
+    cudnn: int | None
+    dtype: torch.dtype
+    head_width: int
+    dropout: float = 0.0
+    is_deterministic: bool = False
+    is_deprioritized: bool = False
+    trains_mask: bool = False
+
+
+def attention_backends(resolved: Resolved, device: torch.device) -> list[AttentionBackend]:
+    """Return the backend of each kind of attention that calls scaled_dot_product_attention in training.
+
+    Kinds that FlexAttention computes, or that store scores, are left out. Call it after
+    `use_deterministic_algorithms`. It allocates, and frees, as much as the projection of one layer takes.
+
+    Args:
+        resolved: the configuration.
+        device: the device that trains.
+    """
+    kinds = resolved.derived.attention_types
+    found = []
+    for kind, layers in Counter(kinds).items():
+        call = _call_of_layer(resolved, kinds.index(kind), device) if kind in PATTERNS else None
+        if call is not None:
+            inputs, options = call
+            name = _NAMES[chosen_attention(*inputs, **options).name]
+            note = why_not_cudnn(_described(inputs[0], options), name)
+            found.append(AttentionBackend(kind=kind, layers=layers, name=name, note=note))
+    return found
+
+
+def log_backends(backends: Iterable[AttentionBackend]) -> None:
+    """Log the backend of each kind of attention, and each note once."""
+    notes: dict[str, None] = {}
+    for backend in backends:
+        layers = counted(backend.layers, f"{backend.kind} layer")
+        logger.info("scaled_dot_product_attention of %s: %s backend", layers, backend.name)
+        if backend.note is not None:
+            notes[backend.note] = None
+    for note in notes:
+        logger.info("%s", note)
+
+
+def why_not_cudnn(call: Call, chosen: str) -> str | None:
+    """Return a note if PyTorch prefers cuDNN's attention on this device but runs another; else None.
+
+    Args:
+        call: what decides about it.
+        chosen: name of the backend that runs.
+    """
+    is_preferred = call.capability is not None and call.capability[0] in _PREFERRING_GENERATIONS
+    if chosen == _CUDNN or not is_preferred:
+        return None
+    reasons = [text(call) for holds, text in _REASONS.values() if holds(call)]
+    return (
+        f"attention runs on the {chosen} backend, not on cuDNN's, which is faster on this GPU: "
+        f"{'; '.join(reasons) or _UNKNOWN}"
+    )
+
+
+# Reasons ----------------------------------------------------------------------------------------------------
+
+
+def _old_cudnn(call: Call) -> str:
+    found = "no cuDNN" if call.cudnn is None else f"cuDNN {version_of_cudnn(call.cudnn)}"
+    return (
+        f"{found} is loaded, and PyTorch prefers it since {version_of_cudnn(_PREFERRED_SINCE)}; install a "
+        "PyTorch with a newer one, and remove folders with another cuDNN from LD_LIBRARY_PATH"
+    )
+
+
+def _coarse_dropout(call: Call) -> str:
+    below = math.floor(call.dropout * _DROPOUT_STEPS) / _DROPOUT_STEPS
+    above = below + 1 / _DROPOUT_STEPS
+    return (
+        f"attention-dropout {call.dropout:g} is not a multiple of 1/{_DROPOUT_STEPS}; set {below:g} or "
+        f"{above:g}"
+    )
+
+
+def _uneven_width(call: Call) -> str:
+    below = call.head_width // _WIDTH_STEP * _WIDTH_STEP
+    return (
+        f"heads of {call.head_width} channels (hidden-size / num-attention-heads) are not a multiple of "
+        f"{_WIDTH_STEP}; the next multiples are {below} and {below + _WIDTH_STEP}"
+    )
+
+
+def _wide_heads(call: Call) -> str:
+    return (
+        f"heads of {call.head_width} channels (hidden-size / num-attention-heads) are wider than "
+        f"{_LARGEST_WIDTH}; use more heads, or for 256 channels a PyTorch with cuDNN since 9.22.1"
+    )
+
+
+# Setting -> whether it is a reason, and the reason with what would allow cuDNN's attention.
+_REASONS: Mapping[str, tuple[Callable[[Call], bool], Callable[[Call], str]]] = {
+    "precision": (
+        lambda call: call.dtype == torch.float32,
+        lambda call: "it computes in 16 bits alone; set precision: bfloat16",
+    ),
+    "deterministic": (
+        lambda call: call.is_deterministic,
+        lambda call: "it is not deterministic; deterministic: false allows it",
+    ),
+    "attention-dropout": (
+        lambda call: (call.dropout * _DROPOUT_STEPS) % 1 != 0,
+        _coarse_dropout,
+    ),
+    "head width": (lambda call: call.head_width % _WIDTH_STEP != 0, _uneven_width),
+    "widest head": (lambda call: call.head_width > _LARGEST_WIDTH, _wide_heads),
+    "pos-emb": (
+        lambda call: call.trains_mask,
+        lambda call: "it has no gradient for the bias of pos-emb: rpe; use another position embedding",
+    ),
+    "cuDNN": (lambda call: call.cudnn is None or call.cudnn < _PREFERRED_SINCE, _old_cudnn),
+    "environment": (
+        lambda call: call.is_deprioritized,
+        lambda call: f"the variable {_DEPRIORITIZED} is 1; unset it",
+    ),
+}
+_UNKNOWN = (
+    "for a reason that is not known here; torch.backends.cuda.can_use_cudnn_attention with debug=True prints "
+    "PyTorch's"
+)
+
+
+# The call of a layer ----------------------------------------------------------------------------------------
+
+
+_Arguments = tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]
+# The sequence is the outermost dimension of queries, keys and values, so that strides do not depend on it.
+_FEW_TOKENS = 2
+
+
+def _call_of_layer(resolved: Resolved, layer_index: int, device: torch.device) -> _Arguments | None:
+    """Return arguments as a layer passes them to scaled_dot_product_attention; None if it does not call it.
+
+    The layer runs on a few tokens, and what it passes is stretched to the length of the sequence. Fused
+    rotary kernels return other strides, on which no backend depends.
+    """
+    config, derived = resolved.config, resolved.derived
+    size, batch = derived.model_parallel_size, derived.micro_batch_size
+    with torch.device("cpu"):  # The weights are not used: without values they take no memory there.
+        attention = build_attention(
+            resolved,
+            layer_index,
+            init=zero_init,
+            output_init=zero_init,
+            group=Group(rank=0, size=size, process_group=None, ranks=tuple(range(size))),
+            operators=reference_operators(config, device),
+        )()
+    assert isinstance(attention, ParallelAttention)
+    if type(attention.core) is not DenseCore:
+        return None
+    core = attention.core.to(device)
+    dtype = DTYPES[derived.autocast or derived.precision]
+    width = attention.qkv.weight.shape[0]
+    projected = torch.zeros(_FEW_TOKENS, batch, width, dtype=dtype, device=device, requires_grad=True)
+    documents = torch.zeros(batch, _FEW_TOKENS, dtype=torch.int64, device=device)
+    inputs, options = core.arguments(
+        *attention.heads(projected), documents if separates_tokens(config) else None
+    )
+    length, mask = config.model.seq_length, options["attn_mask"]
+    stretched = None if mask is None else mask[..., :1, :1].expand(*mask.shape[:2], length, length)
+    return _stretched(inputs, length), options | {"attn_mask": stretched}
+
+
+def _stretched(inputs: tuple[Tensor, Tensor, Tensor], length: int) -> Any:
+    """Return tensors like these inputs_BNSK for a sequence of this length, without values, in one memory."""
+    shapes = [(*x.shape[:2], length, x.shape[3]) for x in inputs]
+    first, ends = inputs[0], map(_end, shapes, inputs)
+    memory = torch.empty(max(ends), dtype=first.dtype, device=first.device, requires_grad=True)
+    return tuple(
+        memory.as_strided(shape, x.stride(), x.storage_offset())
+        for shape, x in zip(shapes, inputs, strict=True)
+    )
+
+
+def _end(shape: tuple[int, ...], like: Tensor) -> int:
+    """Return the elements of memory that a tensor of this shape requires, with the other's strides."""
+    steps = ((size - 1) * stride for size, stride in zip(shape, like.stride(), strict=True))
+    return int(like.storage_offset()) + sum(steps) + 1
+
+
+def _described(query: Tensor, options: Mapping[str, Any]) -> Call:
+    mask = options["attn_mask"]
+    is_nvidia = query.device.type == "cuda" and torch.version.cuda is not None
+    return Call(
+        capability=torch.cuda.get_device_capability(query.device) if is_nvidia else None,
+        cudnn=runtime_cudnn(),
+        dtype=query.dtype,
+        head_width=query.shape[-1],
+        dropout=options["dropout_p"],
+        is_deterministic=torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled(),
+        is_deprioritized=os.environ.get(_DEPRIORITIZED) == "1",
+        trains_mask=mask is not None and mask.requires_grad,
+    )
