@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from neox_model.checkpoint.contents import Manifest
 from neox_model.metrics.writers.jsonl import read_records
 from neox_model.report.page import render_page
 from neox_model.report.reading import read_run
@@ -57,6 +58,9 @@ def test_a_training_records_its_events_even_if_it_cannot_describe_itself(tmp_pat
     assert run.about["save"] == str(tmp_path / "checkpoints")
     assert [iteration for iteration, _ in run.checkpoints] == [2]
     assert run.about["config"]["train_iters"] == 2
+    assert run.about["attention"] == {"global": "flash"}
+    manifest = Manifest.read(tmp_path / "checkpoints" / "global_step2")
+    assert manifest.config["attention_backends"] == {"global": "flash"}
     assert "all iterations were finished" in render_page([run])
     undescribed = events_of(tmp_path / "undescribed")
     assert "start" not in dict(undescribed)

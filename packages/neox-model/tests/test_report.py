@@ -403,6 +403,7 @@ def test_damaged_events_are_left_out_and_named(tmp_path):
     head = {"time": BEGIN + 200, "attempt": 2, "iteration": 60}
     damaged = [
         {**head, "event": "start", **about(), "estimate": {"memory_bytes": {"total": "much"}}},
+        {**head, "event": "start", **about(), "attention": "flash"},
         {**head, "event": "evaluation", "loss": "low"},
         {**head, "event": ["spike"]},
         {**head, "time": "noon", "event": "save"},
@@ -414,6 +415,7 @@ def test_damaged_events_are_left_out_and_named(tmp_path):
     assert run.about["devices"] == 2
     assert "event evaluation of iteration 60: damaged fields loss" in text
     assert "event start of iteration 60: damaged fields estimate.memory_bytes.total, " in text
+    assert "event start of iteration 60: damaged fields attention" in text
     assert "a line of iteration 60: its time is not one" in text
 
 
@@ -516,8 +518,11 @@ def write_attempts(folder, *starts):
 def test_settings_that_a_resumed_training_changed_are_listed_by_attempt(tmp_path):
     changed = about(optimizer={"type": "Adam", "params": {"lr": 0.01}}, batch=16, save=HOSTILE)
     changed["derived"] = {"precision": "fp32", "train_batch_size": 16}
-    moved = changed | {"host": "other", "packages": {"torch": "2.14.0"}}
-    write_attempts(tmp_path, about(batch=8), about(batch=8), changed, moved)
+    changed["attention"] = {"global": "flash"}
+    backend = {"attention": {"global": "cuDNN"}}
+    moved = changed | backend | {"host": "other", "packages": {"torch": "2.14.0"}}
+    before = about(batch=8) | {"attention": {"global": "flash"}}
+    write_attempts(tmp_path, before, before, changed, moved)
     run = read_run(tmp_path)
     assert [(each.attempt.number, *each[1:]) for each in changes(run)] == [
         (3, "batch", "8", "16"),
@@ -525,12 +530,14 @@ def test_settings_that_a_resumed_training_changed_are_listed_by_attempt(tmp_path
         (3, "save", "not recorded", json.dumps(HOSTILE)),
         (3, "layout: train_batch_size", "8", "16"),
         (4, "packages: torch", "2.13.0", "2.14.0"),
+        (4, "device: attention backend, global", "flash", "cuDNN"),
     ]
     reader, text = read_page(render_page([run]))
     assert "attempt 2 begins from iteration 20 2 x CPU (x86_64, 2 cores), host h 2025" in text
     assert "attempt 3 begins from iteration 40, with 4 changes 2 x CPU" in text
     assert "host h; batch: 8, then 16; optimizer.params.lr: not recorded, then 0.01;" in text
     assert "host other; packages: torch: 2.13.0, then 2.14.0" in text
+    assert "torch 2.14.0 attention backend, global cuDNN" in text
     configuration = text[text.index("The configuration below is that of attempt 4, the last one that") :]
     assert (
         "before after 3 40 batch 8 16 3 40 optimizer.params.lr not recorded 0.01 3 40 save" in configuration

@@ -24,6 +24,7 @@ from neox_model.checkpoint.contents import Manifest, is_count
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 
 __all__ = [
+    "ATTENTION_BACKENDS",
     "DOCUMENTS",
     "SAMPLES_DIGEST",
     "changes_since",
@@ -45,9 +46,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Recorded with the parameters: digests of the samples read, by part, and the documents of the training data.
+# Recorded with the parameters: digests of the samples read, by part, the documents of the training data, and
+# the backend of scaled_dot_product_attention by kind of attention.
 SAMPLES_DIGEST = "samples_digest"
 DOCUMENTS = "documents"
+ATTENTION_BACKENDS = "attention_backends"
 _NONE = "none"
 # The number of evaluations is part of the order of their samples, as in GPT-NeoX.
 _SELECT_EVALUATED = ("train_iters", "eval_interval", "eval_iters", "train_batch_size", "seed", "split")

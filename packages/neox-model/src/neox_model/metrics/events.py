@@ -15,7 +15,7 @@ EVENT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "attempt": ("format", "launch"),
     "start": (
         *("restart", "host", "devices", "layout", "device", "peak_tflops", "peak_reason"),
-        *("packages", "code", "config", "origins", "derived", "estimate", "last_iteration"),
+        *("packages", "attention", "code", "config", "origins", "derived", "estimate", "last_iteration"),
         *("checkpoint", "save"),
     ),
     "evaluation": ("part", "loss", "perplexity", "seconds"),

@@ -29,6 +29,7 @@ _OPTIONAL: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("first_sample", "last_sample", "last_iteration", "restart"), int),
     **dict.fromkeys(("ranks", "hosts"), list),
     "save": str,
+    "attention": dict,
 }
 """Field of events -> its types, if it is there and not null."""
 

@@ -79,6 +79,8 @@ def _facts(about: Mapping[str, Any]) -> dict[tuple[str, str], str]:
             found[subject, name] = str(value)
     if "train_batch_size" in about.get("derived", {}):
         found["layout", "train_batch_size"] = str(about["derived"]["train_batch_size"])
+    for kind, name in (about.get("attention") or {}).items():
+        found["device", f"attention backend, {kind}"] = str(name)
     for name in ("device", "devices", "host"):
         if name in about:
             found["device", name] = str(about[name])

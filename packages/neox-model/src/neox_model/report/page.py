@@ -282,6 +282,7 @@ def _environment(run: Run) -> Html:
             f"commit {code['commit'] or 'unknown: not a git checkout'}, sources {code['sources_sha256']}",
         ),
         *((name, version) for name, version in about["packages"].items()),
+        *((f"attention backend, {kind}", str(name)) for kind, name in (about.get("attention") or {}).items()),
     ]
     checkpoints = [(f"{iteration:,}", f"{clock(when)} UTC") for iteration, when in run.checkpoints]
     kept = table(("checkpoint of iteration", "written"), checkpoints) if checkpoints else Html("")

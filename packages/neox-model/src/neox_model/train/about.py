@@ -5,6 +5,7 @@ import os
 import platform
 import socket
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +27,9 @@ _OURS = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_mode
 _GIT_SECONDS = 5.0
 
 
-def about_run(resolved: Resolved, *, vocab_size: int, weights: str | None) -> dict[str, Any]:
+def about_run(
+    resolved: Resolved, *, vocab_size: int, weights: str | None, attention: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the content of the event `start` as plain values, without secrets.
 
     Args:
@@ -34,6 +37,7 @@ def about_run(resolved: Resolved, *, vocab_size: int, weights: str | None) -> di
         vocab_size: entries of the tokenizer.
         weights: where the weights come from that it starts with; None: they are new, but for those of the
             base of adapters.
+        attention: backend of scaled_dot_product_attention by kind of attention.
     """
     config, derived = resolved.config, resolved.derived
     restart = os.environ.get(RESTART_VARIABLE)
@@ -54,6 +58,7 @@ def about_run(resolved: Resolved, *, vocab_size: int, weights: str | None) -> di
         "peak_tflops": peak,
         "peak_reason": reason,
         "packages": package_versions(),
+        "attention": dict(attention),
         "code": code_version(),
         "config": flat_values(config),
         "origins": _origins(config),

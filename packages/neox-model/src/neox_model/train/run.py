@@ -14,6 +14,8 @@ from neox_config.derive.objective import is_retrieval
 from neox_config.errors import NeoXError
 from neox_launcher.protocol.verification import Recording
 from neox_launcher.worker.reporting import Progress
+from neox_model.assembly.attention_backend import attention_backends, log_backends
+from neox_model.assembly.choices import computing_device
 from neox_model.assembly.compilation import compile_layers
 from neox_model.assembly.model import build_model, padded_vocab_size
 from neox_model.assembly.optimizer import build_optimizer, build_schedule
@@ -182,6 +184,8 @@ def _build_training(
     datasets = build_datasets(resolved, position=position, difficulties=additions.difficulties)
     progress.describe(phase="building the model")
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
+    backends = attention_backends(resolved, computing_device())
+    log_backends(backends)
     recorded = recorded_values(resolved, tokenizer)
     start_from_teacher(
         resolved,
@@ -236,6 +240,7 @@ def _build_training(
         texts=texts,
         compression=compression,
         eigenvalues=eigenvalues,
+        attention={backend.kind: backend.name for backend in backends},
         model_states=[
             *([] if eigenvalues is None else eigenvalues.states()),
             *([] if compression is None else compression.states()),
@@ -348,7 +353,12 @@ def _run_events(
 def _record_start(training: Training, events: Events, *, weights: str | None) -> None:
     """Describe this attempt in the record; a failure is logged, because a report must not end a training."""
     try:
-        about = about_run(training.resolved, vocab_size=training.tokenizer.vocab_size, weights=weights)
+        about = about_run(
+            training.resolved,
+            vocab_size=training.tokenizer.vocab_size,
+            weights=weights,
+            attention=training.attention,
+        )
     except _NOT_DESCRIBED:
         logger.exception("the record does not describe this attempt, training continues")
         return

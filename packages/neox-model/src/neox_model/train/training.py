@@ -11,7 +11,7 @@ from neox_config import NeoXConfig, Resolved
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import Progress
-from neox_model.checkpoint.comparison import DOCUMENTS, SAMPLES_DIGEST
+from neox_model.checkpoint.comparison import ATTENTION_BACKENDS, DOCUMENTS, SAMPLES_DIGEST
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.metrics.events import Events
@@ -69,6 +69,7 @@ class Training(RunParts):
         texts: evaluates tasks and texts; None: none are configured.
         compression: compresses the model; None: it is not compressed.
         eigenvalues: measures eigenvalues; None: none are measured.
+        attention: backend of scaled_dot_product_attention by kind of attention.
     """
 
     schedule: LearningRateSchedule
@@ -83,6 +84,7 @@ class Training(RunParts):
     texts: TextEvaluation | None = None
     compression: TrainedCompression | None = None
     eigenvalues: Eigenvalues | None = None
+    attention: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def config(self) -> NeoXConfig:
@@ -92,6 +94,7 @@ class Training(RunParts):
     def recorded(self, position: Position) -> dict[str, Any]:
         """Return the values that a checkpoint at this position records about the run."""
         values = recorded_values(self.resolved, self.tokenizer) | self.base
+        values[ATTENTION_BACKENDS] = dict(self.attention)
         if self.groups.world.rank == 0:
             values[SAMPLES_DIGEST] = {
                 part: digest_of_samples(self.datasets[part], count)
