@@ -1,5 +1,7 @@
 """`neox-launch doctor` with real workers on this machine."""
 
+import re
+
 from support.launches import launch, write_job
 from support.settings import SMALL_TRAINING
 
@@ -10,4 +12,6 @@ def test_the_workers_of_this_machine_join_and_measure_their_connection(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 host started, 2 workers joined" in done.stdout
     assert "GB/s per link" in done.stdout
+    assert re.search(r"^attention backend +ok +flash \(global layers\)$", done.stdout, re.MULTILINE)
+    assert re.search(r"^cudnn +ok ", done.stdout, re.MULTILINE)
     assert done.stdout.endswith("verdict: these hosts can run the job\n")

@@ -3,8 +3,13 @@
 import os
 from pathlib import Path
 
+import pytest
+import torch
+
 from neox_model import doctor
+from neox_model.assembly.attention_backend import AttentionBackend
 from support.distributed import run_ranks
+from support.settings import resolved_from
 
 
 def test_a_driver_that_does_not_answer_is_reported_as_unknown(tmp_path, monkeypatch):
@@ -39,3 +44,32 @@ def test_each_host_has_its_own_folder_for_local_checkpoints(tmp_path):
     found = run_ranks(folders_on_two_hosts, size=2, folder=str(tmp_path), is_shared=True)
     assert found[1] == [{"log-dir": ""}, {"save": "save is the same folder as on the host of rank 0"}]
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_backends_of_attention_are_reported_for_the_training(monkeypatch):
+    settings = {"attention_config": ["global", "local", "global"], "sparsity_config": {"block": 4}}
+    found = doctor._attention(resolved_from(settings), torch.device("cpu"))
+    assert found == {"attention": {"global": "flash", "local": "flash"}, "attention_notes": []}
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_backends_are_asked_for_as_the_training_does_and_notes_are_reported_once(
+    is_deterministic, monkeypatch
+):
+    asked = []
+
+    def backends(resolved, device):
+        asked.append(torch.are_deterministic_algorithms_enabled())
+        return [
+            AttentionBackend(kind=kind, layers=1, name="flash", note=note)
+            for kind, note in (("global", "a"), ("local", "a"), ("bigbird", None))
+        ]
+
+    monkeypatch.setattr(doctor, "attention_backends", backends)
+    try:
+        found = doctor._attention(resolved_from({"deterministic": is_deterministic}), torch.device("cpu"))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked == [is_deterministic]
+    assert found["attention_notes"] == ["a"]
+    assert list(found["attention"]) == ["global", "local", "bigbird"]

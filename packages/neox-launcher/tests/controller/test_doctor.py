@@ -15,6 +15,9 @@ FACTS = {
     "neox-model": "0.1.0",
     "numpy": "2.4.0",
     "driver": "570.1",
+    "cudnn": "9.19.0",
+    "attention": {"global": "cuDNN", "local": "flash"},
+    "attention_notes": [],
     "gpus": ["H100", "H100"],
     "gpu_error": None,
     "files": {"/data/a.bin": "10 bytes of Monday"},
@@ -38,6 +41,8 @@ def test_equal_hosts_are_good():
     assert found["reach and join"].found == "2 hosts started, 2 workers joined"
     assert found["neox-launcher"].found == own_version()
     assert found["GPUs"].found == "2 x H100"
+    assert found["cudnn"].found == "9.19.0"
+    assert found["attention backend"].found == "cuDNN (global layers), flash (local layers)"
     assert found["all-reduce"].found == "1 MiB in 2.0 ms, 3.00 GB/s per link (bus bandwidth)"
 
 
@@ -47,6 +52,12 @@ def test_equal_hosts_are_good():
         ({"clock": -2.0}, "clocks", "at most 2.1 s apart: one is ahead of two"),
         ({"torch": "2.11.0"}, "torch", "2.13.0 on one\n2.11.0 on two"),
         ({"driver": "560.2"}, "driver", "570.1 on one\n560.2 on two"),
+        ({"cudnn": "9.10.2"}, "cudnn", "9.19.0 on one\n9.10.2 on two"),
+        (
+            {"attention": {"global": "flash"}},
+            "attention backend",
+            "cuDNN (global layers), flash (local layers) on one\nflash (global layers) on two",
+        ),
         ({"gpus": ["H100"]}, "GPUs", "2 x H100 on one\n1 x H100 on two"),
         ({"gpu_error": "3 uncorrected memory errors"}, "GPUs", "the GPU of rank 1 on two: 3 uncorrected"),
         ({"files": {"/data/a.bin": "9 bytes of Monday"}}, "/data/a.bin", "9 bytes of Monday on two"),
@@ -68,6 +79,21 @@ def test_hosts_that_reach_the_launcher_but_not_each_other():
     assert not diagnosis.is_good
     assert found["reach and join"].found == "worker 1 on two failed:\ntimed out"
     assert "firewalls" in found["reach and join"].remedy
+
+
+def test_notes_about_attention_are_shown_once_and_are_no_problem():
+    notes = {"attention": {"global": "flash"}, "attention_notes": ["attention-dropout 0.1 is not a multiple"]}
+    facts = {rank: {**FACTS, **notes} for rank in (0, 1)}
+    diagnosis = diagnose(Outcome(exit_code=0, facts=facts), hosts=1)
+    assert diagnosis.is_good
+    (finding,) = (finding for finding in diagnosis.findings if finding.name == "attention backend")
+    assert finding.found == "flash (global layers)\nattention-dropout 0.1 is not a multiple"
+
+
+def test_a_model_without_pytorchs_attention_has_no_backend_to_compare():
+    facts = {0: {**FACTS, "attention": {}}}
+    diagnosis = diagnose(Outcome(exit_code=0, facts=facts), hosts=1)
+    assert "attention backend" not in [finding.name for finding in diagnosis.findings]
 
 
 def test_an_unreachable_host_is_the_only_finding():

@@ -24,8 +24,10 @@ from torch import distributed
 from neox_config import NeoXConfig, Resolved
 from neox_launcher.worker.ranks import read_rank
 from neox_launcher.worker.reporting import report_facts
+from neox_model.assembly.attention_backend import attention_backends
 from neox_model.processes import join_process_group
-from neox_model.versions import package_versions
+from neox_model.train.determinism import use_deterministic_algorithms
+from neox_model.versions import cudnn_version, package_versions
 from neox_model.worker import exit_worker, request_options, run_worker
 
 __all__ = ["examine", "main"]
@@ -45,16 +47,32 @@ def examine(resolved: Resolved) -> None:
     me = read_rank()
     rank, local_rank = (me.rank, me.local_rank) if me else (0, 0)
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    facts = {**package_versions(), **_devices(device), "files": _files(resolved.config)}
+    facts = {
+        **package_versions(),
+        **_devices(device),
+        "cudnn": cudnn_version() or "none",
+        "files": _files(resolved.config),
+    }
     report_facts(rank, facts)
     backend = resolved.derived.backend or ("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    facts |= _attention(resolved, device)
     join_process_group(backend, timeout=timedelta(seconds=_JOIN_SECONDS))
     facts["folders"], facts["local_folders"] = _folders(resolved.config, device)
     facts["all_reduce"] = _measure_all_reduce(device)
     report_facts(rank, facts)
     distributed.destroy_process_group()
+
+
+def _attention(resolved: Resolved, device: torch.device) -> dict[str, Any]:
+    """Return the backends of attention in this training, and why they are not cuDNN's."""
+    use_deterministic_algorithms(resolved.config)
+    found = attention_backends(resolved, device)
+    return {
+        "attention": {backend.kind: backend.name for backend in found},
+        "attention_notes": list(dict.fromkeys(backend.note for backend in found if backend.note)),
+    }
 
 
 def _devices(device: torch.device) -> dict[str, Any]:

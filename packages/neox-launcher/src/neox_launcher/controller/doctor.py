@@ -158,7 +158,7 @@ def _clocks(facts: Mapping[int, Facts]) -> Finding:
 
 
 def _software(facts: Mapping[int, Facts]) -> Iterator[Finding]:
-    for name in (*_SOFTWARE, "driver"):
+    for name in (*_SOFTWARE, "driver", "cudnn"):
         is_good, found = _same(facts, lambda fact, name=name: str(fact[name]))  # type: ignore[misc]
         yield Finding(
             name=name,
@@ -181,6 +181,24 @@ def _gpus(facts: Mapping[int, Facts]) -> Finding:
         found="\n".join([found, *some_lines(wrong)]),
         remedy="exclude the host or the slot (exclude), and check nvidia-smi there",
     )
+
+
+def _attention(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    """Compare the attention backends that PyTorch chooses, which depend on versions and the environment."""
+    known = {rank: fact for rank, fact in facts.items() if fact.get("attention")}
+    if known:
+        is_good, found = _same(known, lambda fact: _by_kind(fact["attention"]))
+        notes = dict.fromkeys(note for fact in known.values() for note in fact["attention_notes"])
+        yield Finding(
+            name="attention backend",
+            is_good=is_good,
+            found="\n".join([found, *notes]),
+            remedy="use the same GPUs, PyTorch, cuDNN and environment on all hosts",
+        )
+
+
+def _by_kind(backends: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({kind} layers)" for kind, name in backends.items())
 
 
 def _files(facts: Mapping[int, Facts]) -> Iterator[Finding]:
@@ -223,6 +241,7 @@ def _checks(facts: Mapping[int, Facts]) -> Iterable[Finding]:
     yield _clocks(facts)
     yield from _software(facts)
     yield _gpus(facts)
+    yield from _attention(facts)
     yield from _files(facts)
     yield from _folders(facts)
     yield from _all_reduce(facts)
