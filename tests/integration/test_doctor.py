@@ -7,7 +7,7 @@ from support.settings import SMALL_TRAINING
 
 
 def test_the_workers_of_this_machine_join_and_measure_their_connection(tmp_path):
-    job = write_job(tmp_path, SMALL_TRAINING | {"train_iters": 1, "num_gpus": 2})
+    job = write_job(tmp_path, SMALL_TRAINING | {"attention_dropout": 0.0, "num_gpus": 2, "train_iters": 1})
     done = launch(tmp_path, "doctor", "--config", str(job), seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 host started, 2 workers joined" in done.stdout

@@ -20,12 +20,14 @@ from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.operators import choose_operators, reference_operators
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.parallel.linear import zero_init
+from neox_model.parallel.low_rank import freeze_all_but_adapters
 from support.settings import resolved_from
 
 CPU = torch.device("cpu")
 LOCAL = {"attention_config": [[["local"], "all"]], "sparsity_config": {"block": 4}}
 DOCUMENTS = {"reset_attention_mask": True}
 GROUPED = {"pos_emb": "rotary", "num_kv_heads": 2}
+FROZEN = {"pos_emb": "rpe", "lora_rank": 2, "lora_base": "base", "lora_target_modules": ["qkv"]}
 # Settings -> the backend on a CPU.
 CASES = {
     "causal": ({}, "flash"),
@@ -36,6 +38,7 @@ CASES = {
     "mask": (LOCAL, "flash"),
     "bias": ({"pos_emb": "alibi"}, "flash"),
     "learned bias": ({"pos_emb": "rpe"}, "math"),
+    "frozen bias": (FROZEN, "flash"),
     "documents": (DOCUMENTS, "flash"),
     "heads with layouts": (
         {
@@ -57,6 +60,7 @@ def run_layer(settings, device=CPU):
     )().to(device, dtype)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
+    freeze_all_but_adapters(layer)
     hidden = torch.randn(12, 2, resolved.config.model.hidden_size, dtype=dtype, device=device)
     layer(hidden, torch.zeros(2, 12, dtype=torch.int64) if settings is DOCUMENTS else None)
 

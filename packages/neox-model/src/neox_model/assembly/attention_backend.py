@@ -25,6 +25,7 @@ from neox_model.assembly.patterns import PATTERNS
 from neox_model.layers.attention import DenseCore, ParallelAttention
 from neox_model.parallel.groups import Group
 from neox_model.parallel.linear import zero_init
+from neox_model.parallel.low_rank import freeze_all_but_adapters
 from neox_model.torch_compat import chosen_attention, runtime_cudnn
 from neox_model.versions import version_of_cudnn
 
@@ -238,8 +239,9 @@ def _call_of_layer(resolved: Resolved, layer_index: int, device: torch.device) -
     assert isinstance(attention, ParallelAttention)
     if type(attention.core) is not DenseCore:
         return None
+    freeze_all_but_adapters(attention)
     core = attention.core.to(device)
-    dtype = DTYPES[derived.autocast or derived.precision]
+    dtype = DTYPES[derived.computes_in]
     width = attention.qkv.weight.shape[0]
     projected = torch.zeros(_FEW_TOKENS, batch, width, dtype=dtype, device=device, requires_grad=True)
     documents = torch.zeros(batch, _FEW_TOKENS, dtype=torch.int64, device=device)
