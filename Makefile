@@ -5,7 +5,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help install aio quickstart test check lint types format docs docs-site dist clean \
 	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
-	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture coverage gpu-check gpu-gate
+	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture coverage gpu-check gpu-gate gpu-minutes gpu-minutes-prepare
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +119,12 @@ test-recipes: install  ## Follow CONTRIBUTING.md's recipes, run the documents' c
 gpu-check: install  ## Everything that requires a GPU, with a report (REPORT=FILE); REHEARSE=1 runs what works on the CPU
 	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(REPORT),--report "$(REPORT)")
 
+gpu-minutes: $(if $(PYTHON),,install)  ## Nine minutes of measurements on one GPU (OUTPUT=FOLDER, REHEARSE=1: on the CPU; PYTHON: without an installation)
+	@$(or $(PYTHON),$(BIN)/python) tools/gpu_minutes.py $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(OUTPUT),--output "$(OUTPUT)") $(if $(ONLY),--only $(ONLY))
+
+gpu-minutes-prepare:  ## Compile and collect in .gpu-minutes what gpu-minutes needs on a machine without a network (VERSION=3.12 ARCHITECTURES=sm_90 PRESENT="numpy pyarrow")
+	@VERSION="$(VERSION)" ARCHITECTURES="$(ARCHITECTURES)" PRESENT="$(PRESENT)" tools/gpu_minutes_prepare.sh
+
 gpu-gate:  ## Compile layers and kernels for GPUs, without one; fail if a figure changed (UPDATE=1 stores them, PLANT=1 plants faults)
 	@PYTHON="$(PYTHON)" tools/environment.sh gate
 	@PYTHONPATH=tests .venvs/gate/bin/python -m support.gpu_gate $(if $(filter 1,$(UPDATE)),--update) $(if $(filter 1,$(PLANT)),--plant)
@@ -140,4 +146,4 @@ dist:  ## Build the wheels of the four packages: dist/3.11/*.whl for Python 3.11
 
 clean:  ## Remove environments, wheels and caches, but not quickstart/
 	@echo "removing .venv, .venvs, wheels and caches; this may take minutes"
-	@rm -rf dist site .site .gpu-gate .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info
+	@rm -rf dist site .site .gpu-gate .gpu-minutes .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info

@@ -42,7 +42,7 @@ class Rows:
         self._without_value(name, f"not measured: {reason}")
 
     def fail(self, name: str, error: BaseException | str) -> None:
-        """Add a figure whose measurement failed; the part goes on."""
+        """Add a figure whose measurement failed, and continue."""
         message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self._without_value(name, f"FAILED: {' '.join(message.split())[:300]}")
 

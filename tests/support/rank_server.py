@@ -12,6 +12,7 @@ module lacks is not noticed, because another module has made it: whole launches 
 
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import select
@@ -22,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# The last one is imported when ZeRO 3 starts, and by what watches operators.
+# Those that are installed. The last one is imported when ZeRO 3 starts, and by what watches operators.
 IMPORTED = (
     "pytest",
     "torch.distributed",
@@ -36,7 +37,8 @@ _POLL_SECONDS = 0.005
 
 def _prepare() -> None:
     for name in IMPORTED:
-        importlib.import_module(name)
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
         raise RuntimeError(f"{len(threads) - 1} threads run after the imports: a fork would lose them")
