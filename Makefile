@@ -112,9 +112,9 @@ test-conversion: install  ## Round trips of random models of transformers, and 2
 test-sanitizers: install  ## neox-data's extension under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/sanitize.sh
 
-test-recipes: install  ## Follow CONTRIBUTING.md's recipes, run the documents' commands, install the wheels, rehearse gpu-check (minutes)
+test-recipes: install  ## Follow CONTRIBUTING.md's recipes, run the documents' commands, install the wheels, rehearse gpu-check and gpu-minutes (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m recipe tests/integration/test_recipes.py tests/integration/test_documents_run.py \
-		tests/integration/test_gpu_check.py tests/integration/test_wheels.py
+		tests/integration/test_gpu_check.py tests/integration/test_gpu_minutes.py tests/integration/test_wheels.py
 
 gpu-check: install  ## Everything that requires a GPU, with a report (REPORT=FILE); REHEARSE=1 runs what works on the CPU
 	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(REPORT),--report "$(REPORT)")

@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from neox_model.torch_compat import chosen_attention
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -117,7 +119,10 @@ def add(rows: Rows, name: str, times: tuple[float, float], operations: float, ex
 def compare_backends(rows: Rows, timer: Timer, shapes: dict[str, Shape], device: torch.device) -> None:
     """Time each backend, the one that PyTorch chooses, and contiguous inputs."""
     for name, shape in shapes.items():
-        rows.add(f"{name}, kernels", kernels(shape, device))
+        has_groups = shape.heads != shape.key_heads
+        chosen = chosen_attention(*inputs(shape, device), is_causal=True, enable_gqa=has_groups)
+        rows.add(f"{name}, backend that a training logs", chosen.name, expected="CUDNN_ATTENTION (H100)")
+        rows.add(f"{name}, kernels", kernels(shape, device), expected="of that backend")
         for backend, kind in [*BACKENDS.items(), ("chosen", None), ("chosen, contiguous", None)]:
             row = f"{name}, {backend}"
             if kind is not None and device.type == "cpu":

@@ -398,7 +398,7 @@ def environment(site: Path | None, work: Path, *, rehearses: bool) -> dict[str, 
 
 
 def _compile_kernels(variables: Mapping[str, str]) -> None:
-    """Compile the fused operators for this machine's GPU, unless they are compiled, before the parts begin."""
+    """Compile the fused operators for this GPU, unless they are compiled, before the parts begin."""
     _show("compiling the fused operators unless they are compiled: minutes, once")
     code = "from neox_kernels.cli import main; main(['build', '--quiet'])"
     # If it fails, the first part says so.
