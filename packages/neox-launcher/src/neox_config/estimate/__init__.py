@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from neox_config.estimate.communication import Communication, bubble_share, communication_bytes
 from neox_config.estimate.memory import Memory, activation_bytes_per_layer, device_memory
-from neox_config.estimate.operations import flops_per_token
+from neox_config.estimate.operations import Convention, flops_per_token
 from neox_config.estimate.parameters import Weights, count_parameters, local_parameters
 from neox_config.estimate.shapes import Layout, Shape
 
 __all__ = [
     "Communication",
+    "Convention",
     "Estimate",
     "Memory",
     "Weights",
@@ -38,8 +39,10 @@ class Estimate:
         device: type of the devices: cuda or cpu.
         parameters: number of parameters by part of the model.
         memory: memory of a device of each pipeline stage.
-        flops_per_token: operations of forward and backward pass per token, without recomputation.
-        computed_flops_per_token: the same with recomputation.
+        flops_per_token: operations of forward and backward pass per token, without recomputation, with
+            attention counted as if every token saw the whole sequence.
+        causal_flops_per_token: the same without what the causal mask hides.
+        computed_flops_per_token: `flops_per_token` with recomputation.
         communication: bytes sent per update.
         bubble: fraction of the time that a pipeline stage is idle.
     """
@@ -50,6 +53,7 @@ class Estimate:
     parameters: Mapping[str, int]
     memory: tuple[Memory, ...]
     flops_per_token: int
+    causal_flops_per_token: int
     computed_flops_per_token: int
     communication: Communication
     bubble: float
@@ -93,6 +97,7 @@ def estimate(shape: Shape, layout: Layout, *, device: str = "cuda") -> Estimate:
         parameters=count_parameters(shape),
         memory=tuple(device_memory(shape, layout, stage, device=device) for stage in range(layout.stages)),
         flops_per_token=flops_per_token(shape),
+        causal_flops_per_token=flops_per_token(shape, convention="causal"),
         computed_flops_per_token=flops_per_token(
             shape,
             is_recomputed=layout.segment_layers is not None,

@@ -409,6 +409,62 @@ def test_gmlp_mixes_half_of_its_channels_over_all_positions():
     assert flops_per_token(shape) == 3 * (2 * (8 * 64 + 32 * 8) + 2 * 4 * 32 + 2 * 10 * 8)
 
 
+def llama_1b():
+    return make_shape(
+        *(16, 2048, 32, 4096, 128_256),
+        kv_heads=8,
+        mlp_width=8192,
+        activation="swiglu",
+        norm="rmsnorm",
+        position="rotary",
+        has_bias=False,
+        has_attention_bias=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "seconds", "full", "causal"),
+    [
+        # 6 x (matrices + layers x length x hidden x 2 or 1) x tokens per second / 989e12, computed by hand.
+        (make_shape(24, 2048, 16, 2048, 50_304, is_tied=False), 8 * 2048, 0.2917, 0.515, 0.481),
+        (llama_1b(), 4 * 4096, 0.2843, 0.526, 0.479),
+        (make_shape(12, 768, 12, 2048, 50_304, is_tied=False), 16 * 2048, 0.0753, 0.426, 0.376),
+    ],
+)
+def test_utilization_by_both_conventions(shape, tokens, seconds, full, causal):
+    for convention, expected in (("full", full), ("causal", causal)):
+        rate = tokens / seconds * flops_per_token(shape, convention=convention)
+        assert rate / 989e12 == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sparsity", "counted"),
+    [
+        ("global", Sparsity(), 128),
+        # A window of 64: all but the first queries see it.
+        ("global", Sparsity(window=63), 64 - 64 * 64 / 512),
+        # One that is longer than the sequence hides nothing more than the causal mask.
+        ("global", Sparsity(window=300), 128),
+        ("local", Sparsity(), 48 - 48 * 48 / 512),
+        ("global", Sparsity(is_causal=False), 256),
+        ("global", Sparsity(is_causal=False, window=20), 41),
+    ],
+)
+def test_what_the_causal_mask_hides_is_not_counted_by_the_causal_convention(kind, sparsity, counted):
+    shape = make_shape(1, 8, 2, 256, 10, attention_types=(kind,), sparsity=sparsity)
+    expected = 3 * (24 * 64 + 4 * counted * 8 + 2 * 10 * 8)
+    assert flops_per_token(shape, convention="causal") == expected
+    result = estimate(shape, Layout())
+    assert result.causal_flops_per_token == expected
+    assert result.flops_per_token == flops_per_token(shape, convention="full") == flops_per_token(shape)
+
+
+def test_a_causal_gmlp_layer_mixes_half_of_the_positions():
+    shape = make_shape(1, attention_types=("amlp",), gmlp_attention_width=6)
+    matrices = flops_per_token(shape) - 3 * (4 * 4 * (2 * 8 + 6))
+    assert flops_per_token(shape, convention="causal") == matrices + 3 * (4 * 2 * (2 * 8 + 6))
+
+
 @pytest.mark.parametrize(("stage", "sent"), [(0, 2 * 2), (1, 4), (2, 3 * 2 + 2), (3, 3 * (2 + 2 * 2))])
 def test_data_parallel_bytes(stage, sent):
     shape = make_shape()
