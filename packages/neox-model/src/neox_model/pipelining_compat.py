@@ -1,4 +1,4 @@
-"""What uses torch.distributed.pipelining beyond its documented interface, tried with torch 2.13.
+"""What uses torch.distributed.pipelining beyond its documented interface, tried with torch 2.13 to 2.15.
 
 It is not in `torch_compat.py`, because layers and optimizers are used without pipelines, whose import takes
 a second.
@@ -21,8 +21,8 @@ __all__ = ["PipelineChunk", "log_no_schedules"]
 class PipelineChunk(PipelineStage):
     """A part of a pipeline, whose messages are allocated when they are received.
 
-    torch prepares memory for the messages of all micro-batches of a batch. Shapes are given, so that no
-    forward pass is needed to find them.
+    torch before 2.15 prepares memory for the messages of all micro-batches of a batch. Shapes are given, so
+    that no forward pass is needed to find them.
 
     Args:
         module: the part of the model.
@@ -90,11 +90,20 @@ class PipelineChunk(PipelineStage):
         gradients, groups = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         return tuple(None if one is None else one.contiguous() for one in gradients), groups
 
-    def _get_recv_ops(self, recv_infos: tuple[Any, ...]) -> list[Any]:
-        for message in recv_infos:
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
+        """Return the operations that receive the inputs of a micro-batch."""
+        self._allocate(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
+        """Return the operations that receive the gradients of a micro-batch's outputs."""
+        self._allocate(self.grad_recv_info[bwd_chunk_id])
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _allocate(self, messages: tuple[Any, ...]) -> None:
+        for message in messages:
             if message.buffer is not None:
                 message.buffer = torch.empty_like(message.buffer, device=self.device)
-        return super()._get_recv_ops(recv_infos)
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         with self._on_meta():
