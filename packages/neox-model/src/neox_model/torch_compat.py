@@ -1,4 +1,4 @@
-"""Everything that uses torch beyond its documented interface, tried with torch 2.13.
+"""Everything that uses torch beyond its documented interface, tried with torch 2.13 to 2.15.
 
 It is not in `deepspeed_compat.py`, because optimizers and layers are used without DeepSpeed, whose import
 takes seconds. A test holds that no other module uses such names.
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup
 from torch.nn.attention import SDPBackend
@@ -27,13 +27,11 @@ __all__ = [
     "chosen_attention",
     "compile_deterministically",
     "dump_memory_snapshot",
-    "end_backward",
     "flight_recorder_entries",
     "foreach_copy_",
     "foreach_mul_",
     "foreach_norm",
     "has_packed_products",
-    "initialize_sharding",
     "leave_new_memory_unfilled",
     "limit_graphs",
     "mark_optimizer_methods",
@@ -57,25 +55,6 @@ foreach_norm = torch._foreach_norm
 # The names since torch 2.13, where the older ones warn, and before.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def initialize_sharding(root: nn.Module) -> None:
-    """Let `fully_shard` prepare a model now instead of in its first forward pass.
-
-    Otherwise a layer that runs before the whole model does is initialized as a separate root module.
-    """
-    module: Any = root
-    module._get_fsdp_state()._lazy_init()
-
-
-def end_backward(root: nn.Module) -> None:
-    """Let `fully_shard` take the gradients of all parts of a model, as it does at the end of a backward pass.
-
-    Autograd calls this for passes that accumulate gradients, but not where a schedule adds gradients of
-    weights to the parameters itself.
-    """
-    module: Any = root
-    module._get_fsdp_state()._root_post_backward_final_callback()
 
 
 def has_packed_products() -> bool:
@@ -135,8 +114,8 @@ def limit_graphs(count: int) -> None:
 
     By default it continues without compilation, silently.
     """
-    torch._dynamo.config.recompile_limit = count
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    torch.compiler.config.recompile_limit = count
+    torch.compiler.config.fail_on_recompile_limit_hit = True
 
 
 def compile_deterministically() -> None:

@@ -9,7 +9,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from neox_model.parallel.groups import Group
 from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
-from neox_model.torch_compat import end_backward
 
 __all__ = ["ShardedStage"]
 
@@ -48,6 +47,8 @@ class ShardedStage(ShardedModel):
         )
         for chunk in chunks:
             _gather_in_reverse(chunk)
+        # Its backward pass is the empty one, which gathers nothing.
+        self._parts[0].set_modules_to_backward_prefetch([self._parts[0]])
 
     def begin_passes(self) -> None:
         """Prepare the passes of an update."""
@@ -60,7 +61,7 @@ class ShardedStage(ShardedModel):
 
     def collect(self) -> None:
         """Take gradients of weights that a schedule computed apart and added to the parameters itself."""
-        end_backward(self._parts[0])
+        self._end_backward()
 
     def end_passes(self) -> None:
         """Reduce the gradients of an update that are not reduced yet, and free whole parameters."""
@@ -68,8 +69,16 @@ class ShardedStage(ShardedModel):
         root.set_is_last_backward(True)
         root.set_requires_gradient_sync(True)
         root.set_reshard_after_backward(True)
-        end_backward(root)
+        self._end_backward()
         self.take_gradients()
+
+    def _end_backward(self) -> None:
+        """Let `fully_shard` take the gradients of all parts, as it does at the end of a backward pass.
+
+        It does so after passes that accumulate gradients, but not where a schedule adds gradients of weights
+        to the parameters itself, and not for the whole model, which does not run. So an empty pass runs.
+        """
+        self.run_empty_pass().backward()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

@@ -13,14 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 from neox_model.parallel.groups import Group
 from neox_model.parallel.held import Held, first_row
 from neox_model.parallel.logical import copy_description
 from neox_model.parallel.partitioned import is_sharded
-from neox_model.torch_compat import initialize_sharding, reduce_scatter_single
+from neox_model.torch_compat import reduce_scatter_single
 
 __all__ = [
     "MeanReduceScatter",
@@ -28,6 +33,10 @@ __all__ = [
     "ShardedModel",
     "partition",
 ]
+
+
+# Name of a method of partitioned models.
+_EMPTY_PASS = "empty_pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +206,8 @@ class ShardedModel:
             # The reduction divides.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-        initialize_sharding(model)
+        self._add_empty_pass()
+        self._initialize()
         self._holders: dict[int, nn.Parameter] = {}
         self._held: dict[int, Held] = {}
         for parameter in model.parameters():
@@ -205,6 +215,27 @@ class ShardedModel:
                 holder, held = _held(parameter, group)
                 self._holders[id(parameter)] = holder
                 self._held[id(holder)] = held
+
+    def _add_empty_pass(self) -> None:
+        """Give the whole model a forward method of `fully_shard` that computes nothing."""
+        setattr(self.model, _EMPTY_PASS, Tensor.clone)
+        register_fsdp_forward_method(self.model, _EMPTY_PASS)
+
+    def run_empty_pass(self) -> Tensor:
+        """Let `fully_shard` do what it does around a forward pass; the result is for a backward pass."""
+        device = next(self.model.parameters()).device
+        result: Tensor = getattr(self.model, _EMPTY_PASS)(torch.zeros((), device=device, requires_grad=True))
+        return result
+
+    @torch.no_grad()
+    def _initialize(self) -> None:
+        """Let `fully_shard` prepare the whole model now instead of in its first forward pass.
+
+        Otherwise a layer that runs before the whole model does is initialized as a separate root module, and
+        parameters are replaced after their holders were made. Collective.
+        """
+        self.run_empty_pass()
+        self._parts[0].reshard()
 
     def holder_of(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the tensor with this rank's rows of a parameter, in float32."""
