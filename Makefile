@@ -10,8 +10,8 @@ BIN := .venv/bin
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install:  ## Create .venv with all four packages (PYTHON=python3.12 to choose the interpreter)
-	@PYTHON="$(PYTHON)" tools/environment.sh full
+install:  ## Create .venv with all four packages (PYTHON=python3.12 to choose the interpreter, TORCH=2.15.0 another torch)
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" tools/environment.sh full
 
 aio: install  ## DeepSpeed's operator async_io for offloading to NVMe; requires libaio; ten minutes, once
 	@tools/aio.sh

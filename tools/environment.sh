@@ -5,10 +5,13 @@
 #   tools/environment.sh data 3.12     .venvs/data-3.12    neox-data alone with a test runner: its own tests
 #   tools/environment.sh docs          .venvs/docs         the builder of the documentation's site
 #   tools/environment.sh gate          .venvs/gate         what `make gpu-gate` compiles with: layers, Triton, no DeepSpeed
+#   tools/environment.sh oldest        .venvs/oldest       as .venv, with the oldest versions that the packages allow
+#   tools/environment.sh newest        .venvs/newest       as .venv, with the newest versions, on the newest Python found
 #
 # The file `installed` in an environment contains its original folder and a digest of everything that determines it.
 # During a change the file is named `begun`: an installation that was interrupted is continued.
 # PYTHON=... selects the interpreter; by default an existing environment keeps its own, and a new one uses the first found.
+# TORCH=2.15.0 installs that torch into .venv in place of the one in constraints.txt; an existing .venv keeps it.
 # Exit code 3: no suitable interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,6 +22,12 @@ python=${PYTHON:-}
 folder=.venv
 [ "$name" = full ] || folder=.venvs/$name${version:+-$version}
 log=.venvs/$(basename "$folder").log
+torch=
+[ "$name" != full ] || torch=${TORCH:-$(cat "$folder/torch" 2>/dev/null || true)}
+# The versions to install; the file is written with the environment, unless it is constraints.txt.
+versions=constraints.txt
+[ -z "$torch" ] || versions=.venvs/with-torch-$torch.txt
+case $name in oldest | newest) versions=.venvs/$name.txt ;; esac
 
 # Succeed if this command is a Python that can create environments, of version $2 (empty: any from 3.11).
 suits() {
@@ -33,7 +42,9 @@ END
 # Print the first suitable interpreter: by name on PATH, then those of pyenv.
 find_python() {
     local number candidate
-    for number in ${version:-3.11 3.12 3.13}; do
+    local numbers="3.11 3.12 3.13"
+    [ "$name" != newest ] || numbers="3.13 3.12 3.11"
+    for number in ${version:-$numbers}; do
         for candidate in "python$number" "$HOME"/.pyenv/versions/"$number".*/bin/python python3; do
             if suits "$candidate" "$version"; then
                 echo "$candidate"
@@ -67,7 +78,22 @@ is_current() {
 
 # Run pip; its output goes to the log.
 pip_install() {
-    "$folder/bin/python" -m pip install --no-input --no-compile --progress-bar off -c constraints.txt "$@"
+    "$folder/bin/python" -m pip install --no-input --no-compile --progress-bar off -c "$versions" "$@"
+}
+
+# Write the versions that this environment gets.
+write_versions() {
+    if [ -n "$torch" ]; then
+        { grep -v '^torch==' constraints.txt && echo "torch==$torch"; } >"$versions"
+        echo "$torch" >"$folder/torch"
+    elif [ "$name" = newest ]; then
+        : >"$versions"
+    elif [ "$name" = oldest ]; then
+        # pip has no such resolution. Packages that ours require only through others are the newest.
+        "$folder/bin/python" -m pip install --no-input --progress-bar off uv
+        "$folder/bin/uv" pip compile --quiet --no-header --no-annotate --resolution lowest-direct --all-extras \
+            --python "$folder/bin/python" packages/*/pyproject.toml | grep -v '^-e' >"$versions"
+    fi
 }
 
 # Run a command as a stage: print its name, every 30 seconds what it does, and its duration at the end. The terminal is
@@ -101,6 +127,21 @@ forget_incomplete() {
     done
 }
 
+install_all() {
+    # torch first: DeepSpeed's setup imports it. DeepSpeed's operators are not compiled: training uses torch's.
+    stage "torch and what compiles our extensions" pip_install torch setuptools pybind11 ninja py-cpuinfo
+    DS_BUILD_OPS=0 stage "DeepSpeed" pip_install --no-build-isolation deepspeed
+    # All four in one command, so that pip uses these folders and does not search an index for their names.
+    stage "our four packages with their extensions, transformers and the tools for tests" \
+        pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch]' \
+        -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot,onnx,peft,eval,serve,packed]' \
+        pytest hypothesis coverage mypy ruff safetensors transformers accelerate openai rank-bm25 tenacity types-PyYAML
+    # Used only to compare data files and sample orders, so its dependencies are not installed.
+    stage "megatron-core, for tests" pip_install --no-deps megatron-core
+    stage "first import" import_once "deepspeed, pytest, neox_data.preprocess.cli, neox_launcher.cli.launch,\
+        neox_model.convert.to_hf, neox_model.scoring.harness, neox_model.serve.run, neox_model.train.run"
+}
+
 install() {
     if ! is_ours; then
         rm -rf "$folder"
@@ -109,19 +150,9 @@ install() {
     echo "$PWD" >"$folder/begun"
     rm -f "$folder/installed"
     forget_incomplete
-    if [ "$name" = full ]; then
-        # torch first: DeepSpeed's setup imports it. DeepSpeed's operators are not compiled: training uses torch's.
-        stage "torch and what compiles our extensions" pip_install torch setuptools pybind11 ninja py-cpuinfo
-        DS_BUILD_OPS=0 stage "DeepSpeed" pip_install --no-build-isolation deepspeed
-        # All four in one command, so that pip uses these folders and does not search an index for their names.
-        stage "our four packages with their extensions, transformers and the tools for tests" \
-            pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch]' \
-            -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot,onnx,peft,eval,serve,packed]' \
-            pytest hypothesis coverage mypy ruff safetensors transformers accelerate openai rank-bm25 tenacity types-PyYAML
-        # Used only to compare data files and sample orders, so its dependencies are not installed.
-        stage "megatron-core, for tests" pip_install --no-deps megatron-core
-        stage "first import" import_once "deepspeed, pytest, neox_data.preprocess.cli, neox_launcher.cli.launch,\
-            neox_model.convert.to_hf, neox_model.scoring.harness, neox_model.serve.run, neox_model.train.run"
+    write_versions
+    if [ "$name" = full ] || [ "$name" = oldest ] || [ "$name" = newest ]; then
+        install_all
     elif [ "$name" = docs ]; then
         stage "the builder of the site" pip_install mkdocs mkdocs-material mkdocstrings mkdocstrings-python pymdown-extensions
     elif [ "$name" = gate ]; then
@@ -140,7 +171,7 @@ install() {
 
 # Everything that determines an environment; the C++ sources of neox-data are compiled at installation.
 digest=$(find packages \( -name pyproject.toml -o -name setup.py -o -path '*/src/neox_data/csrc/*' \) -type f -not -path '*/build/*' |
-    sort | xargs cat constraints.txt tools/environment.sh | sha256sum)
+    sort | xargs cat constraints.txt tools/environment.sh | sha256sum)$torch
 ! is_current || exit 0
 
 [ -z "$python" ] || suits "$python" "$version" || {
