@@ -19,7 +19,12 @@ _PROFILED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The trained model: a GPT-NeoX with parallel residual, rotary embeddings and an untied head."""
+    """The trained model: a GPT-NeoX with parallel residual, rotary embeddings and an untied head.
+
+    Args:
+        batch: samples of a micro-batch.
+        accumulation: micro-batches per update of the contenders in a plain loop.
+    """
 
     layers: int
     hidden: int
@@ -30,6 +35,7 @@ class Job:
     precision: str
     device: str
     steps: int
+    accumulation: int = 1
     profiles: bool = False
 
     def settings(self) -> dict[str, Any]:
@@ -179,14 +185,17 @@ def _step_of(job: Job, model: Any, loss: Callable[..., Any], *, is_compiled: boo
     generator = torch.Generator().manual_seed(0)
 
     def step() -> Any:
-        window = torch.randint(0, 512, (job.batch, job.length + 1), generator=generator).to(job.device)
-        with torch.autocast(job.device, torch.bfloat16, enabled=job.precision == "bf16"):
-            value = loss(model, window[:, :-1].contiguous(), window[:, 1:].contiguous())
-        value.backward()
+        total = torch.zeros((), device=job.device)
+        for _ in range(job.accumulation):
+            window = torch.randint(0, 512, (job.batch, job.length + 1), generator=generator).to(job.device)
+            with torch.autocast(job.device, torch.bfloat16, enabled=job.precision == "bf16"):
+                value = loss(model, window[:, :-1].contiguous(), window[:, 1:].contiguous())
+            (value / job.accumulation).backward()
+            total += value.detach() / job.accumulation
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return value
+        return total
 
     return step
 
