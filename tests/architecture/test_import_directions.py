@@ -32,7 +32,7 @@ ROOMS = {
         "problems": {"errors"},
         "schema": {"facts", "problems"},
         "derive": {"schema", "facts", "problems", "errors", "counted"},
-        "estimate": {"derive", "schema", "facts", "errors"},
+        "estimate": {"derive", "schema", "facts", "problems", "errors"},
         "rules": {"derive", "schema", "facts", "problems", "counted"},
         "read": {"rules", "derive", "schema", "facts", "problems", "errors", "atomic", "files"},
         "catalogue": {"read", "estimate", "derive", "facts", "problems", "errors"},
