@@ -85,7 +85,7 @@ ROOMS = {
         # -- read the configuration
         "worker": {"errors"},
         "doctor": {"assembly", "train", "worker", "processes", "versions", "errors"},
-        "processes": {"parallel", "errors"},
+        "processes": {"parallel", "torch_compat", "errors"},
         "assembly": {
             *("layers", "optim", "parallel", "initialization", "deepspeed_compat", "torch_compat"),
             *("versions", "errors"),
