@@ -8,6 +8,7 @@ import argparse
 import gc
 import itertools
 import json
+import re
 import statistics
 import sys
 import time
@@ -44,7 +45,11 @@ class Rows:
     def fail(self, name: str, error: BaseException | str) -> None:
         """Add a figure whose measurement failed, and continue."""
         message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        self._without_value(name, f"FAILED: {' '.join(message.split())[:300]}")
+        print(message, file=sys.stderr, flush=True)
+        lines = [line.strip() for line in message.splitlines() if line.strip()]
+        # Of a traceback, the line that names the error.
+        named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failure)\b", line)]
+        self._without_value(name, f"FAILED: {(named or lines or ['without a message'])[-1][:300]}")
 
     def measure(self, name: str, run: Callable[[], float], unit: str, *, expected: str = "") -> float | None:
         """Add the value that `run` returns, or its failure; None if it failed."""
