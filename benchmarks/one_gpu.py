@@ -7,9 +7,11 @@
 
 A case is SHAPE/FORM, with a number of micro-batches per update. Ours is `neox_model.Trainer`, with the data,
 the clipping and the update of every training: bfloat16 weights with float32 masters and AdamW. The plain
-model (plain_gpt.py) is a GPT-NeoX, trained under autocast over float32 weights; the shape llama-3.2-1b has
-none. The time is that of all measured updates together, divided by their micro-batches or by their number;
-the memory is the peak of PyTorch's allocator.
+model (plain_gpt.py) has the same architecture, and the forms plain and plain-compiled train it under autocast
+over float32 weights. The form plain-fsdp2 trains it as torchtitan does: under FSDP2 over one rank, which
+computes in bfloat16 and reduces gradients in float32, with each layer compiled alone. The time is that of all
+measured updates together, divided by their micro-batches or by their number; the memory is the peak of
+PyTorch's allocator.
 
 MFU is 6 x (parameters of the matrices + k x layers x length x hidden) operations per token, forward and
 backward, without recomputation, times tokens per second, divided by the device's peak. k is 2 for MFU (full):
@@ -34,7 +36,9 @@ from typing import Any
 
 import torch
 from kernel_times import profiled
-from train_contenders import Job, plain_step, random_corpus
+from plain_gpt import PlainGPT, PlainLlama
+from torch import distributed, nn
+from train_contenders import PLAIN_FORMS, Job, plain_step, random_corpus
 
 import neox_model
 from neox_config import NeoXConfig, Text, load_config, resolve
@@ -58,7 +62,6 @@ class Shape:
         key_heads: heads of keys and values; None: as many as of queries.
         gated_width: width of a gated feed-forward block; None: a block with two matrices, four times as wide.
         settings: other parameters of ours.
-        has_plain: whether the plain model has this architecture.
     """
 
     layers: int
@@ -70,7 +73,6 @@ class Shape:
     settings: Mapping[str, Any]
     key_heads: int | None = None
     gated_width: int | None = None
-    has_plain: bool = True
 
     @property
     def tokens(self) -> int:
@@ -147,7 +149,6 @@ SHAPES = {
             "use-bias-in-mlp": False,
             "use-bias-in-attn-linear": False,
         },
-        has_plain=False,
     ),
     "neox-1.3b": Shape(
         layers=24, hidden=2048, heads=16, length=2048, batch=8, vocabulary=50_304, settings=_NEOX
@@ -167,19 +168,17 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "kernels": {**_UNCOMPILED, "bias-dropout-fusion": "auto", **dict.fromkeys(_KERNELS, "auto")},
     "deterministic": {"compile": True, "deterministic": True},
 }
-PLAIN = {"plain": False, "plain-compiled": True}
 
 
 def has_form(shape: Shape, form: str) -> bool:
     """Return whether a shape can be trained in a form: a gated block adds no bias before its GELU."""
-    if form in PLAIN:
-        return shape.has_plain
-    return shape.gated_width is None or FORMS[form].get("bias-gelu-fusion") is not True
+    is_required = FORMS.get(form, {}).get("bias-gelu-fusion") is True
+    return shape.gated_width is None or not is_required
 
 
 CASES = [
     f"{name}/{form}"
-    for name, form in itertools.product(SHAPES, [*FORMS, *PLAIN])
+    for name, form in itertools.product(SHAPES, [*FORMS, *PLAIN_FORMS])
     if has_form(SHAPES[name], form)
 ]
 
@@ -250,7 +249,7 @@ def form_settings(form: str) -> dict[str, Any]:
 
 
 def plain(case: Case) -> Figures:
-    """Train the plain model in a plain loop."""
+    """Train the plain model in a plain loop, in a process group of one rank."""
     shape = case.shape
     job = Job(
         layers=shape.layers,
@@ -264,13 +263,27 @@ def plain(case: Case) -> Figures:
         steps=1,
         accumulation=case.accumulation,
     )
-    step = plain_step(job, is_compiled=PLAIN[case.form])
+    distributed.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo", store=distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        step = plain_step(job, plain_model(shape), PLAIN_FORMS[case.form])
 
-    def train(updates: int) -> None:
-        for _ in range(updates):
-            step()
+        def train(updates: int) -> None:
+            for _ in range(updates):
+                step()
 
-    return measure(case, train)
+        return measure(case, train)
+    finally:
+        distributed.destroy_process_group()
+
+
+def plain_model(shape: Shape) -> nn.Module:
+    """Return the plain model of a shape."""
+    sizes = {name: getattr(shape, name) for name in ("layers", "hidden", "heads", "length", "vocabulary")}
+    if shape.gated_width is None:
+        return PlainGPT(**sizes)
+    return PlainLlama(**sizes, key_heads=shape.key_heads or shape.heads, width=shape.gated_width)
 
 
 def measure(case: Case, train: Callable[[int], object]) -> Figures:
@@ -342,8 +355,7 @@ def forget() -> None:
 def tiny(shape: Shape) -> Shape:
     """Return the architecture at a size for a rehearsal on the CPU."""
     sizes = _TINY | (_TINY_LLAMA if shape.gated_width else {})
-    kept = {name: getattr(shape, name) for name in ("settings", "has_plain")}
-    return Shape(**kept, **sizes)
+    return Shape(settings=shape.settings, **sizes)
 
 
 def row_of(case: Case, found: Figures, peak: float | None) -> dict[str, Any]:
@@ -386,7 +398,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             "peak GiB": _text(row["peak_gib"], ".2f"),
             **{f"MFU ({convention})": _text(row[f"mfu_{convention}"], ".1%") for convention in CONVENTIONS},
             "waits": _text(row["waits"], "d"),
-            **{f"against {peer}": _against(row, peer, times) for peer in PLAIN},
+            **{f"against {peer}": _against(row, peer, times) for peer in PLAIN_FORMS},
         }
         for row in rows
     ]
@@ -483,7 +495,7 @@ def main() -> int:
         )
         forget()
         try:
-            found = (plain if case.form in PLAIN else ours)(case)
+            found = (plain if case.form in PLAIN_FORMS else ours)(case)
         except (RuntimeError, neox_model.NeoXError) as error:  # OutOfMemoryError is a RuntimeError.
             print(f"{name}, accumulation {accumulation}: failed: {error}", file=sys.stderr)
             failed = True

@@ -89,7 +89,7 @@ def test_the_rehearsal_times_each_case_and_compares_it_with_the_plain_model(tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--rehearse", "llama-3.2-1b/plain"), "llama-3.2-1b/plain is not a case"),
+        (("--rehearse", "llama-3.2-1b/compiled-bias-gelu"), "llama-3.2-1b/compiled-bias-gelu is not a case"),
         (("--rehearse", "--accumulation", "0"), "--accumulation must be at least 1"),
         (("--rehearse", "--set", "seq_length=32"), "--set seq_length changes what is compared"),
         (("pythia-160m/compiled",), "there is no GPU"),
@@ -138,7 +138,7 @@ def test_utilization_is_given_by_both_conventions(one_gpu, shape, milliseconds, 
 def test_each_case_can_be_loaded(one_gpu):
     for name in one_gpu.CASES:
         shape, _, form = name.partition("/")
-        if form not in one_gpu.PLAIN:
+        if form not in one_gpu.PLAIN_FORMS:
             one_gpu.loaded(
                 one_gpu.TRAINING
                 | one_gpu.SHAPES[shape].settings
