@@ -46,10 +46,10 @@ class Rows:
         """Add a figure whose measurement failed, and continue."""
         message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         print(message, file=sys.stderr, flush=True)
-        lines = [line.strip() for line in message.splitlines() if line.strip()]
         # Of a traceback, the line that names the error.
-        named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failure)\b", line)]
-        self._without_value(name, f"FAILED: {(named or lines or ['without a message'])[-1][:300]}")
+        named = re.findall(r"^[\w.]*(?:Error|Exception|Failure)\b.*", message, re.MULTILINE)
+        text = named[-1] if "Traceback" in message and named else " ".join(message.split())
+        self._without_value(name, f"FAILED: {text[:300]}")
 
     def measure(self, name: str, run: Callable[[], float], unit: str, *, expected: str = "") -> float | None:
         """Add the value that `run` returns, or its failure; None if it failed."""
