@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from gpu_rows import Rows, parse
 
 from support.distributed import DistributedFailure, run_ranks
@@ -26,6 +27,8 @@ PROBE_SECONDS, LAYOUT_SECONDS = 20.0, 40.0
 # One that every layout can split; two ranks have one head of keys each.
 ARCHITECTURE = COMPARED[2]
 LAYOUTS = ("tensor 2", "torch, ZeRO 1", "torch, ZeRO 2", "torch, ZeRO 3", "torch, pipeline 2")
+# The first version of PyTorch with which a layout works.
+SINCE = {"torch, pipeline 2": (2, 13)}
 # Importing torch takes most of the time of a tiny training.
 AT_A_TIME = 2
 
@@ -57,11 +60,16 @@ def compare(run: Any, folder: Path, rows: Rows) -> None:
         except DistributedFailure as error:
             return error
 
-    first, *others = LAYOUTS
+    layouts = [name for name in LAYOUTS if torch.__version__ >= SINCE.get(name, (0,))]
+    for name in set(LAYOUTS) - set(layouts):
+        rows.skip(
+            name, f"it needs PyTorch {'.'.join(map(str, SINCE[name]))}, and this is {torch.__version__}"
+        )
+    first, *others = layouts
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         # The first also trains on one rank, with which all are compared.
         results = [one(first), *pool.map(one, others)]
-        for layout, found in zip(LAYOUTS, results, strict=True):
+        for layout, found in zip(layouts, results, strict=True):
             if isinstance(found, DistributedFailure):
                 rows.fail(layout, found)
                 continue

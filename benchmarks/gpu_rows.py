@@ -8,6 +8,7 @@ import argparse
 import gc
 import itertools
 import json
+import re
 import statistics
 import sys
 import time
@@ -44,7 +45,11 @@ class Rows:
     def fail(self, name: str, error: BaseException | str) -> None:
         """Add a figure whose measurement failed, and continue."""
         message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        self._without_value(name, f"FAILED: {' '.join(message.split())[:300]}")
+        print(message, file=sys.stderr, flush=True)
+        # Of a traceback, the line that names the error.
+        named = re.findall(r"^[\w.]*(?:Error|Exception|Failure)\b.*", message, re.MULTILINE)
+        text = named[-1] if "Traceback" in message and named else " ".join(message.split())
+        self._without_value(name, f"FAILED: {text[:300]}")
 
     def measure(self, name: str, run: Callable[[], float], unit: str, *, expected: str = "") -> float | None:
         """Add the value that `run` returns, or its failure; None if it failed."""

@@ -12,9 +12,9 @@ step is measured. Each contender runs in a new process: median step after the wa
 memory according to nvidia-smi. bf16 is bfloat16 weights with float32 masters for ours, and autocast over
 float32 weights for the others.
 
-MFU is 6 x (parameters of the matrices + 2 x layers x length x hidden) operations per token, forward and
-backward, with full attention and without recomputation, times tokens per second, divided by the device's
-peak.
+MFU is 6 x (parameters of the matrices + k x layers x length x hidden) operations per token, forward and
+backward, without recomputation, times tokens per second, divided by the device's peak. k is 2 for MFU (full):
+attention as if every token saw the whole sequence. k is 1 for MFU (causal): without what the mask hides.
 """
 
 import argparse
@@ -30,6 +30,11 @@ from typing import Any
 
 from train_contenders import CONTENDERS, PEERS, WARM_UP, Job
 
+from neox_config import Text, load_config, resolve
+from neox_config.estimate import Convention, flops_per_token
+from neox_config.estimate.shapes import shape_of
+
+CONVENTIONS: tuple[Convention, ...] = ("full", "causal")
 SHAPES: dict[str, dict[str, Any]] = {
     "cpu": {"layers": 4, "hidden": 256, "heads": 8, "length": 512, "batch": 4, "vocabulary": 50_304},
     "125M": {"layers": 12, "hidden": 768, "heads": 12, "length": 2048, "batch": 16, "vocabulary": 50_304},
@@ -71,10 +76,11 @@ def _ask_gpu(what: str) -> str | None:
     return lines[0].strip() if lines else None
 
 
-def flops_per_token(job: Job) -> float:
-    """Return the operations of forward and backward: 2 and 4 per multiplication."""
-    matrices = 12 * job.layers * job.hidden**2 + job.vocabulary * job.hidden
-    return 6.0 * (matrices + 2 * job.layers * job.length * job.hidden)
+def operations_per_token(job: Job) -> list[int]:
+    """Return the operations of forward and backward, by each convention."""
+    resolved = resolve(load_config([], texts=[Text(json.dumps(job.settings()), "job")]), devices=1)
+    shape = shape_of(resolved, vocab_size=job.vocabulary)
+    return [flops_per_token(shape, convention=convention) for convention in CONVENTIONS]
 
 
 def measure(contender: str, job: Job) -> dict[str, float] | None:
@@ -103,13 +109,17 @@ def measure(contender: str, job: Job) -> dict[str, float] | None:
 
 
 def report(best: dict[str, dict[str, float]], job: Job, peak_tflops: float | None) -> None:
-    head = f"{'contender':32}{'tokens/s':>10}{'ms/step':>10}{'processor ms':>14}{'MB':>8}{'MFU %':>8}"
-    print(f"{head}{'first step, s':>15}")
+    head = f"{'contender':32}{'tokens/s':>10}{'ms/step':>10}{'processor ms':>14}{'MB':>8}"
+    shares = [f"MFU ({convention}) %" for convention in CONVENTIONS]
+    print(f"{head}{shares[0]:>15}{shares[1]:>15}{'first step, s':>15}")
+    operations = operations_per_token(job)
     for name, found in best.items():
         first = f"{found['first_step']:15.1f}" if "first_step" in found else ""
         rate = job.batch * job.length / found["seconds"]
-        used = rate * flops_per_token(job) / 1e12
-        share = f"{100 * used / peak_tflops:8.1f}" if peak_tflops else f"{'':8}"
+        share = "".join(
+            f"{100 * rate * each / (1e12 * peak_tflops):15.1f}" if peak_tflops else f"{'':15}"
+            for each in operations
+        )
         elapsed, worked = 1e3 * found["seconds"], 1e3 * found["processor"]
         print(f"{name:32}{rate:10,.0f}{elapsed:10.1f}{worked:14.0f}{found['memory']:8,.0f}{share}{first}")
     for name, mine in best.items():

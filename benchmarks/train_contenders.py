@@ -19,7 +19,12 @@ _PROFILED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The trained model: a GPT-NeoX with parallel residual, rotary embeddings and an untied head."""
+    """The trained model: a GPT-NeoX with parallel residual, rotary embeddings and an untied head.
+
+    Args:
+        batch: samples of a micro-batch.
+        accumulation: micro-batches per update of the contenders in a plain loop.
+    """
 
     layers: int
     hidden: int
@@ -30,6 +35,7 @@ class Job:
     precision: str
     device: str
     steps: int
+    accumulation: int = 1
     profiles: bool = False
 
     def settings(self) -> dict[str, Any]:
@@ -142,17 +148,61 @@ def hugging_face(job: Job, *, is_compiled: bool) -> Times:
 
 def plain(job: Job, *, is_compiled: bool) -> Times:
     """Train the plain PyTorch model: scaled_dot_product_attention, fused AdamW, cross entropy."""
-    return _timed(job, plain_step(job, is_compiled=is_compiled))
-
-
-def plain_step(job: Job, *, is_compiled: bool) -> Callable[[], Any]:
-    """Return a function that trains the plain model for one step and returns the loss, on the device."""
     from plain_gpt import PlainGPT
 
     model = PlainGPT(
         layers=job.layers, hidden=job.hidden, heads=job.heads, length=job.length, vocabulary=job.vocabulary
     )
-    return _step_of(job, model, _loss_of(lambda output: output), is_compiled=is_compiled)
+    return _timed(job, plain_step(job, model, PLAIN_FORMS["plain-compiled" if is_compiled else "plain"]))
+
+
+def plain_step(job: Job, model: Any, form: "Form") -> Callable[[], Any]:
+    """Return a function that trains a model for one update and returns the loss, on the device.
+
+    Args:
+        job: how it is trained.
+        model: computes logits of tokens.
+        form: how it is run.
+    """
+    return _step_of(job, form(model.to(job.device), job.precision), _loss_of(lambda output: output))
+
+
+Form = Callable[[Any, str], Any]
+"""From a model on its device and a precision, the model in the form in which it is run."""
+
+
+def _unchanged(model: Any, precision: str) -> Any:
+    return model
+
+
+def _compiled(model: Any, precision: str) -> Any:
+    import torch
+
+    return torch.compile(model)
+
+
+def fully_sharded(model: Any, precision: str, *, is_compiled: bool = True) -> Any:
+    """Return a plain model under FSDP2, with each layer compiled alone, as torchtitan runs its models.
+
+    Requires a process group.
+    """
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    weights = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    policy = MixedPrecisionPolicy(param_dtype=weights, reduce_dtype=torch.float32)
+    for layer in model.layers:
+        if is_compiled:
+            layer.compile()
+        fully_shard(layer, mp_policy=policy)
+    return fully_shard(model, mp_policy=policy)
+
+
+PLAIN_FORMS: dict[str, Form] = {
+    "plain": _unchanged,
+    "plain-compiled": _compiled,
+    "plain-fsdp2": fully_sharded,
+}
 
 
 def _loss_of(logits_of: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -166,27 +216,34 @@ def _loss_of(logits_of: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _loop(job: Job, model: Any, loss: Callable[..., Any], *, is_compiled: bool = False) -> Times:
-    return _timed(job, _step_of(job, model, loss, is_compiled=is_compiled))
+    form = _compiled if is_compiled else _unchanged
+    return _timed(job, _step_of(job, form(model.to(job.device), job.precision), loss))
 
 
-def _step_of(job: Job, model: Any, loss: Callable[..., Any], *, is_compiled: bool) -> Callable[[], Any]:
+def _step_of(job: Job, model: Any, loss: Callable[..., Any]) -> Callable[[], Any]:
     import torch
+    from torch.distributed.fsdp import FSDPModule
 
-    model = model.to(job.device)
-    if is_compiled:
-        model = torch.compile(model)
+    # FSDP2 computes in the precision of its own policy, and reduces after the last micro-batch.
+    is_sharded = isinstance(model, FSDPModule)
+    autocasts = job.precision == "bf16" and not is_sharded
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     generator = torch.Generator().manual_seed(0)
 
     def step() -> Any:
-        window = torch.randint(0, 512, (job.batch, job.length + 1), generator=generator).to(job.device)
-        with torch.autocast(job.device, torch.bfloat16, enabled=job.precision == "bf16"):
-            value = loss(model, window[:, :-1].contiguous(), window[:, 1:].contiguous())
-        value.backward()
+        total = torch.zeros((), device=job.device)
+        for number in range(job.accumulation):
+            if is_sharded:
+                model.set_requires_gradient_sync(number == job.accumulation - 1)
+            window = torch.randint(0, 512, (job.batch, job.length + 1), generator=generator).to(job.device)
+            with torch.autocast(job.device, torch.bfloat16, enabled=autocasts):
+                value = loss(model, window[:, :-1].contiguous(), window[:, 1:].contiguous())
+            (value / job.accumulation).backward()
+            total += value.detach() / job.accumulation
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return value
+        return total
 
     return step
 

@@ -98,7 +98,7 @@ def steps(case: str, *options: str) -> Callable[[Run, Path], list[str]]:
     """Return the command of benchmarks/one_gpu.py for a case, with a profile."""
 
     def command(run: Run, file: Path) -> list[str]:
-        traces = run.output / "traces"
+        traces = run.output / "traces" / file.stem
         return script("one_gpu.py", case, *options, "--profile", str(traces))(run, file)
 
     return command

@@ -32,7 +32,7 @@ ROOMS = {
         "problems": {"errors"},
         "schema": {"facts", "problems"},
         "derive": {"schema", "facts", "problems", "errors", "counted"},
-        "estimate": {"derive", "schema", "facts", "errors"},
+        "estimate": {"derive", "schema", "facts", "problems", "errors"},
         "rules": {"derive", "schema", "facts", "problems", "counted"},
         "read": {"rules", "derive", "schema", "facts", "problems", "errors", "atomic", "files"},
         "catalogue": {"read", "estimate", "derive", "facts", "problems", "errors"},
@@ -85,7 +85,7 @@ ROOMS = {
         # -- read the configuration
         "worker": {"errors"},
         "doctor": {"assembly", "train", "worker", "processes", "versions", "errors"},
-        "processes": {"parallel", "errors"},
+        "processes": {"parallel", "torch_compat", "errors"},
         "assembly": {
             *("layers", "optim", "parallel", "initialization", "deepspeed_compat", "torch_compat"),
             *("versions", "errors"),

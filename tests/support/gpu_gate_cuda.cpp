@@ -1,5 +1,6 @@
-// A CUDA device for PyTorch's CPU build that exists only in name: autograd and torch.compile ask it for streams
-// and events, and no kernel runs on it. Tensors on it are FakeTensors, which have no memory.
+// A CUDA device that exists only in name: autograd and torch.compile ask it for streams and events, and no kernel
+// runs on it. Tensors on it are FakeTensors, which have no memory. In PyTorch's builds for CUDA it takes the place
+// of the real one: its hooks have priority, and its guard is registered after the real one.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -43,10 +44,12 @@ struct Guard : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
   void synchronizeDevice(const DeviceIndex) const override {}
 };
 
-c10::impl::DeviceGuardImplRegistrar guard(c10::DeviceType::CUDA, new Guard());
-
 }  // namespace
 
+extern "C" void register_guard() {
+  static const c10::impl::DeviceGuardImplRegistrar guard(c10::DeviceType::CUDA, new Guard());
+}
+
 namespace at {
-C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", Hooks)
+C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(CUDAHooksRegistry, "CUDAHooks", c10::REGISTRY_PREFERRED, Hooks)
 }

@@ -1,10 +1,11 @@
-"""GPUs that are not present: their properties, and a CUDA device in name for PyTorch's CPU build.
+"""GPUs that are not present: their properties, and a CUDA device in name.
 
 torch.compile asks a device for its properties, and generates code from the answers. Autograd asks it for
-streams, which a CPU build does not have: `load_stand_in` loads a library that answers.
+streams, which it does not have without a GPU: `load_stand_in` loads a library that answers.
 """
 
 import ctypes
+import importlib
 import importlib.util
 import subprocess
 import types
@@ -82,7 +83,7 @@ GPUS = {
 
 
 def load_stand_in(folder: Path) -> None:
-    """Compile and load the device in name. Call it before the first import of torch.
+    """Compile and load the device in name, and import torch, which must not be imported before.
 
     Args:
         folder: for the compiled library.
@@ -99,8 +100,10 @@ def load_stand_in(folder: Path) -> None:
     if not library.exists():
         _compile(library, torch)
     # PyTorch looks for CUDA once, while it is imported.
-    for path in (torch / "lib/libtorch_cpu.so", library):
-        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(torch / "lib/libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
+    device = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    importlib.import_module("torch")
+    device.register_guard()
 
 
 def _compile(library: Path, torch: Path) -> None:

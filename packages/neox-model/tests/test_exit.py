@@ -7,15 +7,37 @@ import sys
 import pytest
 
 # Rank 0 begins to exit with an operation under way, which rank 1 completes while rank 0 holds the lock of the
-# interpreter: the thread of gloo waits for it when the finalization begins.
+# interpreter: the thread of gloo waits for it when the finalization begins. Rank 0 reads shared memory until
+# then, because reading a pipe would release the lock, and after all other functions, which release it, too.
+# The finalization takes long enough for the thread.
 WITH_AN_OPERATION_UNDER_WAY = """
-import atexit, os, sys, time
+import atexit, mmap, os, sys, time
+
+reader, writer = os.pipe()
+store_reader, store_writer = os.pipe()
+completed = mmap.mmap(-1, 1)
+
+def hold_the_lock():
+    sys.setswitchinterval(1000.0)
+    os.write(writer, b"x")
+    while not completed[0]:
+        pass
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        pass
+
+atexit.register(hold_the_lock)
+
+class Lingering:
+    def __del__(self, sleep=time.sleep):
+        sleep(1.0)
+
+lingering = Lingering()
+
 import torch
 from torch import distributed
 from neox_model.worker import exit_worker
 
-reader, writer = os.pipe()
-store_reader, store_writer = os.pipe()
 rank = 0 if os.fork() else 1
 if rank == 0:
     store = distributed.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
@@ -28,16 +50,9 @@ distributed.barrier()
 if rank == 1:
     os.read(reader, 1)
     distributed.all_reduce(torch.ones(4), group=group)
+    completed[0] = 1
     os._exit(0)
 
-def hold_the_lock():
-    sys.setswitchinterval(1000.0)
-    os.write(writer, b"x")
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until:
-        pass
-
-atexit.register(hold_the_lock)
 distributed.all_reduce(torch.ones(4), group=group, async_op=True)
 distributed.destroy_process_group()
 EXIT(0)

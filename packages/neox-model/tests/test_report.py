@@ -139,6 +139,22 @@ def test_a_spike_that_ended_an_attempt_is_counted_and_one_that_was_repeated_is_n
     assert "3 updates skipped" in text
 
 
+def test_the_utilization_is_shown_by_both_conventions_of_which_the_record_has_values(tmp_path):
+    writer = JsonlWriter(tmp_path, iteration=0, launch="this", clock=lambda: BEGIN)
+    Events([writer]).record("start", 0, **about(), restart=None)
+    writer.write({"loss/train": 2.0, "throughput/mfu": 0.515}, 1)
+    writer.close()
+    _, text = read_page(render_page([read_run(tmp_path)]))
+    assert "51.5 % MFU (full)" in text
+    assert "% MFU (causal)" not in text
+    writer = JsonlWriter(tmp_path, iteration=1, launch="this", clock=lambda: BEGIN)
+    writer.write({"loss/train": 2.0, "throughput/mfu": 0.52, "throughput/mfu_causal": 0.481}, 2)
+    writer.close()
+    _, text = read_page(render_page([read_run(tmp_path)]))
+    assert "52.0 % MFU (full)" in text
+    assert "48.1 % MFU (causal)" in text
+
+
 @pytest.mark.parametrize(("device", "is_counted"), [("cuda", True), ("cpu", False), (None, True)])
 def test_only_estimates_for_gpus_count_their_runtime(tmp_path, device, is_counted):
     start = about()
@@ -148,7 +164,7 @@ def test_only_estimates_for_gpus_count_their_runtime(tmp_path, device, is_counte
     writer.write({"loss/train": 2.0}, 1)
     writer.close()
     _, text = read_page(render_page([read_run(tmp_path)]))
-    assert "not halved for the causal mask" in text
+    assert "with attention as if every token saw the whole sequence, as in MFU (full)" in text
     assert ("include 1 GiB for the device's runtime" in text) == is_counted
 
 

@@ -1,11 +1,14 @@
 import json
 import logging
+import os
 import resource
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from neox_config import encode_resolved
 from neox_data.errors import DataError
@@ -13,11 +16,22 @@ from neox_kernels.errors import KernelUnavailable
 from neox_launcher.protocol.claims import SAVES_TO
 from neox_launcher.worker.ranks import RankInfo
 from neox_model import worker
+from neox_model.api.alone import groups_of_one
 from neox_model.checkpoint.save_lock import folder_lock
 from neox_model.errors import LayoutError, StopRequested
-from neox_model.processes import _log_backend, load_tokenizer
+from neox_model.processes import (
+    _ALLOCATOR_VARIABLES,
+    _log_backend,
+    configure_allocator,
+    join_processes,
+    leave_processes,
+    load_tokenizer,
+)
+from neox_model.torch_compat import expand_segments
 from neox_model.worker import run_worker
 from support.settings import TINY, resolved_from
+
+GROWS = "expandable_segments:True"
 
 
 def succeed(resolved):
@@ -252,6 +266,54 @@ def test_one_process_logs_its_device_and_several_how_they_communicate(caplog):
     one, several = caplog.messages
     assert one.startswith("computing on the CPU (no GPU found), torch ")
     assert several.startswith("torch.distributed runs over gloo (no GPU found), torch ")
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    """Return a function that reads the settings of the allocator, whose segments do not grow before."""
+    for name in _ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    yield torch._C._accelerator_getAllocatorSettings
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+
+
+@contextmanager
+def as_worker(resolved):
+    yield join_processes(resolved)
+    leave_processes()
+
+
+@pytest.mark.parametrize("start", [as_worker, groups_of_one])
+@pytest.mark.parametrize("is_set", [True, False])
+def test_workers_and_trainers_grow_segments_of_memory_if_that_is_set(allocator, start, is_set):
+    with start(resolved_from({"expandable-segments": is_set})):
+        assert allocator() == f"expandable_segments:{is_set}"
+
+
+@pytest.mark.parametrize("variable", _ALLOCATOR_VARIABLES)
+@pytest.mark.parametrize(
+    ("value", "is_logged"), [("max_split_size_mb:64", True), (f"backend:native,{GROWS}", False)]
+)
+def test_settings_of_the_allocator_in_the_environment_win(
+    allocator, monkeypatch, caplog, variable, value, is_logged
+):
+    caplog.set_level(logging.INFO, "neox_model")
+    monkeypatch.setenv(variable, value)
+    configure_allocator(resolved_from({"expandable-segments": True}).config)
+    assert allocator() == "expandable_segments:False"
+    line = f"expandable-segments has no effect: the environment has {variable}={value}"
+    assert caplog.messages == ([line] if is_logged else [])
+
+
+def test_the_variable_that_the_setting_replaces_has_the_same_effect_in_a_new_process(allocator):
+    expand_segments()
+    command = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    environment = {**os.environ, "PYTORCH_ALLOC_CONF": GROWS}
+    run = subprocess.run(
+        [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == allocator() == GROWS
 
 
 def test_a_tokenizer_is_loaded_without_files_that_it_does_not_read(tmp_path):

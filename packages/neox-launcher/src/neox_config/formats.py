@@ -1,6 +1,6 @@
 """Format durations and speeds for logs and screens."""
 
-__all__ = ["format_duration", "format_tflops"]
+__all__ = ["format_duration", "format_mfu", "format_tflops"]
 
 
 def format_duration(seconds: float) -> str:
@@ -14,6 +14,11 @@ def format_duration(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes:02}:{rest:02}"
     return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
+def format_mfu(full: float, causal: float) -> str:
+    """Format the model FLOPs utilization, with attention in full and without what the causal mask hides."""
+    return f"MFU {full:.1%} (causal {causal:.1%})"
 
 
 def format_tflops(tflops: float) -> str:

@@ -75,6 +75,30 @@ def test_notes_are_printed_and_do_not_fail(minimal):
     assert "command line: 1 note" in result.stderr
 
 
+def test_a_width_that_is_slow_in_16_bits_is_noted(minimal):
+    settings = ["--set", "hidden-size=2048", "--set", "activation=swiglu"]
+    note = (
+        "command line: 1 note\n\n  --set hidden-size: 2048\n    gives an MLP width of 5,461 with activation: "
+        "swiglu; products in 16 bits are slow unless widths are multiples of 8\n    set mlp-width: 5504\n\n"
+    )
+    assert run("check", minimal, *settings, "--set", "precision=bfloat16").stderr == note
+    assert run("check", minimal, *settings).stderr == ""
+    refused = run(
+        "check", minimal, *settings, "--set", "precision=bfloat16", "--set", "num-attention-heads=3"
+    )
+    assert "16 bits" not in refused.stderr
+
+
+def test_the_width_of_the_vocabulary_is_checked_with_the_files(minimal, folder):
+    settings = ("precision=bfloat16", "tokenizer-type=CharLevelTokenizer", "make-vocab-size-divisible-by=3")
+    options = [f"--set={setting}" for setting in (*settings, "data-path=data", "eval-iters=0")]
+    assert run("check", minimal, *options).stderr == ""
+    assert (
+        "gives a vocabulary of 513 entries; products in 16 bits are slow unless widths are multiples of 8\n"
+        "    set make-vocab-size-divisible-by: 64\n" in run("check", minimal, *options, "--files").stderr
+    )
+
+
 def test_everything_that_a_launch_would_refuse_is_reported_in_one_round(minimal, tmp_path):
     (tmp_path / "hosts").write_text("one slots=2\ntwo slots=2\n")
     more = tmp_path / "more.yml"

@@ -101,10 +101,24 @@ def test_estimate_reports_insufficient_memory_with_a_remedy(write):
     assert "neox-config suggest --devices 1 --device-memory 2.00GiB" in result.output
 
 
+def test_widths_that_are_slow_in_16_bits_are_noted_for_gpus(write):
+    path = write(activation="swiglu", hidden_size=1000, num_attention_heads=5)
+    result = run("estimate", path, "--vocab-size", "1001")
+    rows = [line.strip() for line in result.stderr.splitlines()]
+    assert [row for row in rows if row.startswith("set ")] == [
+        "set mlp-width: 2688",
+        "set make-vocab-size-divisible-by: 64",
+    ]
+    assert "make_vocab_size" not in run("estimate", path).stderr
+    assert run("estimate", path, "--vocab-size", "1001", "--cpu").stderr == ""
+
+
 def test_time_at_a_speed(write):
     result = run("estimate", write(), "--devices", "8", "--tflops", "50")
     # 6 x 123,532,032 multiplied + 12 x 12 x 768 x 1024 per token: 854.4 MFLOP; 262,144 tokens; 8 x 50 TFLOP/s
     assert cells(result.output, "operations per token")[0] == "854.44 MFLOP"
+    # 6 x 12 x 768 x 1024 less.
+    assert cells(result.output, "causal")[0] == "797.82 MFLOP"
     assert cells(result.output, "per iteration")[0] == "223.99 TFLOP"
     assert cells(result.output, "in total") == ["0.2 hours"]
     assert cells(result.output, "device-hours") == ["1"]

@@ -1,6 +1,6 @@
 import pytest
 
-from neox_config.formats import format_duration, format_tflops
+from neox_config.formats import format_duration, format_mfu, format_tflops
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,7 @@ def test_durations(seconds, text):
 )
 def test_speeds(tflops, text):
     assert format_tflops(tflops) == text
+
+
+def test_utilization_is_named_by_both_conventions():
+    assert format_mfu(0.51532, 0.48071) == "MFU 51.5% (causal 48.1%)"

@@ -8,6 +8,7 @@ METRICS = {
     "loss/train": 2.34567,
     "throughput/tokens_per_second": 12345.6,
     "throughput/mfu": 0.415,
+    "throughput/mfu_causal": 0.388,
     "throughput/tflops_per_device": 129.5,
     "optimizer/learning_rate": 6e-4,
     "optimizer/loss_scale": 65536.0,
@@ -23,8 +24,8 @@ TRAINING = LiveState(
     reported=100.0,
 )
 WHOLE = (
-    "5 d 13:15 left | iteration 200/320,000 | loss 2.3457 | 12,346 tokens/s | MFU 41.5% | 130 TFLOP/s | "
-    "lr 6.000e-04 | loss scale 65536 | validation loss 2.4000 | memory 12.5 GiB"
+    "5 d 13:15 left | iteration 200/320,000 | loss 2.3457 | 12,346 tokens/s | MFU 41.5% (causal 38.8%) | "
+    "130 TFLOP/s | lr 6.000e-04 | loss scale 65536 | validation loss 2.4000 | memory 12.5 GiB"
 )
 STATES = {
     "starting": LiveState(phase="starting 4 hosts", since=90.0),

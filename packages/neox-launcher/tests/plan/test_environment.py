@@ -3,6 +3,7 @@
 import pytest
 
 from neox_config.errors import LaunchError
+from neox_launcher.agent.worker_environment import worker_environment
 from neox_launcher.plan.environment import is_secret, read_environment_file, shown_value, travelling_variables
 
 
@@ -43,6 +44,19 @@ def test_only_variables_with_listed_prefixes_are_passed(folders):
         *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"),
         *("WANDB_API_KEY", "HF_HOME", "TRITON_CACHE_DIR", "https_proxy", "NO_PROXY"),
     }
+
+
+def test_settings_of_pytorch_cublas_and_cudnn_reach_the_workers(folders, make_orders):
+    home, folder = folders
+    settings = {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "CUDNN_LOGLEVEL_DBG": "2",
+    }
+    travelling = travelling_variables({**settings, "PATH": "/bin"}, home=home, folder=folder)
+    found = worker_environment(make_orders(environment=travelling), (0,), own={"PATH": "/usr/bin"}, cores=4)
+    assert found == {**settings, "PATH": "/usr/bin", "OMP_NUM_THREADS": "4"}
 
 
 def test_files_add_variables_and_the_working_directory_takes_precedence(folders):

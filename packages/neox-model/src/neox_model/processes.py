@@ -18,9 +18,11 @@ from neox_launcher.worker.reporting import answer_questions
 from neox_model.parallel.flight_recorder import last_collectives
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import create_groups
+from neox_model.torch_compat import expand_segments
 
 __all__ = [
     "RANK_VARIABLES",
+    "configure_allocator",
     "flat_values",
     "join_alone",
     "join_process_group",
@@ -35,9 +37,13 @@ logger = logging.getLogger(__name__)
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """Variables of the environment that `join_alone` sets."""
 
+# Variables of the environment from which PyTorch reads the settings of its allocator.
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
 
 def join_processes(resolved: Resolved) -> Groups:
     """Join the process group and create this rank's groups. Collective over all ranks."""
+    configure_allocator(resolved.config)
     me = read_rank()
     has_gpus = torch.cuda.is_available()
     backend = resolved.derived.backend or ("nccl" if has_gpus else "gloo")
@@ -49,6 +55,17 @@ def join_processes(resolved: Resolved) -> Groups:
     join_process_group(backend)
     derived = resolved.derived
     return create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
+
+
+def configure_allocator(config: NeoXConfig) -> None:
+    """Configure PyTorch's allocator of GPU memory for this process; settings in the environment win."""
+    if not config.engine.expandable_segments:
+        return
+    given = next((name for name in _ALLOCATOR_VARIABLES if name in os.environ), None)
+    if given is None:
+        expand_segments()
+    elif "expandable_segments:True" not in os.environ[given]:
+        logger.info("expandable-segments has no effect: the environment has %s=%s", given, os.environ[given])
 
 
 def _log_backend(backend: str, resolved: Resolved, *, has_gpus: bool) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "chosen_attention",
     "compile_deterministically",
     "dump_memory_snapshot",
+    "expand_segments",
     "flight_recorder_entries",
     "foreach_copy_",
     "foreach_mul_",
@@ -131,6 +132,15 @@ def leave_new_memory_unfilled() -> None:
 def recompile_limit_error() -> type[Exception]:
     """Return the class of the error at the limit; imported here, because the compiler's import is slow."""
     return torch._dynamo.exc.FailOnRecompileLimitHit
+
+
+def expand_segments() -> None:
+    """Let the allocator of GPU memory grow the segments that it adds from now on.
+
+    The documented variable of the environment, PYTORCH_ALLOC_CONF, is read when torch is imported or later,
+    depending on the build.
+    """
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 # Memory snapshots of GPUs: their guide names these functions, but none is public.

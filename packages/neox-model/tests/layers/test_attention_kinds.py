@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from neox_model.assembly.model import build_model
@@ -441,13 +442,13 @@ def test_amlp_without_a_width_has_no_attention():
 def count_masks(monkeypatch) -> list[int]:
     """Sizes of batches for which block masks are made from now on."""
     made: list[int] = []
-    usual = flex.create_block_mask
+    usual = flex_attention.create_block_mask
 
     def counting(visible, batch, *sizes, **options):
         made.append(batch)
         return usual(visible, batch, *sizes, **options)
 
-    monkeypatch.setattr(flex, "create_block_mask", counting)
+    monkeypatch.setattr(flex_attention, "create_block_mask", counting)
     return made
 
 

@@ -220,6 +220,13 @@ def test_console_shows_a_slow_device_in_gflops(caplog):
     assert "| 0.639 GFLOP/s |" in caplog.text
 
 
+def test_console_shows_the_utilization_by_both_conventions(caplog):
+    caplog.set_level(logging.INFO)
+    writer = ConsoleWriter(last_iteration=300)
+    writer.write({**METRICS, "throughput/mfu": 0.515, "throughput/mfu_causal": 0.481}, 100)
+    assert "| 0.256 TFLOP/s | MFU 51.5% (causal 48.1%) | 2:05 left" in caplog.text
+
+
 def test_tensorboard_gets_scalars(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

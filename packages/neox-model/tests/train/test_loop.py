@@ -625,7 +625,7 @@ def make_log_hook(writers, *, interval=2, phases=None, clock=time.monotonic):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     curve = WarmupThenDecay(style="linear", peak=1.0, floor=0.0, warmup=0.0, decay_iterations=10)
     schedule = LearningRateSchedule(optimizer, curve)
-    throughput = Throughput(flops_per_token=1.0, num_devices=1)
+    throughput = Throughput(flops_per_token=1.0, causal_flops_per_token=1.0, num_devices=1)
 
     class Engine(Hook):
         """Steps the schedule as the engine does: before any other hook, when the update was applied."""

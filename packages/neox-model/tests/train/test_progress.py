@@ -56,7 +56,7 @@ def reports(tmp_path, monkeypatch):
     status = StatusReports(
         progress,
         schedule=schedule,
-        throughput=Throughput(flops_per_token=1e9, num_devices=2),
+        throughput=Throughput(flops_per_token=1e9, causal_flops_per_token=9e8, num_devices=2),
         clock=lambda: clock.now,
     )
     hook = ProgressHook(progress, status)

@@ -20,6 +20,7 @@ from neox_config.derive.layer_sharing import weight_owners
 from neox_config.derive.pipeline import unsuitable_micro_batches
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.facts.widths import next_aligned
 from neox_config.problems import Place, Problem, config_error, in_words, place_of
 from neox_config.schema.config import NeoXConfig
 
@@ -314,7 +315,7 @@ def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterato
         )
     width = mlp_width(config)
     if width % model_parallel_size:
-        multiple = -(-width // model_parallel_size) * model_parallel_size
+        multiple = next_aligned(width, ranks=model_parallel_size)
         given = next((name for name in MLP_SIZES if config.value_of(name) is not None), None)
         gives = "" if given is None else f"gives an MLP width of {width:,}, which "
         instead = "" if given is None else f" instead of {given.replace('_', '-')}"

@@ -188,8 +188,9 @@ def _memory_rows(result: Estimate) -> list[Row]:
 
 def _work_rows(result: Estimate) -> list[Row]:
     rows = [
-        ("operations per token", _flops(result.flops_per_token), "forward and backward"),
-        ("  per iteration", _flops(result.flops_per_iteration), "on all devices"),
+        ("operations per token", _flops(result.flops_per_token), "forward and backward, attention in full"),
+        ("  causal", _flops(result.causal_flops_per_token), "without what the causal mask hides"),
+        ("  per iteration", _flops(result.flops_per_iteration), "on all devices, attention in full"),
     ]
     if result.computed_flops_per_token != result.flops_per_token:
         rows += [

@@ -1,6 +1,6 @@
 """The options of `neox-config` that describe a cluster; this machine's own devices are never counted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -8,8 +8,8 @@ from neox_config import NeoXConfig, Resolved
 from neox_config.command_line import PATH, option
 from neox_config.estimate.shapes import fewest_devices
 from neox_config.files import why_not_readable
-from neox_config.problems import list_problems
-from neox_launcher.plan.epochs import note_on_iterations, resolve_with_data, resolve_without_data
+from neox_config.problems import Problem, list_problems
+from neox_launcher.plan.epochs import resolve_with_data, resolve_without_data
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.hostfile import read_hostfile
 from neox_launcher.resources.hosts import Pool, select
@@ -20,7 +20,7 @@ __all__ = [
     "cluster_options",
     "hosts_for",
     "resolve_for",
-    "show_note_on_iterations",
+    "show_notes",
 ]
 
 # Upper limit of --devices, far beyond any cluster.
@@ -76,9 +76,8 @@ def resolve_for(
     return resolve_it(config, devices=devices)
 
 
-def show_note_on_iterations(config: NeoXConfig) -> None:
-    """Print a note if the number of iterations is not known here, because the data is absent."""
-    notes = note_on_iterations(config)
+def show_notes(notes: Sequence[Problem], config: NeoXConfig) -> None:
+    """Print notes about a configuration to standard error; nothing if there are none."""
     if notes:
         click.echo(list_problems(notes, config.files, called="note") + "\n", err=True)
 

@@ -21,11 +21,13 @@ from neox_config.describe.json_schema import json_schema_text
 from neox_config.describe.models import render_model, render_models
 from neox_config.describe.reference import reference
 from neox_config.errors import ConfigError, HostfileError, NeoXError
-from neox_config.problems import Problem, config_error, list_problems
+from neox_config.estimate.shapes import read_vocabulary_size
+from neox_config.estimate.widths import notes_on_widths
+from neox_config.problems import Problem, config_error
 from neox_config.read.load import draft_config
 from neox_config.read.migrate import migrate_file, replace_file
 from neox_config.schema.parameter import InvalidValue
-from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for, show_note_on_iterations
+from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for, show_notes
 from neox_launcher.cli.completion import completion
 from neox_launcher.cli.estimate import register
 from neox_launcher.cli.habits import ConfigurationCommand
@@ -97,14 +99,16 @@ def check(
     if draft.problems:
         found = _files_given(config) if with_files and draft.is_complete else []
         _fail(config_error(_without_repetitions([*draft.problems, *found]), config.files))
-    problems = _problems_on_devices(config, devices, hostfile, with_files=with_files)
+    problems, resolved = _on_devices(config, devices, hostfile, with_files=with_files)
     notes = [*config.notices, *notes_on_data(config)]
     if with_files:
         problems += [*check_files(config, program="train"), *_other_files(config)]
     else:
         notes += [*_note_on_hostfile(config), *note_on_iterations(config)]
-    if notes:
-        click.echo(list_problems(notes, config.files, called="note") + "\n", err=True)
+    if resolved is not None and not problems:
+        vocab_size = read_vocabulary_size(config.tokenizer) if with_files else None
+        notes += notes_on_widths(resolved, vocab_size=vocab_size)
+    show_notes(notes, config)
     if problems:
         _fail(config_error(_without_repetitions(problems), config.files))
     click.echo(f"{' + '.join(config.files)}: valid, {counted(len(config.sources), 'parameter')} given")
@@ -112,13 +116,20 @@ def check(
         click.echo(_NOT_CHECKED)
 
 
-def _problems_on_devices(
+def _on_devices(
     config: NeoXConfig, devices: int | None, hostfile: str | None, *, with_files: bool
-) -> list[Problem]:
-    """Return the problems of the configuration on its devices and hosts, and with the checkpoint to load."""
+) -> tuple[list[Problem], Resolved | None]:
+    """Resolve the configuration on its devices and hosts.
+
+    Returns:
+        Its problems there, and with the checkpoint to load, and the resolved configuration, unless it is
+        refused.
+    """
     problems: list[Problem] = []
+    resolved: Resolved | None = None
 
     def resolve_it() -> None:
+        nonlocal resolved
         resolved = resolve_for(config, devices=devices, hostfile=hostfile)
         if with_files:
             problems.extend(check_loaded(resolved, program="train"))
@@ -134,8 +145,8 @@ def _problems_on_devices(
             problems += error.problems
         except NeoXError as error:
             name = "hostfile" if isinstance(error, HostfileError) else ""
-            return [*problems, Problem(name, str(error), place=config.sources.get(name))]
-    return problems
+            return [*problems, Problem(name, str(error), place=config.sources.get(name))], resolved
+    return problems, resolved
 
 
 def _refuse_hosts(config: NeoXConfig, devices: int | None, hostfile: str | None) -> None:
@@ -360,7 +371,7 @@ def _resolved(
     try:
         config = load_config(files, overrides=overrides, directory=directory)
         found = resolve_for(config, devices=devices, hostfile=hostfile, requires_data=requires_data)
-        show_note_on_iterations(found.config)
+        show_notes(note_on_iterations(found.config), found.config)
         return found
     except NeoXError as error:
         _fail(error)

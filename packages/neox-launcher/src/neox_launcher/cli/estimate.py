@@ -24,19 +24,22 @@ from neox_config.estimate.resolved import estimate_resolved, vocabulary_of
 from neox_config.estimate.shapes import (
     fewest_devices,
     layout_of,
+    read_vocabulary_size,
     shape_of,
 )
 from neox_config.estimate.step import refuse_unknown, step_collectives
 from neox_config.estimate.suggest import ATTAINED_TFLOPS, Cluster, suggest
+from neox_config.estimate.widths import notes_on_widths
 from neox_launcher.cli.cluster import (
     CLUSTER,
     MOST_DEVICES,
     cluster_options,
     resolve_for,
-    show_note_on_iterations,
+    show_notes,
 )
 from neox_launcher.cli.habits import ConfigurationCommand
 from neox_launcher.cli.options import CONFIGURATION, configuration_options
+from neox_launcher.plan.epochs import note_on_iterations
 
 __all__ = ["parse_bytes", "register"]
 
@@ -157,7 +160,7 @@ _vocab_size = option(
     "--mfu",
     heading=_SPEED,
     type=_Number(1e-6, 1),
-    help="Attained fraction of --peak-tflops, as an alternative to --tflops.",
+    help="MFU (full): attained fraction of --peak-tflops, as an alternative to --tflops.",
 )
 @option(
     "--peak-tflops",
@@ -190,7 +193,11 @@ def _estimate_command(
     """Estimate parameters, memory, operations, communication and time of a training without starting it."""
     config = load_config(files, overrides=overrides, directory=directory)
     resolved = resolve_for(config, devices=devices, hostfile=hostfile)
-    show_note_on_iterations(resolved.config)
+    notes = note_on_iterations(resolved.config)
+    if not on_cpu:
+        known = vocab_size or read_vocabulary_size(config.tokenizer)
+        notes += notes_on_widths(resolved, vocab_size=known)
+    show_notes(notes, config)
     device = "cpu" if on_cpu else "cuda"
     result, origin = estimate_resolved(resolved, vocab_size=vocab_size, device=device)
     if step:

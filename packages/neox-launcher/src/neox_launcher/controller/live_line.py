@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from rich.cells import cell_len
 from rich.text import Text
 
-from neox_config.formats import format_duration, format_tflops
+from neox_config.formats import format_duration, format_mfu, format_tflops
 
 __all__ = ["LiveState", "render_line"]
 
@@ -21,17 +21,17 @@ def _format_memory(num_bytes: float) -> str:
     return f"memory {num_bytes / 2**30:.1f} GiB"
 
 
-_METRICS: Mapping[str, tuple[Callable[[float], str], str]] = {
-    "loss/train": ("loss {:.4f}".format, "bold"),
-    "throughput/tokens_per_second": ("{:,.0f} tokens/s".format, ""),
-    "throughput/mfu": ("MFU {:.1%}".format, ""),
-    "throughput/tflops_per_device": (format_tflops, ""),
-    "optimizer/learning_rate": ("lr {:.3e}".format, ""),
-    "optimizer/loss_scale": ("loss scale {:g}".format, ""),
-    "loss/validation": ("validation loss {:.4f}".format, ""),
-    "memory/bytes": (_format_memory, "dim"),
+_METRICS: Mapping[tuple[str, ...], tuple[Callable[..., str], str]] = {
+    ("loss/train",): ("loss {:.4f}".format, "bold"),
+    ("throughput/tokens_per_second",): ("{:,.0f} tokens/s".format, ""),
+    ("throughput/mfu", "throughput/mfu_causal"): (format_mfu, ""),
+    ("throughput/tflops_per_device",): (format_tflops, ""),
+    ("optimizer/learning_rate",): ("lr {:.3e}".format, ""),
+    ("optimizer/loss_scale",): ("loss scale {:g}".format, ""),
+    ("loss/validation",): ("validation loss {:.4f}".format, ""),
+    ("memory/bytes",): (_format_memory, "dim"),
 }
-"""Metric -> its format and its style, the most important first."""
+"""Metrics -> their format and its style, the most important first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +107,6 @@ def _fields(state: LiveState, now: float) -> Iterator[tuple[str, str]]:
         yield f"no iteration for {format_duration(silent)}", "yellow"
     if state.iteration is not None:
         yield f"iteration {state.iteration:,}/{state.last_iteration or 0:,}", ""
-    for name, (text, style) in _METRICS.items():
-        if name in state.metrics:
-            yield text(state.metrics[name]), style
+    for names, (text, style) in _METRICS.items():
+        if all(name in state.metrics for name in names):
+            yield text(*(state.metrics[name] for name in names)), style

@@ -22,7 +22,8 @@ __all__ = [
 
 # Variables that configure computation and communication, which must be the same on all hosts.
 TRAVELLING_PREFIXES = (
-    *("NCCL_", "CUDA_", "UCX_", "PYTHON", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "GLOO_", "OMP_", "FI_"),
+    *("NCCL_", "CUDA_", "CUBLAS_", "CUDNN_", "UCX_", "GLOO_", "FI_", "OMP_"),
+    *("PYTHON", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_"),
     # Services that workers use, with their keys.
     *("HF_", "WANDB_"),
 )

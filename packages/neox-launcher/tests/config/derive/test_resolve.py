@@ -58,7 +58,7 @@ def test_any_of_the_batch_sizes_gives_the_others(load, train, micro, accumulatio
             "cannot be divided among 8 tensor-parallel devices",
         ),
         ("model-parallel-size: 4\nactivation: geglu", [], 4, "mlp_width: 170"),
-        ("model-parallel-size: 4\nactivation: geglu", [], 4, "set mlp-width: 172"),
+        ("model-parallel-size: 4\nactivation: geglu", [], 4, "set mlp-width: 192"),
         (
             "model-parallel-size: 4\nintermediate-size: 302",
             [],
@@ -69,7 +69,7 @@ def test_any_of_the_batch_sizes_gives_the_others(load, train, micro, accumulatio
             "model-parallel-size: 4\nexpansion-factor: 1.1",
             [],
             4,
-            "set mlp-width: 72 instead of expansion-factor, or use another",
+            "set mlp-width: 96 instead of expansion-factor, or use another",
         ),
         ("model-parallel-size: 4\nsequence-parallel: true", ["seq-length=30"], 4, "use 28, or set sequence"),
         (

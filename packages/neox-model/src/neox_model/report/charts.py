@@ -63,7 +63,7 @@ _OTHERS = (
     _Spec(
         title="Model FLOPs utilization",
         unit="percent of the device's peak",
-        metrics={"throughput/mfu": "MFU"},
+        metrics={"throughput/mfu": "MFU (full)", "throughput/mfu_causal": "MFU (causal)"},
         scale=100.0,
     ),
     _Spec(

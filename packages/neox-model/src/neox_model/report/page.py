@@ -117,7 +117,7 @@ def _head(run: Run, *, named: bool) -> Html:
 def _tiles(run: Run) -> Iterator[Html]:
     last = run.last_value
     evaluations = happened(run, ("evaluation",))
-    mfu, speed = last("throughput/mfu"), _median(run, "throughput/tokens_per_second")
+    speed = _median(run, "throughput/tokens_per_second")
     memory = _largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")
     tokens, lowest = last("progress/tokens"), lowest_validation(run)
     skipped, spikes = _skipped(run), len(loss_spikes(run))
@@ -132,7 +132,8 @@ def _tiles(run: Run) -> Iterator[Html]:
         "tokens": number(tokens, digits=3),
         "tokens/s, median": number(speed, digits=3),
         "TFLOP/s per device, median": number(_median(run, "throughput/tflops_per_device"), digits=3),
-        "of the device's peak (MFU)": "" if mfu is None else f"{100 * mfu:.1f} %",
+        "MFU (full)": _percent(last("throughput/mfu")),
+        "MFU (causal)": _percent(last("throughput/mfu_causal")),
         "most memory, rank 0": size(memory),
     }
     numbers = (
@@ -147,6 +148,10 @@ def _tiles(run: Run) -> Iterator[Html]:
     for label, text in texts.items():
         if text:
             yield element("div", element("b", text), element("span", label), class_="tile")
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
 
 
 def _timeline(run: Run) -> Html:
@@ -192,8 +197,8 @@ def _estimate(run: Run) -> Html:
         ("parameters", f"{estimate['parameters']:,}", "as estimated: the model is built from the same sizes"),
     ]
     note = (
-        "Operations are those of forward and backward pass without recomputation, with attention not halved "
-        "for the causal mask."
+        "Operations are those of forward and backward pass without recomputation, with attention as if every "
+        "token saw the whole sequence, as in MFU (full); MFU (causal) leaves out what the causal mask hides."
     )
     # Of records without a device, every estimate is for GPUs.
     if estimate.get("device", "cuda") == "cuda":

@@ -68,6 +68,7 @@ def about_run(
             "memory_bytes": {**asdict(memory), "total": memory.total},
             "parameters": estimate.total_parameters,
             "flops_per_token": estimate.flops_per_token,
+            "causal_flops_per_token": estimate.causal_flops_per_token,
             "flops_per_iteration": estimate.flops_per_iteration,
             "communication": asdict(estimate.communication),
         },

@@ -406,9 +406,10 @@ def _measure_model(training: Training) -> Throughput:
     shapes = {name: shape for name, (shape, _) in held.items()}
     # Towers have a prefix, and vocabularies of one size.
     vocab_size = next(shape[0] for name, shape in shapes.items() if name.endswith(TOKEN_EMBEDDING))
-    flops = flops_per_token(shape_of(training.resolved, vocab_size=vocab_size))
+    shape = shape_of(training.resolved, vocab_size=vocab_size)
     return Throughput(
-        flops_per_token=flops,
+        flops_per_token=flops_per_token(shape),
+        causal_flops_per_token=flops_per_token(shape, convention="causal"),
         num_devices=training.groups.world.size,
         peak_tflops=peak_tflops(device_name(), training.resolved.derived.precision)[0],
     )

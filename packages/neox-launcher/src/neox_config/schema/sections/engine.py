@@ -124,6 +124,13 @@ class EngineSection(Section, resume="free"):
     deepspeed: bool = param(
         True, origin="DSC", doc="false is the same as engine: torch; true does not choose the engine."
     )
+    expandable_segments: bool = param(
+        False,
+        origin="ours",
+        doc="Let PyTorch's allocator of GPU memory grow its segments instead of adding others, so that less "
+        "memory is lost to fragmentation where the sizes of tensors vary. PYTORCH_ALLOC_CONF and "
+        "PYTORCH_CUDA_ALLOC_CONF in the environment take precedence. No effect on CPUs.",
+    )
     prescale_gradients: bool = param(
         False,
         origin="DSC",

@@ -5,19 +5,27 @@ masked. It has no dropout and, on a CPU, no backward pass; `DenseCore`, the refe
 then.
 """
 
+import importlib
 from collections import deque
 from collections.abc import Callable, Hashable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from neox_model.layers.attention.dense import DenseCore
 from neox_model.parallel.compile_disabled import CompileDisabled
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
 __all__ = ["COMPILE_DISABLED", "DocumentMasks", "FlexCore"]
+
+
+def _torch_flex() -> Any:
+    """Return torch's module, whose import takes seconds (sympy), when it is used."""
+    return importlib.import_module("torch.nn.attention.flex_attention")
 
 
 @cache
@@ -38,7 +46,7 @@ class DocumentMasks:
     def __init__(self, passes: int = 1) -> None:
         self._kept: deque[tuple[Tensor, dict[Hashable, BlockMask]]] = deque(maxlen=passes)
 
-    def of(self, document_ids_BS: Tensor, pattern: Hashable, make: Callable[[], BlockMask]) -> BlockMask:
+    def of(self, document_ids_BS: Tensor, pattern: Hashable, make: "Callable[[], BlockMask]") -> "BlockMask":
         """Return the mask of these documents for a pattern, made by `make` unless it is known."""
         masks = next((masks for ids_BS, masks in self._kept if _is_same(ids_BS, document_ids_BS)), None)
         if masks is None:
@@ -95,7 +103,8 @@ class FlexCore(DenseCore):
     ) -> Tensor:
         """Return context_SBNK computed by FlexAttention."""
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_SBNK, key_TBNK, value_TBNK))
-        attend: Any = _compiled(flex_attention) if self.is_compiled else flex_attention
+        attend = _torch_flex().flex_attention
+        attend = _compiled(attend) if self.is_compiled else attend
         context_BNSK = attend(
             query,
             key,
@@ -108,14 +117,15 @@ class FlexCore(DenseCore):
 
     def _block_mask(
         self, length: int, document_ids_BS: Tensor | None, device: torch.device
-    ) -> BlockMask | None:
+    ) -> "BlockMask | None":
         """Return the block mask, made once for each micro-batch, or once if there are no document ids.
 
         Without causality, pattern and documents there is none.
         """
         if not self.is_causal and self.pattern is None and document_ids_BS is None:
             return None
-        make = _compiled(create_block_mask) if self.is_compiled else create_block_mask
+        make = _torch_flex().create_block_mask
+        make = _compiled(make) if self.is_compiled else make
         heads = self.pattern.num_masks if self.pattern is not None and self.pattern.num_masks > 1 else None
         if document_ids_BS is not None:
             visible, batch = self._mask_mod(document_ids_BS), document_ids_BS.shape[0]

@@ -4,23 +4,23 @@ import logging
 from collections.abc import Callable, Mapping
 
 from neox_config.counted import counted
-from neox_config.formats import format_duration, format_tflops
+from neox_config.formats import format_duration, format_mfu, format_tflops
 
 __all__ = ["ConsoleWriter"]
 
 logger = logging.getLogger("neox_model.train")
 
-_FIELDS: Mapping[str, Callable[[float], str]] = {
-    "loss/train": "loss {:.4f}".format,
-    "optimizer/learning_rate": "lr {:.3e}".format,
-    "optimizer/grad_norm": "grad norm {:.3f}".format,
-    "optimizer/loss_scale": "loss scale {:g}".format,
-    "optimizer/skipped_iterations": lambda skipped: f"{counted(int(skipped), 'update')} skipped",
-    "throughput/tokens_per_second": "{:,.0f} tokens/s".format,
-    "throughput/tflops_per_device": format_tflops,
-    "throughput/mfu": "MFU {:.1%}".format,
+_FIELDS: Mapping[tuple[str, ...], Callable[..., str]] = {
+    ("loss/train",): "loss {:.4f}".format,
+    ("optimizer/learning_rate",): "lr {:.3e}".format,
+    ("optimizer/grad_norm",): "grad norm {:.3f}".format,
+    ("optimizer/loss_scale",): "loss scale {:g}".format,
+    ("optimizer/skipped_iterations",): lambda skipped: f"{counted(int(skipped), 'update')} skipped",
+    ("throughput/tokens_per_second",): "{:,.0f} tokens/s".format,
+    ("throughput/tflops_per_device",): format_tflops,
+    ("throughput/mfu", "throughput/mfu_causal"): format_mfu,
 }
-"""Metric -> what formats it in the line, in this order."""
+"""Metrics -> what formats them in the line, in this order."""
 
 
 class ConsoleWriter:
@@ -53,7 +53,11 @@ class ConsoleWriter:
 
     def _line(self, metrics: Mapping[str, float], iteration: int) -> str:
         parts = [f"iteration {iteration}/{self._last_iteration}"]
-        parts += [text(metrics[name]) for name, text in _FIELDS.items() if name in metrics]
+        parts += [
+            text(*(metrics[name] for name in names))
+            for names, text in _FIELDS.items()
+            if all(name in metrics for name in names)
+        ]
         if "time/left" in metrics:
             parts.append(f"{format_duration(metrics['time/left'])} left")
         return " | ".join(parts)
