@@ -52,6 +52,7 @@ ARCHITECTURES = {
             "pos_emb": "rotary",
             "norm": "rmsnorm",
             "activation": "swiglu",
+            "mlp_width": 5504,
             "num_kv_heads": 4,
             "use_bias_in_attn_linear": False,
             "use_bias_in_mlp": False,
