@@ -5,7 +5,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help install aio quickstart test check lint types format docs docs-site dist clean \
 	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
-	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture coverage gpu-check gpu-gate gpu-minutes gpu-minutes-prepare
+	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture test-contracts coverage gpu-check gpu-gate gpu-minutes gpu-minutes-prepare
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ test-integration: install  ## Tests across packages: architecture and whole jobs
 
 test-architecture: install  ## Rules of the repository: imports, names, documents (seconds)
 	@$(BIN)/pytest -q -m "not slow and not sweep and not cluster" tests/architecture
+
+test-contracts: $(if $(PYTHON_ENV),,install)  ## What we use of torch and DeepSpeed beyond their documentation (PYTHON_ENV=FOLDER: in another environment)
+	@OMP_NUM_THREADS=1 $(or $(PYTHON_ENV),.venv)/bin/python -m pytest -q $(wildcard packages/neox-model/tests/test_*_compat.py)
 
 coverage: install  ## Line and branch coverage of the packages' fast tests
 	@$(BIN)/coverage erase

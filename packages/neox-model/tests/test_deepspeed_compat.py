@@ -47,6 +47,7 @@ from support.distributed import run_ranks
 
 
 def test_the_installed_version_and_the_ends_of_the_range_are_accepted():
+    # __version_major__, __version_minor__, __version_patch__
     refuse_other_versions()
     refuse_other_versions((0, 19, 8))
     refuse_other_versions((0, 19, 99))

@@ -168,7 +168,7 @@ def test_the_allocator_takes_settings_as_text():
 
 
 def test_operations_of_attention_on_a_cpu_are_counted():
-    # aten._scaled_dot_product_flash_attention_for_cpu, and its backward
+    # aten._scaled_dot_product_flash_attention_for_cpu, _scaled_dot_product_flash_attention_for_cpu_backward
     query = torch.randn(2, 3, 4, 8, requires_grad=True)
     key, value = torch.randn(2, 3, 6, 8), torch.randn(2, 3, 6, 8)
     with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION_FLOPS) as counter:
