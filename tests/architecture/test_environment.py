@@ -15,7 +15,9 @@ def function(name):
 
 
 def run(commands, tmp_path):
-    script = f"set -euo pipefail\nlog={tmp_path}/log\n{function('stage')}(\nset -e\n{commands}\n) 3>&1 >$log 2>&1"
+    script = (
+        f"set -euo pipefail\nlog={tmp_path}/log\n{function('stage')}(\nset -e\n{commands}\n) 3>&1 >$log 2>&1"
+    )
     return subprocess.run(
         ["bash", "-c", script],
         capture_output=True,
@@ -48,7 +50,10 @@ def written_versions(tmp_path, **variables):
     settings = "".join(f"{name}={value}\n" for name, value in variables.items())
     script = f"set -euo pipefail\nfolder={tmp_path}\nversions={tmp_path}/versions\n{settings}"
     subprocess.run(
-        ["bash", "-c", f"{script}{function('write_versions')}write_versions"], cwd=ROOT, check=True, timeout=30
+        ["bash", "-c", f"{script}{function('write_versions')}write_versions"],
+        cwd=ROOT,
+        check=True,
+        timeout=30,
     )
     path = tmp_path / "versions"
     return path.read_text().splitlines() if path.exists() else None
