@@ -257,6 +257,7 @@ def test_there_is_no_note_where_cudnn_runs(capability):
 def test_the_call_is_described_from_its_arguments_and_this_process(monkeypatch):
     query = torch.zeros(2, 3, 12, 40, dtype=torch.bfloat16)
     mask = torch.zeros(12, 12, requires_grad=True)
+    monkeypatch.setattr(attention_backend, "runtime_cudnn", lambda: 91900)
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
     torch.use_deterministic_algorithms(True)
     try:
@@ -265,7 +266,7 @@ def test_the_call_is_described_from_its_arguments_and_this_process(monkeypatch):
         torch.use_deterministic_algorithms(False)
     assert call == Call(
         capability=None,
-        cudnn=None,
+        cudnn=91900,
         dtype=torch.bfloat16,
         head_width=40,
         dropout=0.3,
