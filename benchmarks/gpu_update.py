@@ -25,6 +25,8 @@ GIGA = 1e9
 # Bytes of the passes at 2.8 TB/s, in milliseconds per 1.415e9 parameters.
 RATE = 2.8e12
 PASSES = {"gradients to float32": 6, "norm": 4, "scale gradients": 8, "AdamW": 28, "copy to bfloat16": 6}
+# AdamW that scales also writes the scaled gradients.
+SCALED_INSIDE = PASSES["norm"] + PASSES["AdamW"] + 4 + PASSES["copy to bfloat16"]
 
 
 def shapes(hidden: int, layers: int, vocabulary: int) -> list[tuple[int, ...]]:
@@ -142,7 +144,7 @@ def measure(rows: Rows, timer: Timer, update: Update, count: float) -> None:
     )
     update.move()
     for name, run in update.passes().items():
-        size = PASSES.get(name, whole - PASSES["scale gradients"] - PASSES["gradients to float32"])
+        size = PASSES.get(name, SCALED_INSIDE)
         rows.measure(
             f"{name}, {size} bytes per parameter",
             lambda r=run: timer.milliseconds([r]),
