@@ -99,6 +99,18 @@ def test_the_width_of_the_vocabulary_is_checked_with_the_files(minimal, folder):
     )
 
 
+def test_a_file_that_is_no_vocabulary_is_a_problem_of_its_parameter(minimal, folder, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text("{}")
+    options = [f"--set={setting}" for setting in ("data-path=data", "eval-iters=0", f"vocab-file={file}")]
+    result = run("check", minimal, *options, "--set=tokenizer-type=HFTokenizer", "--files")
+    assert result.exit_code == 2
+    assert (
+        f"  --set vocab-file: {file}\n    is not the vocabulary of a HFTokenizer (KeyError: 'model')\n"
+        "    set the right file\n" in result.stderr
+    )
+
+
 def test_everything_that_a_launch_would_refuse_is_reported_in_one_round(minimal, tmp_path):
     (tmp_path / "hosts").write_text("one slots=2\ntwo slots=2\n")
     more = tmp_path / "more.yml"

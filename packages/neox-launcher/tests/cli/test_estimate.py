@@ -150,7 +150,10 @@ def test_added_tokens_of_a_tokenizer_file_count_once(write, tmp_path):
     assert read_vocabulary_size(tokenizer(write, "unused", kind="CharLevelTokenizer")) == 512
 
 
-@pytest.mark.parametrize("content", ["not json", "[]", '{"model": {}}', '{"model": {"vocab": [1]}}'])
+@pytest.mark.parametrize(
+    "content",
+    ["not json", "[]", '{"model": {}}', '{"model": {"vocab": [1]}}', '{"model": {"vocab": {}}}'],
+)
 def test_a_malformed_tokenizer_file_is_refused(write, tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)

@@ -34,6 +34,7 @@ from neox_config.facts.optimizers import OPTIMIZER_FACTS, JoinedParts
 from neox_config.facts.pipeline_schedules import SCHEDULES, ScheduleName
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.facts.vocabulary import pad_vocabulary
+from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.elasticity import Elasticity
 from neox_config.schema.sections.tokenizer import TokenizerSection
@@ -477,7 +478,8 @@ def read_vocabulary_size(tokenizer: TokenizerSection) -> int | None:
     try:
         return TOKENIZER_FACTS[tokenizer.tokenizer_type].read_entries(tokenizer.vocab_file)
     except (OSError, ValueError) as error:
+        what = f"is not the vocabulary of a {tokenizer.tokenizer_type} ({error})"
         raise ConfigError(
-            f"vocab-file: {tokenizer.vocab_file!r} is not the vocabulary of a {tokenizer.tokenizer_type} "
-            f"({error}); set the right file, or give --vocab-size"
+            f"vocab-file: {tokenizer.vocab_file!r} {what}; set the right file, or give --vocab-size",
+            [Problem("vocab_file", what, "set the right file", value=tokenizer.vocab_file)],
         ) from error

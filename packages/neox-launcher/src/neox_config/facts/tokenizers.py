@@ -106,9 +106,12 @@ class TokenizerFacts:
         if self.entries_of is None or vocab_file is None or why_not_readable(vocab_file) is not None:
             return None
         try:
-            return self.entries_of(json.loads(Path(vocab_file).read_bytes()))
+            entries = self.entries_of(json.loads(Path(vocab_file).read_bytes()))
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
+        if entries == 0:
+            raise ValueError("it has no entries")
+        return entries
 
 
 TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {

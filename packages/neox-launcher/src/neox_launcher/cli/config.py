@@ -106,8 +106,11 @@ def check(
     else:
         notes += [*_note_on_hostfile(config), *note_on_iterations(config)]
     if resolved is not None and not problems:
-        vocab_size = read_vocabulary_size(config.tokenizer) if with_files else None
-        notes += notes_on_widths(resolved, vocab_size=vocab_size)
+        try:
+            vocab_size = read_vocabulary_size(config.tokenizer) if with_files else None
+            notes += notes_on_widths(resolved, vocab_size=vocab_size)
+        except ConfigError as error:
+            problems += [found.located(config.sources.get(found.name), None) for found in error.problems]
     show_notes(notes, config)
     if problems:
         _fail(config_error(_without_repetitions(problems), config.files))
