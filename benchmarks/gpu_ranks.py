@@ -12,7 +12,7 @@ compared is the training, not its speed.
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -66,25 +66,27 @@ def compare(run: Any, folder: Path, rows: Rows) -> None:
             name, f"it needs PyTorch {'.'.join(map(str, SINCE[name]))}, and this is {torch.__version__}"
         )
     first, *others = layouts
+    # The first also trains on one rank, with which all are compared.
+    add(rows, first, one(first))
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        # The first also trains on one rank, with which all are compared.
-        results = [one(first), *pool.map(one, others)]
-        for layout, found in zip(layouts, results, strict=True):
-            if isinstance(found, DistributedFailure):
-                rows.fail(layout, found)
-                continue
-            # Written so that NaN does not agree.
-            if not max(found) <= LAYOUT_LIMIT:
-                rows.fail(
-                    layout, f"differs from one rank: losses by {found[0]:.1e}, weights by {found[1]:.1e}"
-                )
-                continue
-            rows.add(
-                layout,
-                max(found),
-                "largest difference of a loss or weight from one rank",
-                expected=f"at most {LAYOUT_LIMIT:g}",
-            )
+        running = {pool.submit(one, layout): layout for layout in others}
+        for ended in as_completed(running):
+            add(rows, running[ended], ended.result())
+
+
+def add(rows: Rows, layout: str, found: tuple[float, float] | DistributedFailure) -> None:
+    """Add the row of a layout: its largest difference from one rank, or why it has none."""
+    if isinstance(found, DistributedFailure):
+        rows.fail(layout, found)
+    elif not (found[0] <= LAYOUT_LIMIT and found[1] <= LAYOUT_LIMIT):  # NaN does not agree.
+        rows.fail(layout, f"differs from one rank: losses by {found[0]:.1e}, weights by {found[1]:.1e}")
+    else:
+        rows.add(
+            layout,
+            max(found),
+            "largest difference of a loss or weight from one rank",
+            expected=f"at most {LAYOUT_LIMIT:g}",
+        )
 
 
 def main() -> int:

@@ -395,9 +395,17 @@ def row(figure: Figure) -> str:
 
 
 def measure_all(
-    operators: Operators, device: torch.device, sizes: list[int], budget_seconds: float, rehearse: bool
-) -> tuple[float, list[Figure]]:
-    """Time all operators at all sizes, in bytes; skip torch.compile when little time is left."""
+    operators: Operators,
+    device: torch.device,
+    sizes: list[int],
+    budget_seconds: float,
+    rehearse: bool,
+    keep: Callable[[float, list[Figure]], None],
+) -> list[Figure]:
+    """Time all operators at all sizes, in bytes; skip torch.compile when little time is left.
+
+    `keep` gets the bandwidth of a copy and all figures so far, after each operator.
+    """
     # A compiled backward may otherwise free what a second call needs.
     torch._functorch.config.donated_buffer = False
     start = time.monotonic()
@@ -405,7 +413,7 @@ def measure_all(
     print(f"copy: {copy / 1e9:,.0f} GB/s, read and written")
     print("| operator | direction | MiB | GB/s | of copy | eager / fused | compile / fused |")
     print("| --- | --- | --: | --: | --: | --: | --: |", flush=True)
-    figures = []
+    figures: list[Figure] = []
     for operator in operators:
         spent = time.monotonic() - start
         if spent > budget_seconds:
@@ -417,7 +425,8 @@ def measure_all(
             late = time.monotonic() - start > 0.85 * budget_seconds
             figures += measure(operator, size, copy, device, None if late else compiled)
         torch._dynamo.reset()
-    return copy, figures
+        keep(copy, figures)
+    return figures
 
 
 # The run ----------------------------------------------------------------------------------------------------
@@ -470,6 +479,18 @@ def main() -> int:
         return 0
     record: dict[str, Any] = {"torch": torch.__version__}
     wrong: list[str] = []
+
+    def keep(found: dict[str, Any]) -> None:
+        """Write what is known so far: a run that is killed leaves it."""
+        record.update(found)
+        if command.json:
+            aside = command.json.with_name(f".{command.json.name}.new")
+            aside.write_text(json.dumps(record, indent=2) + "\n")
+            aside.replace(command.json)
+
+    def keep_figures(copy: float, figures: list[Figure]) -> None:
+        keep({"copy_gigabytes_per_second": copy / 1e9, "figures": [vars(f) for f in figures]})
+
     if command.verify:
         start = time.monotonic()
         checks = verify(operators, device, command.sanitizers, command.rehearse)
@@ -478,18 +499,15 @@ def main() -> int:
             f"verified in {time.monotonic() - start:.0f} s: {checks.passed} right, {len(wrong)} wrong",
             flush=True,
         )
-        record |= {"right": checks.passed, "wrong": wrong}
+        keep({"right": checks.passed, "wrong": wrong})
     if command.time:
         sizes = [MIB // 4] if command.rehearse else [size * MIB for size in command.mebibytes]
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(stream):
-            copy, figures = measure_all(operators, device, sizes, command.budget, command.rehearse)
-        record |= {"copy_gigabytes_per_second": copy / 1e9, "figures": [vars(f) for f in figures]}
+            figures = measure_all(operators, device, sizes, command.budget, command.rehearse, keep_figures)
         slower = [f for f in figures if f.compile_ratio is not None and f.compile_ratio < 1]
         print("slower than torch.compile: " + ("none" if not slower else ""))
         print("\n".join(map(row, slower)))
-    if command.json:
-        command.json.write_text(json.dumps(record, indent=2) + "\n")
     return 1 if wrong else 0
 
 
