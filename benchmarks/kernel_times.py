@@ -16,6 +16,7 @@ CLASSES: Mapping[str, str] = {
     "compiled": r"^triton_(?!tem_)",
     "attention": "cudnn|flash|fmha|flex_attention",
     "loss": "cross_entropy|nll_loss|softmax",
+    "fused operators": r"\bneox::",
     "update": "multi_tensor|adam|foreach",
     "products": "gemm|cutlass|nvjet|cublas|^triton_tem_",
     "copies": "^memcpy|^memset",

@@ -23,6 +23,7 @@ NAMES = {
     "triton_red_fused_add_native_layer_norm_backward_12": "compiled",
     "triton_tem_fused_mm_0": "products",
     "void neox::cross_entropy_kernel<c10::BFloat16, 8, true>(...)": "loss",
+    "void neox::(anonymous namespace)::bias_gelu_backward_kernel<c10::BFloat16, 8>(...)": "fused operators",
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<...>>": "update",
     "Memcpy DtoD (Device -> Device)": "copies",
     "Memset (Device)": "copies",
