@@ -9,7 +9,8 @@ clocks), log.txt, power.csv and traces. --rehearse runs every part on the CPU at
 
 If `make gpu-minutes-prepare` made the folder .gpu-minutes for this Python, its packages are used, so that
 nothing has to be installed or compiled. Needs the standard library alone; the parts need torch.
-Exit code 0: nothing failed; 1: something did; 2: there is no GPU, or .gpu-minutes is of other sources.
+Exit code 0: nothing failed; 1: something did; 2: there is no GPU, .gpu-minutes is damaged or of other
+sources, or FOLDER cannot be written.
 """
 
 import argparse
@@ -24,12 +25,14 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
+from zipfile import BadZipFile
 
 from gpu_parts import PARTS, NotHereError, Part, Row, Run
 
@@ -69,14 +72,15 @@ class Result:
 # Processes --------------------------------------------------------------------------------------------------
 
 
-def run_part(name: str, part: Part, run: Run) -> Result:
-    """Run a part in its own process, and read what it left, however it ended."""
+def run_part(name: str, part: Part, run: Run, limit: float) -> Result:
+    """Run a part in its own process for at most these seconds, and read what it left, however it ended."""
     file, log = run.work / f"{name}.json", run.work / f"{name}.log"
     try:
         command = part.command(run, file)
     except NotHereError as reason:
         return _not_run(part, str(reason))
-    limit = _REHEARSAL_SECONDS if run.rehearses else part.seconds
+    except OSError as error:
+        return Result(part.title, part.answers, str(error), 0.0, [Row(part.title, note=f"FAILED: {error}")])
     began = time.monotonic()
     variables = {**run.environment, **part.environment, MARK: f"{_MARK_OF_RUN}{name}"}
     outcome = _run_process([sys.executable, *command], log, limit, variables)
@@ -114,7 +118,7 @@ def _run_process(command: Sequence[str], log: Path, limit: float, variables: Map
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
-            return f"did not end within {limit:g} s"
+            return f"did not end within {limit:.0f} s"
         finally:
             _end_processes(f"{variables[MARK]}\0")
             process.wait()
@@ -223,17 +227,18 @@ def run_parts(parts: Mapping[str, Part], run: Run) -> int:
     began, sampler = time.monotonic(), Sampler()
     results: dict[str, Result] = {}
     log = run.output / "log.txt"
-    log.write_text("", encoding="utf-8")
+    has_report = True
 
     def one(name: str, part: Part) -> Result:
         start = time.monotonic()
-        left = LIMIT_SECONDS - (start - began)
-        if part.is_extra and not run.rehearses and left < part.seconds:
+        left = _REHEARSAL_SECONDS if run.rehearses else deadlines[name] - (start - began)
+        if part.is_extra and left < part.seconds:
             return _not_run(part, f"{left:.0f} s were left, and it takes up to {part.seconds:g} s")
-        result = run_part(name, part, run)
+        result = run_part(name, part, run, left)
         result.power = sampler.between(start, time.monotonic())
         return result
 
+    deadlines = _deadlines(parts)
     pool = ThreadPoolExecutor(_REHEARSED_AT_A_TIME if run.rehearses else 1)
     running = {name: pool.submit(one, name, part) for name, part in parts.items()}
     try:
@@ -243,8 +248,15 @@ def run_parts(parts: Mapping[str, Part], run: Run) -> int:
                 f"{number} of {len(parts)}, {result.title}: {result.outcome}, {result.seconds:.0f} s, "
                 f"{sum(row.value is not None for row in result.rows)} figures"
             )
-            _append_log(log, name, run)
-            _report(results, parts, run, sampler, time.monotonic() - began)
+            try:
+                _append_log(log, name, run)
+                _report(results, parts, run, sampler, time.monotonic() - began)
+                has_report = True
+            except OSError as error:
+                has_report = False
+                _show(
+                    f"the report cannot be written ({error}); the table of all figures is printed at the end"
+                )
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
         while not all(future.done() for future in running.values()):
@@ -256,10 +268,21 @@ def run_parts(parts: Mapping[str, Part], run: Run) -> int:
         sampler.close()
     _show("\n" + table(results.values()))
     failed = [result.title for result in results.values() if result.has_failed]
-    _show(f"\n{time.monotonic() - began:.0f} s; the report is {run.output / 'report.md'}")
+    where = f"the report is {run.output / 'report.md'}" if has_report else "FAILED: there is no whole report"
+    _show(f"\n{time.monotonic() - began:.0f} s; {where}")
     if failed:
         _show(f"FAILED: {', '.join(failed)}; the output of each is in {log}")
-    return 1 if failed else 0
+    return 1 if failed or not has_report else 0
+
+
+def _deadlines(parts: Mapping[str, Part]) -> dict[str, float]:
+    """Return the seconds after which each part must have ended: it also has what those before it left."""
+    deadlines: dict[str, float] = {}
+    total = 0.0
+    for name, part in parts.items():
+        total = LIMIT_SECONDS if part.is_extra else total + part.seconds
+        deadlines[name] = total
+    return deadlines
 
 
 def _append_log(log: Path, name: str, run: Run) -> None:
@@ -362,11 +385,21 @@ def unpack_prepared(work: Path) -> Path | None:
     """Unpack the packages of .gpu-minutes, and return where; None if there are none for this Python.
 
     Raises:
-        SystemExit: they were made from other sources.
+        SystemExit: they were made from other sources, or are damaged.
     """
     record = PREPARED / "prepared.json"
     if not record.is_file():
         return None
+    try:
+        return _unpack(record, work / "site")
+    except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error) as error:
+        sys.stderr.write(
+            f".gpu-minutes is damaged ({error}): copy it again, or run make gpu-minutes-prepare again\n"
+        )
+        raise SystemExit(2) from None
+
+
+def _unpack(record: Path, site: Path) -> Path | None:
     prepared = json.loads(record.read_text(encoding="utf-8"))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     if prepared["python"] != version:
@@ -375,8 +408,7 @@ def unpack_prepared(work: Path) -> Path | None:
     if prepared["digest"] != sources_digest():
         sys.stderr.write(".gpu-minutes was made from other sources: run make gpu-minutes-prepare again\n")
         raise SystemExit(2)
-    site = work / "site"
-    for wheel in PREPARED.glob("wheels/*.whl"):
+    for wheel in sorted(PREPARED.glob("wheels/*.whl")):
         shutil.unpack_archive(wheel, site, format="zip")
     return site
 
@@ -428,8 +460,16 @@ def main(arguments: Sequence[str] | None = None, parts: Mapping[str, Part] = PAR
         _show(sources_digest())
         return 0
     output = options.output or ROOT / ("gpu-minutes-rehearsal" if options.rehearse else "gpu-minutes")
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "traces").mkdir(exist_ok=True)
+    try:
+        (output / "traces").mkdir(parents=True, exist_ok=True)
+        (output / "log.txt").write_text("", encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"the folder of the report cannot be written: {error}\n")
+        return 2
+    # What is ignored, as under nohup, stays so.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _stop)
     with tempfile.TemporaryDirectory(prefix="gpu-minutes-") as folder:
         work = Path(folder)
         site = unpack_prepared(work)
@@ -442,7 +482,6 @@ def main(arguments: Sequence[str] | None = None, parts: Mapping[str, Part] = PAR
             return 2
         if site is None and not options.rehearse:
             _compile_kernels(variables)
-        signal.signal(signal.SIGTERM, _stop)
         run = Run(rehearses=options.rehearse, output=output.absolute(), work=work, environment=variables)
         return run_parts({name: parts[name] for name in options.only or parts}, run)
 

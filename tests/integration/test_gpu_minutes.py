@@ -61,8 +61,8 @@ def has_ended(pid):
 
 def test_a_failure_a_hang_and_a_crash_each_cost_their_own_time_only(run):
     parts = {
-        "fails": part(WRITES, "raise RuntimeError('an illegal memory access was encountered')"),
         "hangs": part(WRITES, LEAVES, HANGS, seconds=5.0),
+        "fails": part(WRITES, "raise RuntimeError('an illegal memory access was encountered')"),
         "crashes": part(WRITES, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"),
         "passes": part(WRITES),
     }
@@ -120,6 +120,15 @@ def test_an_extra_part_runs_only_if_its_time_is_left(run, monkeypatch):
     assert left_in(run)["extra"] == ("done", [MEASURED])
 
 
+def test_a_part_has_the_time_that_the_parts_before_it_left(run):
+    parts = {
+        "quick": part(WRITES, seconds=60.0),
+        "slow": part(WRITES, "import time; time.sleep(3)", seconds=1.0),
+    }
+    assert gpu_minutes.run_parts(parts, run) == 0
+    assert left_in(run)["slow"] == ("done", [MEASURED])
+
+
 def test_all_parts_end_within_nine_minutes_whatever_happens():
     assert sum(part.seconds for part in PARTS.values() if not part.is_extra) <= gpu_minutes.LIMIT_SECONDS
 
@@ -138,10 +147,12 @@ sys.exit(gpu_minutes.main(["--rehearse", "--output", sys.argv[1]], parts))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_request_to_stop_ends_the_part_and_leaves_the_report_of_those_before(tmp_path, number):
     process = subprocess.Popen(
-        [sys.executable, "-c", STOPPED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ["env", "--default-signal=INT,HUP", sys.executable, "-c", STOPPED, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     while not (line := process.stdout.readline()).startswith("1 of 4, a part: done"):
         assert line, "it ended"
@@ -174,6 +185,35 @@ def test_a_preparation_from_other_sources_is_refused_and_one_for_another_python_
         json.dumps(record | {"python": version, "digest": gpu_minutes.sources_digest()})
     )
     assert gpu_minutes.unpack_prepared(tmp_path) == tmp_path / "site"
+
+
+@pytest.mark.parametrize(("content", "wheel"), [("{", None), ("[]", None), ("{}", None), (None, b"cut")])
+def test_a_damaged_preparation_is_refused(tmp_path, monkeypatch, capsys, content, wheel):
+    monkeypatch.setattr(gpu_minutes, "PREPARED", tmp_path)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    record = {"python": version, "digest": gpu_minutes.sources_digest()}
+    (tmp_path / "prepared.json").write_text(json.dumps(record) if content is None else content)
+    if wheel is not None:
+        (tmp_path / "wheels").mkdir()
+        (tmp_path / "wheels/cut.whl").write_bytes(wheel)
+    with pytest.raises(SystemExit, match="2"):
+        gpu_minutes.unpack_prepared(tmp_path)
+    assert ".gpu-minutes is damaged" in capsys.readouterr().err
+
+
+def test_figures_are_printed_if_the_report_cannot_be_written(run, capsys):
+    removes = f"import shutil; shutil.rmtree({str(run.output)!r})"
+    assert gpu_minutes.run_parts({"removes": part(WRITES, removes), "passes": part(WRITES)}, run) == 1
+    out = capsys.readouterr().out
+    assert out.count("the report cannot be written ([Errno 2]") == 2
+    assert out.count("| speed | 2.00 TFLOP/s |") == 2
+    assert "FAILED: there is no whole report" in out
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert gpu_minutes.main(["--rehearse", "--output", str(tmp_path / "file")], {}) == 2
+    assert "the folder of the report cannot be written" in capsys.readouterr().err
 
 
 def test_steps_are_read_with_both_conventions_and_their_budget(tmp_path):
