@@ -8,6 +8,7 @@ import argparse
 import gc
 import itertools
 import json
+import math
 import re
 import statistics
 import sys
@@ -36,6 +37,9 @@ class Rows:
         self, name: str, value: float | str, unit: str = "", *, expected: str = "", note: str = ""
     ) -> None:
         """Add a figure, with the value that was expected before it was measured."""
+        if isinstance(value, float) and not math.isfinite(value):
+            self.fail(name, f"{value} {unit}")
+            return
         self._append({"name": name, "value": value, "unit": unit, "expected": expected, "note": note})
 
     def skip(self, name: str, reason: str) -> None:

@@ -63,7 +63,7 @@ class Part:
     Args:
         title: in the report.
         answers: the question that it answers.
-        seconds: its time limit on a GPU.
+        seconds: its time limit on a GPU; it also has the time that the parts before it left.
         command: from the run and the file that it writes, the arguments of Python. Raises NotHereError.
         read: from the file and the process's output, its rows. The file may be missing or incomplete.
         environment: more variables.

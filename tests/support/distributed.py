@@ -57,7 +57,12 @@ _DEVICES: dict[str, dict[str, str]] = {
     "nccl": {"DS_ACCELERATOR": "cuda"},
 }
 # NCCL refuses two ranks on one GPU of one host: every rank names another host, and sends over the loopback.
-_SHARED_GPU = {"DS_ACCELERATOR": "cuda", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+_SHARED_GPU = {
+    "DS_ACCELERATOR": "cuda",
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+}
 
 
 class DistributedFailure(AssertionError):
