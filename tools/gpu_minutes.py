@@ -408,8 +408,8 @@ def _unpack(record: Path, site: Path) -> Path | None:
     if prepared["digest"] != sources_digest():
         sys.stderr.write(".gpu-minutes was made from other sources: run make gpu-minutes-prepare again\n")
         raise SystemExit(2)
-    for wheel in sorted(PREPARED.glob("wheels/*.whl")):
-        shutil.unpack_archive(wheel, site, format="zip")
+    for wheel in prepared["wheels"]:
+        shutil.unpack_archive(PREPARED / "wheels" / wheel, site, format="zip")
     return site
 
 

@@ -27,7 +27,9 @@ echo "packages: our four, ${requirements//$'\n'/, }"
 "$python" -m pip download --quiet --no-input --no-deps --only-binary :all: --dest "$work/wheels" $requirements
 cp "$work/dist/$version"/*.whl "$work/wheels/"
 rm -rf "$work/dist"
-printf '{"digest": "%s", "python": "%s", "architectures": "%s"}\n' "$digest" "$version" "$architectures" >"$work/prepared.json"
+wheels=$(cd "$work/wheels" && printf '"%s", ' *.whl)
+printf '{"digest": "%s", "python": "%s", "architectures": "%s", "wheels": [%s]}\n' \
+    "$digest" "$version" "$architectures" "${wheels%, }" >"$work/prepared.json"
 rm -rf .gpu-minutes
 mv "$work" .gpu-minutes
 echo "prepared .gpu-minutes ($(du -sm .gpu-minutes | cut -f 1) MiB) for Python $version, $architectures"

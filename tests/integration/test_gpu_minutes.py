@@ -173,7 +173,7 @@ def test_a_preparation_from_other_sources_is_refused_and_one_for_another_python_
     monkeypatch.setattr(gpu_minutes, "PREPARED", tmp_path)
     assert gpu_minutes.unpack_prepared(tmp_path) is None
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    record = {"python": "3.99", "digest": "of others", "architectures": "sm_90"}
+    record = {"python": "3.99", "digest": "of others", "architectures": "sm_90", "wheels": []}
     (tmp_path / "prepared.json").write_text(json.dumps(record))
     assert gpu_minutes.unpack_prepared(tmp_path) is None
     assert "for Python 3.99 and not used" in capsys.readouterr().out
@@ -187,15 +187,17 @@ def test_a_preparation_from_other_sources_is_refused_and_one_for_another_python_
     assert gpu_minutes.unpack_prepared(tmp_path) == tmp_path / "site"
 
 
-@pytest.mark.parametrize(("content", "wheel"), [("{", None), ("[]", None), ("{}", None), (None, b"cut")])
+@pytest.mark.parametrize(
+    ("content", "wheel"), [("{", None), ("[]", None), ("{}", None), (None, b"cut"), (None, None)]
+)
 def test_a_damaged_preparation_is_refused(tmp_path, monkeypatch, capsys, content, wheel):
     monkeypatch.setattr(gpu_minutes, "PREPARED", tmp_path)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    record = {"python": version, "digest": gpu_minutes.sources_digest()}
+    record = {"python": version, "digest": gpu_minutes.sources_digest(), "wheels": ["one.whl"]}
     (tmp_path / "prepared.json").write_text(json.dumps(record) if content is None else content)
     if wheel is not None:
         (tmp_path / "wheels").mkdir()
-        (tmp_path / "wheels/cut.whl").write_bytes(wheel)
+        (tmp_path / "wheels/one.whl").write_bytes(wheel)
     with pytest.raises(SystemExit, match="2"):
         gpu_minutes.unpack_prepared(tmp_path)
     assert ".gpu-minutes is damaged" in capsys.readouterr().err
