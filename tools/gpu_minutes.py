@@ -4,7 +4,7 @@
 
 Every part is a process with a time limit, the most valuable first; one that fails, hangs or crashes is a row
 of the report, costs its own time, and keeps what it had measured. The report is rewritten after every part.
-FOLDER gets report.md (one table, each figure beside the expected one), report.json (with versions, power and
+FOLDER gets report.md (one table, each figure with the expected one), report.json (with versions, power and
 clocks), log.txt, power.csv and traces. --rehearse runs every part on the CPU at tiny sizes.
 
 If `make gpu-minutes-prepare` made the folder .gpu-minutes for this Python, its packages are used, so that

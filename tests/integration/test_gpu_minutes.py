@@ -52,7 +52,7 @@ def left_in(run):
 
 
 def has_ended(pid):
-    """A zombie has ended; whoever inherited it may not have collected it."""
+    """A zombie has ended: its parent may not have collected it."""
     try:
         return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
