@@ -224,7 +224,7 @@ def _step_of(job: Job, model: Any, loss: Callable[..., Any]) -> Callable[[], Any
     import torch
     from torch.distributed.fsdp import FSDPModule
 
-    # FSDP2 computes in the precision of its own policy, and reduces after the last micro-batch.
+    # FSDP2 casts by its MixedPrecisionPolicy, and reduces gradients after the last micro-batch.
     is_sharded = isinstance(model, FSDPModule)
     autocasts = job.precision == "bf16" and not is_sharded
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
