@@ -84,7 +84,8 @@ pip_install() {
 # Write the versions that this environment gets.
 write_versions() {
     if [ -n "$torch" ]; then
-        { grep -v '^torch==' constraints.txt && echo "torch==$torch"; } >"$versions"
+        # Each torch requires the triton of its release.
+        { grep -vE '^(torch|triton)==' constraints.txt && echo "torch==$torch"; } >"$versions"
         echo "$torch" >"$folder/torch"
     elif [ "$name" = newest ]; then
         : >"$versions"
