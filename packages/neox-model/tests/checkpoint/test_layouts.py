@@ -5,6 +5,7 @@ The stored values are compared with what DeepSpeed itself says about its weights
 
 import gc
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,7 @@ def check_equal(run: Run, stored: dict[str, Tensor]) -> None:
 
 
 def save_continue_and_resume(directory: str, setups: list[dict[str, Any]]) -> None:
+    _prepare()
     for fields in setups:
         setup = Setup(**fields)
         folder = Path(directory) / setup.name
@@ -365,10 +367,11 @@ def save_continue_and_resume(directory: str, setups: list[dict[str, Any]]) -> No
 def load_each_into_the_next(
     directory: str, setups: list[dict[str, Any]], sources: list[dict[str, Any]]
 ) -> None:
-    """Load every source into some target and every target from some source."""
-    for index in range(max(len(setups), len(sources))):
-        source = Path(directory) / Setup(**sources[index % len(sources)]).name
-        run = Run(Setup(**setups[index % len(setups)]), seed=3)
+    """Load each source into the target at its place."""
+    _prepare()
+    for target, fields in zip(setups, sources, strict=True):
+        source = Path(directory) / Setup(**fields).name
+        run = Run(Setup(**target), seed=3)
         run.load(source)
         check_equal(run, whole_tensors(source / "global_step2"))
         run.check_model_weights()
@@ -400,26 +403,12 @@ def _prepare() -> None:
     gc.freeze()
 
 
-def everything_in_two_processes(directory: str) -> None:
-    _prepare()
-    save_continue_and_resume(directory, PLAIN + PIPELINE)
-    rotated = (PLAIN + PIPELINE)[7:] + (PLAIN + PIPELINE)[:7]
-    load_each_into_the_next(directory, PLAIN + PIPELINE, rotated)
-
-
-def mixed_layouts_in_four_processes(directory: str) -> None:
-    _prepare()
-    save_continue_and_resume(directory, MIXED)
-    load_each_into_the_next(directory, MIXED, MIXED[1:] + MIXED[:1])
-
-
 def read_in_one_process(directory: str, sources: list[dict[str, Any]]) -> None:
-    _prepare()
     targets = [
         {"precision": precision, "stage": stage}
         for precision, stage in (("fp32", 0), ("bf16", 1), ("bf16", 3))
     ]
-    load_each_into_the_next(directory, targets, sources)
+    load_each_into_the_next(directory, (targets * len(sources))[: len(sources)], sources)
     for fields in sources:
         folder = Path(directory) / Setup(**fields).name
         model = Tiny(SINGLE_RANK).bfloat16()
@@ -430,14 +419,12 @@ def read_in_one_process(directory: str, sources: list[dict[str, Any]]) -> None:
             assert torch.equal(param, stored[name].bfloat16()), name
 
 
-def other_optimizers(directory: str) -> None:
-    _prepare()
-    setups = [
-        {"precision": precision, "stage": stage, "optimizer": optimizer}
-        for optimizer in OPTIMIZERS
-        for precision, stage in (("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 2), ("bf16", 3))
-    ]
-    save_continue_and_resume(directory, setups)
+def run_in_parts(function: Callable[..., None], size: int, **lists: Any) -> None:
+    """Run a function on a few setups per launch: gloo's groups keep their files open until a process ends."""
+    directory = str(lists.pop("directory"))
+    for start in range(0, len(lists["setups"]), 6):
+        part = {name: values[start : start + 6] for name, values in lists.items()}
+        run_ranks(function, size=size, directory=directory, timeout_seconds=600, **part)
 
 
 MIXED = [
@@ -451,15 +438,25 @@ MIXED = [
 
 @pytest.mark.slow
 def test_tensor_pipeline_and_data_parallel_ranks_together(tmp_path):
-    run_ranks(mixed_layouts_in_four_processes, size=4, directory=str(tmp_path), timeout_seconds=600)
+    run_in_parts(save_continue_and_resume, 4, directory=tmp_path, setups=MIXED)
+    sources = MIXED[1:] + MIXED[:1]
+    run_in_parts(load_each_into_the_next, 4, directory=tmp_path, setups=MIXED, sources=sources)
     run_ranks(read_in_one_process, size=1, directory=str(tmp_path), sources=MIXED, timeout_seconds=600)
 
 
 @pytest.mark.slow
 def test_every_optimizer_with_one_value_per_weight_resumes_exactly(tmp_path):
-    run_ranks(other_optimizers, size=1, directory=str(tmp_path), timeout_seconds=600)
+    setups = [
+        {"precision": precision, "stage": stage, "optimizer": optimizer}
+        for optimizer in OPTIMIZERS
+        for precision, stage in (("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 2), ("bf16", 3))
+    ]
+    run_in_parts(save_continue_and_resume, 1, directory=tmp_path, setups=setups)
 
 
 @pytest.mark.slow
 def test_any_engine_and_layout_reads_checkpoints_of_any_other(tmp_path):
-    run_ranks(everything_in_two_processes, size=2, directory=str(tmp_path), timeout_seconds=600)
+    setups = PLAIN + PIPELINE
+    run_in_parts(save_continue_and_resume, 2, directory=tmp_path, setups=setups)
+    sources = setups[7:] + setups[:7]
+    run_in_parts(load_each_into_the_next, 2, directory=tmp_path, setups=setups, sources=sources)
