@@ -84,8 +84,8 @@ pip_install() {
 # Write the versions that this environment gets.
 write_versions() {
     if [ -n "$torch" ]; then
-        # Each torch requires the triton of its release.
-        { grep -vE '^(torch|triton)==' constraints.txt && echo "torch==$torch"; } >"$versions"
+        # Each torch requires its own triton and parts of CUDA.
+        { grep -vE '^(torch|triton|nvidia-.*)==' constraints.txt && echo "torch==$torch"; } >"$versions"
         echo "$torch" >"$folder/torch"
     elif [ "$name" = newest ]; then
         : >"$versions"
