@@ -5,7 +5,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help install aio quickstart test check lint types format docs docs-site dist clean \
 	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
-	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture test-contracts coverage gpu-check gpu-gate gpu-minutes gpu-minutes-prepare
+	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture test-contracts test-versions coverage gpu-check gpu-gate gpu-minutes gpu-minutes-prepare
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ test-architecture: install  ## Rules of the repository: imports, names, document
 
 test-contracts: $(if $(PYTHON_ENV),,install)  ## What we use of torch and DeepSpeed beyond their documentation (PYTHON_ENV=FOLDER: in another environment)
 	@OMP_NUM_THREADS=1 $(or $(PYTHON_ENV),.venv)/bin/python -m pytest -q $(wildcard packages/neox-model/tests/test_*_compat.py)
+
+test-versions:  ## Contracts and fast tests with the oldest and the newest versions allowed; writes docs/reports/versions.md (an hour; ENVIRONMENTS=oldest)
+	@python3 tools/versions.py $(ENVIRONMENTS)
 
 coverage: install  ## Line and branch coverage of the packages' fast tests
 	@$(BIN)/coverage erase
