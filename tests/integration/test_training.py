@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -238,3 +239,34 @@ def test_a_resumed_training_of_two_processes_is_the_uninterrupted_one(tmp_path):
     run_ranks(train_whole_and_in_parts, size=2, folder=str(tmp_path), timeout_seconds=300)
     for zero in SHARED:
         check_same_record(tmp_path / zero / "parts", tmp_path / zero / "whole", iterations=16)
+
+
+# Open files
+
+WITH_ALL_GROUPS = {
+    "model_parallel_size": 2,
+    "pipe_parallel_size": 2,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "save_interval": 2,
+    "train_iters": 40,
+}
+
+
+def train_with_few_files(limit: int, folder: str, **settings: Any) -> None:
+    """Train where a rank may not open more files than the limit."""
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.run import train_in
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    resolved = resolved_from(SETTINGS | settings, devices=int(os.environ["WORLD_SIZE"]))
+    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    train_in(groups, resolved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+def test_a_rank_that_saves_and_evaluates_often_opens_few_files(tmp_path, engine):
+    settings = WITH_ALL_GROUPS | {"data_path": write_corpus(tmp_path), "save": str(tmp_path / "saved")}
+    settings |= {"engine": engine, "zero_optimization": {"stage": 1}, "log_dir": str(tmp_path)}
+    run_ranks(train_with_few_files, size=8, limit=100, folder=str(tmp_path), **settings)
