@@ -355,6 +355,10 @@ def _unequal_neighbours(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
         return
     if split.model > 1:
         yield Problem(name, "does not work with tensor parallelism", "set model-parallel-size: 1")
+    elif split.pipe > 1:
+        # torch makes groups for each module, in which all ranks take part, but stages have other modules.
+        what = "does not work with pipeline parallelism"
+        yield Problem(name, what, "set it to 1, or set pipe-parallel-size: 1")
     elif split.data % size:
         what = f"does not divide the data-parallel size {split.data}"
         yield Problem(name, what, f"use a divisor of {split.data}")

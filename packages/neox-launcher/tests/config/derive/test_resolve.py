@@ -91,6 +91,12 @@ def test_any_of_the_batch_sizes_gives_the_others(load, train, micro, accumulatio
             4,
             "does not work with tensor parallelism",
         ),
+        (
+            "zero_optimization: {stage: 3, zero_hpz_partition_size: 2}\npipe-parallel-size: 2\nengine: torch",
+            [],
+            8,
+            "does not work with pipeline parallelism",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_reported_with_a_remedy(load, text, overrides, devices, sentence):

@@ -175,7 +175,7 @@ class ZeroOptimization(Section):
         used_when=_STAGE_3,
         source="arXiv:2306.10209",
         doc="Size of the secondary partition group of parameters (hpZ); 1 disables it. Best set to the "
-        "number of devices per host.",
+        "number of devices per host. Not with tensor or pipeline parallelism.",
     )
     zero_quantized_weights: bool = param(
         False,
