@@ -1,4 +1,6 @@
 import logging
+import os
+import shutil
 
 import pytest
 
@@ -133,3 +135,85 @@ def test_one_of_ours_next_to_those_of_gpt_neox_is_found(tmp_path):
     (tmp_path / "global_step10" / "mp_rank_00_model_states.pt").touch()
     ours = save(tmp_path, 20)
     assert folders.find_latest(tmp_path) == ours
+
+
+def test_a_link_to_a_checkpoint_is_deleted_and_what_it_names_is_kept(tmp_path):
+    directory = tmp_path / "saved"
+    save(directory, 5)
+    (directory / "global_step5").rename(tmp_path / "elsewhere")
+    (directory / "global_step5").symlink_to("../elsewhere")
+    save(directory, 10)
+    folders.keep_newest(directory, 1, 10)
+    assert names(directory) == ["global_step10", "latest"]
+    assert (tmp_path / "elsewhere" / MANIFEST).read_text() == "complete"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("iteration", [5, 10])
+def test_what_cannot_be_deleted_is_a_warning_and_blocks_no_save(
+    tmp_path, monkeypatch, caplog, when, iteration
+):
+    """Iteration 5 replaces a checkpoint, 10 is new and deletes an old one."""
+    delete = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: os.stat(path / "none"))
+    save(tmp_path, 5, "old")
+    if when == "before":
+        # What a process left that was killed, of each kind, and with the names that a save uses.
+        for name in (".global_step5.deleted", f".global_step{iteration}.saving", ".global_step3.replaced"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "global_step3").mkdir()
+    for _ in range(3):
+        final = save(tmp_path, iteration, "new")
+        folders.keep_newest(tmp_path, 1, iteration)
+        assert (final / MANIFEST).read_text() == "new"
+        assert (tmp_path / "latest").read_text() == f"global_step{iteration}\n"
+        assert complete_checkpoints(tmp_path) == [final]
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings
+    assert len(warnings) == len(set(warnings))
+    monkeypatch.setattr(shutil, "rmtree", delete)
+    save(tmp_path, 20)
+    assert [name for name in names(tmp_path) if name.startswith(".")] == []
+
+
+def test_a_protected_checkpoint_is_kept_whole(tmp_path, monkeypatch, caplog):
+    save(tmp_path, 5)
+    protected = tmp_path / "global_step5" / MANIFEST
+    monkeypatch.setattr(os, "access", lambda path, mode: path != protected)
+    for iteration in (10, 15):
+        save(tmp_path, iteration)
+        folders.keep_newest(tmp_path, 1, iteration)
+    assert names(tmp_path) == ["global_step15", "global_step5", "latest"]
+    (text,) = (record.message for record in caplog.records if record.levelno == logging.WARNING)
+    assert text == f"{tmp_path / 'global_step5'} is write-protected: it is kept"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+@pytest.mark.parametrize(
+    "name", ["global_step10", "latest", ".global_step10.saving", ".global_step10.replaced"]
+)
+def test_foreign_things_with_names_of_ours_block_no_save(tmp_path, name, kind):
+    foreign = tmp_path / name
+    if kind == "file":
+        foreign.write_text("mine")
+    elif kind == "folder":
+        foreign.mkdir()
+        (foreign / "mine").write_text("mine")
+    else:
+        foreign.symlink_to("nowhere")
+    final = save(tmp_path, 10)
+    assert folders.find_latest(tmp_path) == final
+    visible = ["global_step10", "latest"]
+    if name == "global_step10" or (name, kind) == ("latest", "folder"):
+        visible.append(f"{name}.other")
+    assert names(tmp_path) == sorted(visible)
+
+
+def test_old_checkpoints_that_cannot_be_listed_are_kept(tmp_path, monkeypatch, caplog):
+    def complete(_):
+        raise PermissionError(13, "Permission denied")
+
+    save(tmp_path, 5)
+    monkeypatch.setattr(folders, "complete_checkpoints", complete)
+    folders.keep_newest(tmp_path, 1, 10)
+    assert "old checkpoints are kept: [Errno 13] Permission denied" in caplog.text

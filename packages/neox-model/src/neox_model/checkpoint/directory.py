@@ -3,12 +3,19 @@
 A checkpoint is written into a hidden folder next to its final place and renamed when complete, so a folder
 named `global_stepN` is always complete. `latest` is replaced by a rename too, and deletion starts with a
 rename. Only the training run that saves removes leftovers; readers never write.
+
+After the rename a checkpoint is saved. What cannot be deleted, before or after, is a warning, and has a name
+that no later save needs. What has the name of a checkpoint but is none is moved away, never deleted.
 """
 
 import logging
+import os
 import re
 import shlex
 import shutil
+from collections.abc import Callable
+from functools import cache
+from itertools import count
 from pathlib import Path
 
 from neox_config.atomic import atomic_write, flush_folder
@@ -41,7 +48,7 @@ __all__ = [
     "withdraw",
 ]
 
-_LEFTOVER = re.compile(r"\.(\w+)\.(saving|replaced|deleted)")
+_LEFTOVER = re.compile(r"\.(\w+)(?:\.\d+)?\.(saving|replaced|deleted)")
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +125,12 @@ def offer_earlier(directory: Path, damaged: Path | None, *, on_every_host: bool 
 
 def final_name(folder: Path) -> str:
     """Return the name of a checkpoint's folder; of one that was being replaced, the one that it had."""
+    return _final(folder) if folder.name.endswith(".replaced") else folder.name
+
+
+def _final(folder: Path) -> str:
     found = _LEFTOVER.fullmatch(folder.name)
-    return found[1] if found is not None and found[2] == "replaced" else folder.name
+    return folder.name if found is None else found[1]
 
 
 def unfinished(final: Path) -> Path:
@@ -148,8 +159,11 @@ def publish(temporary: Path, final: Path) -> None:
 def place(temporary: Path, final: Path) -> None:
     """Rename a finished checkpoint to its final name, and keep the one that had it as `.replaced`."""
     flush_folder(temporary)
-    if final.exists():
+    if is_checkpoint(final):
+        _discard(_replaced(final))
         final.rename(_replaced(final))
+    elif os.path.lexists(final):
+        _move_away(final)
     temporary.rename(final)
     flush_folder(final.parent)
 
@@ -157,8 +171,7 @@ def place(temporary: Path, final: Path) -> None:
 def announce(final: Path) -> None:
     """Point `latest` at a checkpoint, and delete the one that it has replaced."""
     point_latest(final.parent, final.name)
-    if _replaced(final).exists():
-        shutil.rmtree(_replaced(final))
+    _discard(_replaced(final))
 
 
 def restore(final: Path) -> None:
@@ -186,16 +199,64 @@ def marks_of_uploads(directory: Path) -> list[Path]:
     return [*directory.glob(".*.uploading")]
 
 
-def keep_newest(directory: Path, count: int, iteration: int) -> None:
-    """Delete all but the newest `count` of the checkpoints up to `iteration`, and those being uploaded."""
-    past = [path for path in complete_checkpoints(directory) if _iteration(path) <= iteration]
-    for path in past[: max(0, len(past) - count)]:
+def keep_newest(directory: Path, number: int, iteration: int) -> None:
+    """Delete all but the newest `number` of the checkpoints up to `iteration`, and those being uploaded."""
+    try:
+        complete = complete_checkpoints(directory)
+    except OSError as error:
+        _warn_once(f"old checkpoints are kept: {error}")
+        return
+    past = [path for path in complete if _iteration(path) <= iteration]
+    for path in past[: max(0, len(past) - number)]:
         if upload_mark(path).exists():
             continue
-        hidden = directory / f".{path.name}.deleted"
-        path.rename(hidden)
+        if not _is_writable(path):
+            _warn_once(f"{path} is write-protected: it is kept")
+        elif _discard(path):
+            logger.info("deleted checkpoint %s", path)
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether nothing of a checkpoint is protected, so that it is deleted whole; of a link, always."""
+    return folder.is_symlink() or all(os.access(path, os.W_OK) for path in (folder, *folder.iterdir()))
+
+
+def _discard(path: Path) -> bool:
+    """Delete what has this name; of a link, the link. Return whether nothing is left of it.
+
+    What cannot be deleted is left with a hidden name.
+    """
+    hidden = path
+    try:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            return True
+        if not path.name.endswith(".deleted"):
+            hidden = _free(lambda number: path.with_name(f".{_final(path)}{number}.deleted"))
+            path.rename(hidden)
         shutil.rmtree(hidden)
-        logger.info("deleted checkpoint %s", path)
+    except OSError as error:
+        _warn_once(f"cannot delete {hidden}: {error}; the next save tries again")
+        return False
+    return True
+
+
+def _move_away(path: Path) -> None:
+    """Give what is not ours, and has a name that we need, another one."""
+    other = _free(lambda number: path.with_name(f"{path.name}.other{number}"))
+    path.rename(other)
+    logger.warning("%s was not written by a training: moved it to %s", path, other)
+
+
+def _free(name: Callable[[str], Path]) -> Path:
+    """Return the first path that does not exist, of a function of the number in its name."""
+    candidates = (name(f".{number}" if number else "") for number in count())
+    return next(path for path in candidates if not os.path.lexists(path))
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 def _iteration(path: Path) -> int:
@@ -206,20 +267,21 @@ def _iteration(path: Path) -> int:
 
 def point_latest(directory: Path, name: str) -> None:
     """Write the name of a checkpoint into `latest`."""
+    if (directory / LATEST).is_dir():
+        _move_away(directory / LATEST)
     with atomic_write(directory / LATEST, is_durable=True) as file:
         file.write(name + "\n")
 
 
 def _tidy(directory: Path) -> None:
     for path in directory.glob(f".{LATEST}.*.new"):
-        path.unlink()
-    for path in directory.iterdir():
+        _discard(path)
+    for path in sorted(directory.iterdir()):
         leftover = _LEFTOVER.fullmatch(path.name)
         if leftover is None or iteration_of(leftover[1]) is None:
             continue
         final = directory / leftover[1]
-        if leftover[2] == "replaced" and not final.exists():
+        if path == _replaced(final) and (path / MANIFEST).is_file() and not os.path.lexists(final):
             path.rename(final)
-        else:
-            shutil.rmtree(path)
+        elif _discard(path) and leftover[2] == "saving":
             logger.info("removed the unfinished checkpoint %s", path)
