@@ -120,8 +120,10 @@ def test_a_template_cannot_reach_python() -> None:
     ("files", "message"),
     [
         ({}, "contains no chat template; name a folder"),
-        ({"tokenizer_config.json": "{"}, "is not JSON"),
+        ({"tokenizer_config.json": "{"}, "tokenizer_config.json: not JSON"),
+        ({"tokenizer_config.json": "[" * 5000}, "tokenizer_config.json: the JSON is nested too deeply"),
         ({"chat_template.jinja": "{% if"}, "is not a valid chat template"),
+        ({"chat_template.jinja": "{{ " + "[" * 5000}, "is not a valid chat template"),
     ],
 )
 def test_a_missing_or_damaged_template_is_reported(tmp_path: Path, files, message) -> None:
@@ -405,7 +407,7 @@ FAULTS = {
     "not messages": (
         [{"messages": "x"}],
         ("chat",),
-        "the value of 'messages' is str, not a list of messages",
+        "the value of 'messages' is text, but not JSON (Expecting value at column 1)",
     ),
     "no role": (
         [{"messages": [{"content": "x"}]}],

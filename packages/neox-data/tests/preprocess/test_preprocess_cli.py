@@ -238,9 +238,11 @@ def test_a_dataset_of_save_to_disk_is_recognised(tmp_path: Path) -> None:
     for given in (tmp_path / "data", part):
         result = run("--input", given, *words, output=tmp_path / "set")
         assert result.exit_code == 2
-        assert f"{part} is a folder of datasets' save_to_disk; write it with Dataset.to_json" in result.stderr
+        assert (
+            f"{part} is a folder of datasets' save_to_disk; write it with Dataset.to_parquet" in result.stderr
+        )
     result = run("--input", part / "data-00000-of-00001.arrow", *words, output=tmp_path / "set")
-    assert "is a file of Arrow, which is not read; write it with Dataset.to_json" in result.stderr
+    assert "is a file of Arrow, which is not read; write it with Dataset.to_parquet" in result.stderr
 
 
 @pytest.mark.parametrize("prefix", ["", "out/"])

@@ -5,6 +5,7 @@ import lzma
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -12,6 +13,7 @@ import zstandard
 from pyarrow import parquet
 
 from neox_data.errors import CorpusError
+from neox_data.preprocess.conversations import messages_in
 from neox_data.preprocess.inputs import cut_file, find_inputs
 from neox_data.preprocess.read import CorpusReader, sample_texts
 
@@ -66,6 +68,7 @@ BAD_LINES = {
     '{"title": "a"}': "line 2: no key 'text'; its keys are 'title'",
     '{"text": 3}': "line 2: the value of 'text' is int, not text",
     '{"text": ["a", 3]}': "line 2: the value of 'text' is list, not text",
+    f'{{"text": "a", "n": {"9" * 6000}}}': "line 2: the JSON has a whole number of more than 4,300 digits",
     "17": "line 2: the line is int, not text",
     '{"text": "a\\ud800b"}': "line 2: the value of 'text' contains an unpaired surrogate at character 1",
     b'{"text": "\xff"}': "line 2: not UTF-8 (byte 0xff at position 11)",
@@ -267,6 +270,47 @@ def test_cells_that_are_not_utf8_are_named_or_skipped(tmp_path: Path) -> None:
             texts(path)
         reader = CorpusReader([path], ("text",), skip_bad_lines=True)
         assert [document.texts[0] for document in reader] == ["one", "three"]
+
+
+def test_a_text_that_is_not_utf8_within_an_object_is_named(tmp_path: Path) -> None:
+    cells = pyarrow.array([b"one", b"a\xff"])
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 2, cells.buffers())
+    table = pyarrow.table(
+        {"messages": pyarrow.StructArray.from_arrays([column, column], ["role", "content"])}
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    found: list[object] = []
+    [*CorpusReader([tmp_path / "a.parquet"], ("messages",), text_from=lambda value, *_: found.append(value))]
+    assert found == [{"role": "one", "content": "one"}, b"a\xff"]
+    with pytest.raises(ValueError, match=r"it is text, but not UTF-8 \(byte 0xff at position 2\)"):
+        messages_in(found[1], "it")
+
+
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.binary(), pyarrow.large_string()])
+def test_what_begins_a_cell_is_part_of_its_text(tmp_path: Path, kind: pyarrow.DataType) -> None:
+    """U+FEFF is a byte order mark at the beginning of a file, and a character in a table."""
+    table = pyarrow.table({"text": pyarrow.array(["\ufeffone".encode(), b"two\xef\xbb\xbf"]).cast(kind)})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert texts(tmp_path / "a.parquet") == [("\ufeffone",), ("two\ufeff",)]
+
+
+def test_maps_and_texts_of_the_type_json_are_objects(tmp_path: Path) -> None:
+    texts_of_json = pyarrow.ExtensionArray.from_storage(
+        pyarrow.json_(), pyarrow.array(['{"b": null, "a": 1.0}', None, "{"])
+    )
+    calls = pyarrow.StructArray.from_arrays(
+        [texts_of_json, pyarrow.array(["7", None, "8"])], ["arguments", "id"]
+    )
+    maps = pyarrow.MapArray.from_arrays([0, 2, 2, 3], ["city", "b", "c"], texts_of_json)
+    found: list[Any] = []
+    table = pyarrow.table({"maps": maps, "calls": calls})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    path = tmp_path / "a.parquet"
+    [*CorpusReader([path], ("maps", "calls"), text_from=lambda value, *_: found.append(value))]
+    known = {"b": None, "a": 1.0}
+    assert found[::2] == [{"city": known, "b": None}, {}, {"c": "{"}]
+    # What is not JSON is left to what reads the value.
+    assert [each["arguments"] for each in found[1::2]] == [known, None, "{"]
 
 
 def test_damage_within_a_parquet_file_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from neox_data.errors import CorpusError
+from neox_data.preprocess.texts import of_json
+from neox_data.preprocess.tool_arguments import decoded_arguments, is_string
 
 __all__ = ["ChatTemplate", "Segment", "find_chat_template", "load_chat_template"]
 
@@ -89,6 +91,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
+        environment.tests["string"] = is_string
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         self.name = name
         self._source = source
@@ -96,7 +99,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-        except TemplateError as error:
+        except (TemplateError, RecursionError) as error:
             raise CorpusError(f"{name} is not a valid chat template: {error}; correct it") from error
 
     @cached_property
@@ -128,8 +131,11 @@ class ChatTemplate:
         Raises:
             ValueError: the template does not accept the messages.
         """
+        render = partial(self._render, add_generation_prompt=True)
+        messages = decoded_arguments(messages, render, set())
         _refuse_marks(messages)
-        text = self._render(messages, add_generation_prompt=True)
+        text = render(messages)
+        _refuse_written_null(messages, text, render)
         return text.replace(_BEGIN, "").replace(_END, "")
 
     def segments(
@@ -138,6 +144,7 @@ class ChatTemplate:
         *,
         tools: Sequence[dict[str, Any]] | None = None,
         documents: Sequence[dict[str, Any]] | None = None,
+        notes: set[str] | None = None,
     ) -> list[Segment]:
         """Return the text of a conversation in parts, of which those by the assistant count.
 
@@ -145,12 +152,14 @@ class ChatTemplate:
             messages: the conversation.
             tools: descriptions of the functions that the assistant may call.
             documents: texts that the assistant may use.
+            notes: where a note on arguments of tool calls is added if it applies.
 
         Raises:
             ValueError: the template does not accept the messages, or does not show what the assistant wrote.
         """
-        _refuse_marks([*messages, *(tools or ()), *(documents or ())])
         render = partial(self._render, tools=tools, documents=documents)
+        messages = decoded_arguments(messages, render, set() if notes is None else notes)
+        _refuse_marks([*messages, *(tools or ()), *(documents or ())])
         whole = render(messages)
         _refuse_written_null(messages, whole, render)
         if _BEGIN in whole:
@@ -198,7 +207,7 @@ def _refuse_written_null(
         return
     empty = [{**message, "content": message.get("content") or ""} for message in messages]
     if whole.count(_NULL) > render(empty).count(_NULL):
-        raise ValueError("the template writes None for a message with null as content")
+        raise ValueError("the template writes None for a message with null as content, or without content")
 
 
 def _refuse_marks(messages: Sequence[dict[str, Any]]) -> None:
@@ -311,9 +320,9 @@ def _settings(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        settings = json.loads(_read(path))
+        settings = of_json(_read(path))
     except ValueError as error:
-        raise CorpusError(f"{path} is not JSON ({error}); copy it again") from error
+        raise CorpusError(f"{path}: {error}; copy it again") from error
     if not isinstance(settings, dict):
         raise CorpusError(f"{path} is not a JSON object; copy it again")
     return settings

@@ -272,17 +272,9 @@ def main(
         )
     for line in (*summary.lines(), *replaced):
         click.echo(line)
-    if isinstance(mask, ChatMask) and mask.left_out:
-        _note_on_left_out(mask)
-
-
-def _note_on_left_out(mask: ChatMask) -> None:
-    """Print a note about what documents have and the template does not show."""
-    keys = " and ".join(map(repr, sorted(mask.left_out)))
-    click.echo(
-        f"note: documents have {keys}, which the chat template {mask.template.name} does not show",
-        err=True,
-    )
+    if isinstance(mask, ChatMask):
+        for note in mask.described_changes():
+            click.echo(f"note: {note}", err=True)
 
 
 def _note_on_end(mask: ChatMask, tokenizer: Tokenizer) -> None:

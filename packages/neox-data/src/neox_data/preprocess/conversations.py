@@ -1,44 +1,63 @@
 """Read conversations from the records of a corpus, as chat templates expect them.
 
 A message is an object with role and content, or with `from` and `value`, as in ShareGPT's data. Content may
-be a list of parts of the type text.
+be a list of parts of the type text. Each list, message and object may be written as JSON.
+
+Arrow, and so parquet and the files of datasets, gives all objects of a column the same keys, with null where
+an object has none. A null key is therefore no key, whatever the format; only a message without content has
+null as content.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["is_empty", "messages_in", "objects_in"]
+from neox_data.preprocess.texts import decode, of_json
 
+__all__ = ["NULLS", "is_empty", "messages_in", "objects_in"]
+
+NULLS = (
+    "nulls inside tool calls, tools or documents were left out, as Arrow adds them to objects that lack a "
+    "key; to keep them, write arguments or tools as JSON text"
+)
+"""Note on nulls that a template does not see."""
 _EMPTY: tuple[Any, ...] = (None, "", "null", "[]", "{}", [], {})
 
 # Roles of ShareGPT's data.
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
 
 
-def messages_in(value: Any, name: str) -> list[dict[str, Any]]:
+def messages_in(value: Any, name: str, notes: set[str] | None = None) -> list[dict[str, Any]]:
     """Return the messages of a conversation; raise ValueError with the reason if the value is none.
 
     Args:
         value: the value.
         name: what it is called, for errors.
+        notes: where `NULLS` is added if it applies.
     """
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is {type(value).__name__}, not a list of messages")
-    return [_message(each, f"message {number} of {name}") for number, each in enumerate(value, 1)]
+    messages = _of_json(value, name)
+    if not isinstance(messages, list):
+        raise ValueError(f"{name} is {type(messages).__name__}, not a list of messages")
+    notes = set() if notes is None else notes
+    return [_message(each, f"message {number} of {name}", notes) for number, each in enumerate(messages, 1)]
 
 
-def objects_in(value: Any, name: str) -> list[dict[str, Any]] | None:
+def objects_in(value: Any, name: str, notes: set[str] | None = None) -> list[dict[str, Any]] | None:
     """Return a list of objects, which may be written as JSON, whole or one by one; None for none.
+
+    Nulls of objects that are written as JSON are kept: Arrow did not add these.
 
     Args:
         value: the value; for null, empty text and an empty object, the result is None.
         name: what it is called, for errors.
+        notes: where `NULLS` is added if it applies.
 
     Raises:
         ValueError: it is something else.
     """
-    value = None if isinstance(value, str) and not value.strip() else _of_json(value, name)
+    if isinstance(value, str | bytes):
+        value = _of_json(value, name) if value.strip() else None
+    else:
+        value = _without_nulls(value, set() if notes is None else notes)
     if value is None or value == {}:
         return None
     found = [_of_json(each, name) for each in value] if isinstance(value, list) else None
@@ -53,27 +72,54 @@ def is_empty(value: Any) -> bool:
 
 
 def _of_json(value: Any, name: str) -> Any:
-    """Return a value, decoded if it is text."""
-    if not isinstance(value, str):
+    """Return a value, decoded if it is text, or bytes of a table."""
+    if not isinstance(value, str | bytes):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is text, but not JSON ({error})") from None
+        return of_json(decode(value, "utf-8") if isinstance(value, bytes) else value)
+    except ValueError as error:
+        raise ValueError(f"{name} is text, but {error}") from None
 
 
-def _message(value: Any, name: str) -> dict[str, Any]:
+def _without_nulls(value: Any, notes: set[str]) -> Any:
+    """Return a copy of a value of JSON whose objects have no null keys, however deeply they are nested."""
+    if not isinstance(value, dict | list):
+        return value
+    holder = [value]
+    left: list[Any] = [holder]
+    while left:
+        one = left.pop()
+        for place, each in one.items() if isinstance(one, dict) else enumerate(one):
+            if isinstance(each, dict):
+                one[place] = {key: inner for key, inner in each.items() if inner is not None}
+                if len(one[place]) < len(each):
+                    notes.add(NULLS)
+            elif isinstance(each, list):
+                one[place] = [*each]
+            else:
+                continue
+            left.append(one[place])
+    return holder[0]
+
+
+def _message(value: Any, name: str, notes: set[str]) -> dict[str, Any]:
+    value = _of_json(value, name)
     message = value
-    if isinstance(value, dict) and "role" not in value and {"from", "value"} <= value.keys():
+    if isinstance(value, dict) and value.get("role") is None and {"from", "value"} <= value.keys():
         message = _of_sharegpt(value, name)
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         keys = f" (its keys are {', '.join(map(repr, message))})" if isinstance(message, dict) else ""
         raise ValueError(f"{name} is not an object with role and content, or with from and value{keys}")
-    content = message.get("content")
     # Null is the content of messages that only call tools.
-    if content is None or isinstance(content, str):
-        return message
-    return message | {"content": _joined(content, name)}
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        content = _joined(content, name)
+    shown = {
+        key: each if key == "content" else _without_nulls(each, notes)
+        for key, each in message.items()
+        if each is not None or key == "content"
+    }
+    return shown | {"content": content}
 
 
 def _of_sharegpt(value: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -83,7 +129,7 @@ def _of_sharegpt(value: Mapping[str, Any], name: str) -> dict[str, Any]:
             f"{name} is from {value['from']!r}, which is none of {', '.join(_ROLES)}; write it with role and "
             "content"
         )
-    others = {key: each for key, each in value.items() if key not in ("from", "value")}
+    others = {key: each for key, each in value.items() if key not in ("from", "value") and each is not None}
     return {"role": role, "content": value["value"], **others}
 
 

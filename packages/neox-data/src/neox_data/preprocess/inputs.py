@@ -42,10 +42,7 @@ _READABLE = (*_DOCUMENTS, *_TABLES, *_ARCHIVES)
 ENDINGS = f"{', '.join(_READABLE)}, optionally followed by {', '.join(_PACKED[:-1])} or {_PACKED[-1]}"
 """The endings of files that are read, for messages."""
 _OF_SAVE_TO_DISK = {"dataset_info.json", "state.json"}
-_EXPORT = (
-    "write it with Dataset.to_json('texts.jsonl') or Dataset.to_parquet('texts.parquet') of datasets, and "
-    "pass that file"
-)
+_EXPORT = "write it with Dataset.to_parquet('texts.parquet') of datasets, and pass that file"
 _BUFFER_BYTES = 1 << 20
 _LARGEST_RECORD = 1 << 20
 

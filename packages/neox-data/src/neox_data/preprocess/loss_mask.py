@@ -140,11 +140,13 @@ class ChatMask:
 
     Attributes:
         left_out: keys of documents that a template may show, and that this one does not.
+        notes: what was changed in documents before the template saw them, in words.
     """
 
     key: str
     template: ChatTemplate
     left_out: set[str] = field(default_factory=set, init=False, compare=False)
+    notes: set[str] = field(default_factory=set, init=False, compare=False)
 
     @property
     def read_keys(self) -> tuple[str, ...]:
@@ -185,9 +187,20 @@ class ChatMask:
             return None
         uses = self.template.variables
         self.left_out.update(key for key in _SHOWN if key not in uses and not is_empty(document.get(key)))
-        shown = {key: objects_in(document.get(key), f"the value of {key!r}") for key in _SHOWN if key in uses}
-        parts = self.template.segments(messages_in(value, name), **shown)
+        shown = {
+            key: objects_in(document.get(key), f"the value of {key!r}", self.notes)
+            for key in _SHOWN
+            if key in uses
+        }
+        messages = messages_in(value, name, self.notes)
+        parts = self.template.segments(messages, **shown, notes=self.notes)
         return text_of(json.dumps(parts, ensure_ascii=False, allow_nan=False), name)
+
+    def described_changes(self) -> list[str]:
+        """Return the notes on documents that were read."""
+        keys = " and ".join(map(repr, sorted(self.left_out)))
+        unseen = f"documents have {keys}, which the chat template {self.template.name} does not show"
+        return [*sorted(self.notes), *([unseen] if keys else [])]
 
     def segments(self, texts: Sequence[str]) -> list[Segment]:
         """Return the parts of a conversation; none for an empty text, which is a null."""

@@ -1,12 +1,13 @@
 """Read the rows of parquet files."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from neox_data.counted import first_few
 from neox_data.errors import CorpusError
+from neox_data.preprocess.texts import of_json
 from neox_data.preprocess.unpack import DamageError
 
 __all__ = ["rows_of"]
@@ -19,7 +20,10 @@ _BUFFER_BYTES = 1 << 20
 def rows_of(
     path: Path, keys: Sequence[str], remedy: Callable[[Sequence[str]], str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of the columns `keys` and `optional`, row by row; bytes that are not UTF-8 stay bytes.
+    """Yield the values of the columns `keys` and `optional`, row by row.
+
+    Maps are objects, and texts of Arrow's type JSON are decoded. A cell with a text that is not UTF-8 is the
+    bytes of this text.
 
     Args:
         path: the file.
@@ -83,18 +87,52 @@ def _check_columns(
 
 
 def _values(column: Any) -> list[Any]:
+    from pyarrow import types
+
+    kinds = [*_kinds_in(column.type)]
+    # Not for all columns: it takes several times as long.
+    form = {"maps_as_pydicts": "strict"} if any(map(types.is_map, kinds)) else {}
     try:
-        values: list[Any] = column.to_pylist()
+        values: list[Any] = column.to_pylist(**form)
     except UnicodeDecodeError:
-        return [_value(cell) for cell in column]
-    return values
+        values = [_value(cell, form) for cell in column]
+    return [_decoded(value, column.type) for value in values] if any(map(_is_json, kinds)) else values
 
 
-def _value(cell: Any) -> Any:
+def _value(cell: Any, form: dict[str, str]) -> Any:
     try:
-        return cell.as_py()
-    except UnicodeDecodeError:
-        return cell.as_buffer().to_pybytes()
+        return cell.as_py(**form)
+    except UnicodeDecodeError as error:
+        return error.object
+
+
+def _kinds_in(kind: Any) -> Iterator[Any]:
+    """Yield a type of Arrow, and all that it is made of."""
+    yield kind
+    for number in range(kind.num_fields):
+        yield from _kinds_in(kind.field(number).type)
+
+
+def _is_json(kind: Any) -> bool:
+    return getattr(kind, "extension_name", None) == "arrow.json"
+
+
+def _decoded(value: Any, kind: Any) -> Any:
+    """Return a value with texts of the type JSON decoded; those that are not JSON stay text."""
+    from pyarrow import types
+
+    if isinstance(value, str) and _is_json(kind):
+        with suppress(ValueError):
+            return of_json(value)
+    if isinstance(value, list):
+        return [_decoded(each, kind.value_type) for each in value]
+    if isinstance(value, dict):
+        is_map = types.is_map(kind)
+        return {
+            key: _decoded(each, kind.item_type if is_map else kind.field(key).type)
+            for key, each in value.items()
+        }
+    return value
 
 
 def _refuse_joined(path: Path, metadata: Any) -> None:

@@ -1,6 +1,7 @@
 """Extract texts from a line or file of a corpus; raise ValueError with the reason for invalid ones."""
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = [
     "decode",
     "has_chats",
     "is_list_of_objects",
+    "of_json",
     "text_of",
     "text_under",
     "texts_of_line",
@@ -50,12 +52,7 @@ def texts_of_line(
         text_from: function of (value, its name, the line) that makes a text of a value; the line must be an
             object then. None: `text_of`.
     """
-    try:
-        value = _parse(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+    value = _parse(line, is_exact=text_from is not None)
     if not isinstance(value, dict):
         if text_from is not None:
             raise ValueError(
@@ -106,12 +103,28 @@ def _place_to_cut(data: bytes, begin: int, end: int) -> int:
     return end
 
 
-def _parse(line: bytes) -> Any:
+def _parse(line: bytes, *, is_exact: bool) -> Any:
     try:
-        return orjson.loads(line)
+        # The faster parser rounds whole numbers of more than 64 bits, which only templates show.
+        if not is_exact:
+            return orjson.loads(line)
     except orjson.JSONDecodeError:
         # Python's parser accepts slightly more (NaN, huge numbers), and has better error messages.
-        return json.loads(decode(line.rstrip(b"\r\n")))
+        pass
+    return of_json(decode(line.rstrip(b"\r\n")))
+
+
+def of_json(text: str) -> Any:
+    """Return the value of a text of JSON; raise ValueError with the reason if it is not readable as such."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    except ValueError:
+        limit = sys.get_int_max_str_digits()
+        raise ValueError(f"the JSON has a whole number of more than {limit:,} digits") from None
 
 
 def text_of(value: Any, name: str) -> str | None:
@@ -119,7 +132,8 @@ def text_of(value: Any, name: str) -> str | None:
     if value is None:
         return None
     if isinstance(value, bytes):
-        return decode(value)
+        # A cell of a table: what begins it is part of the text.
+        return decode(value, "utf-8")
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "\n\n".join(value)
     if is_list_of_objects(value):
@@ -145,10 +159,10 @@ def is_list_of_objects(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
-def decode(data: bytes) -> str:
-    """Decode UTF-8 bytes, without a byte order mark."""
+def decode(data: bytes, encoding: str = "utf-8-sig") -> str:
+    """Decode UTF-8 bytes, by default those of a file, without a byte order mark."""
     try:
-        return data.decode("utf-8-sig")
+        return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise ValueError(
             f"not UTF-8 (byte 0x{data[error.start]:02x} at position {error.start + 1})"
