@@ -44,6 +44,11 @@ class Tokenizer(ABC):
         """Return the number of ids, including added ones, before the model's padding."""
 
     @property
+    def largest_id(self) -> int:
+        """Return the largest id that is used."""
+        return self.vocab_size - 1
+
+    @property
     @abstractmethod
     def end_of_document(self) -> int:
         """Return the id of the end-of-document token."""

@@ -37,6 +37,11 @@ class CharLevelTokenizer(Tokenizer):
         return 512
 
     @property
+    def largest_id(self) -> int:
+        """Return the id of the last special token."""
+        return max(_SPECIAL.values())
+
+    @property
     def end_of_document(self) -> int:
         """Return 0, which is also the byte 0."""
         return 0

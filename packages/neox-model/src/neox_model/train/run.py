@@ -281,6 +281,7 @@ def _opened(
         groups,
         vocab_size=padded_vocab_size(config, training.tokenizer.vocab_size),
         end_of_document=training.tokenizer.end_of_document,
+        largest_id=training.tokenizer.largest_id,
         difficulties=training.difficulties,
     )
     step = build_step(training)

@@ -190,6 +190,21 @@ def test_token_outside_the_vocabulary_is_reported(tmp_path):
         next(stream)
 
 
+@pytest.mark.parametrize(("token", "warnings"), [(259, 0), (260, 1), (511, 1)])
+def test_a_token_that_no_text_has_is_a_warning(tmp_path, caplog, token, warnings):
+    resolved = settings(data_path=write(tmp_path, "text", documents=20, token=token))
+    tokenizer = build_tokenizer("CharLevelTokenizer")
+    sizes = {"vocab_size": 512, "largest_id": tokenizer.largest_id}
+    streams = open_streams(resolved, build_datasets(resolved), groups(), end_of_document=END, **sizes)
+    for part in ("train", "valid"):
+        with closing(streams[part](0)) as stream:
+            assert {token, END} == {*next(stream).tokens_BS.flatten().tolist()}
+            next(stream)
+    found = [record.message for record in caplog.records if "no text has" in record.message]
+    assert len(found) == warnings
+    assert all(f"token {token}, but the tokenizer's largest id is 259:" in message for message in found)
+
+
 def test_stages_in_the_middle_read_nothing(tmp_path):
     resolved = settings(data_path=write(tmp_path, "text", documents=20, token=5))
     middle = groups(pipe=Group(1, 3, None, (0, 1, 2)))

@@ -1,5 +1,6 @@
 """Open streams of batches from datasets: this rank's samples, from a given sample on."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -29,6 +30,8 @@ from neox_model.train.data.curriculum import prefetch_threads
 from neox_model.train.data.datasets import Datasets, build_datasets, num_samples
 
 __all__ = ["Stream", "build_datasets", "choose_weighting", "num_samples", "open_streams"]
+
+logger = logging.getLogger(__name__)
 
 
 class Stream:
@@ -61,14 +64,14 @@ class Stream:
 
 
 def _as_checked_batch(
-    rows: Tensor, *, vocab_size: int, make: Callable[[Tensor], Batch], gpu: int | None
+    rows: Tensor, *, check: "_TokenCheck", make: Callable[[Tensor], Batch], gpu: int | None
 ) -> Batch:
     """Return the micro-batch of loaded items.
 
     Args:
         rows: int64 [batch, length], [batch, 2 or 3, length] with labels in the second row, or [batch, 2, 2,
             length] with the queries and blocks of retrieval.
-        vocab_size: size of the model's vocabulary.
+        check: checks the tokens and labels.
         make: makes a batch of the rows.
         gpu: copy it to page-locked memory for this GPU; None: leave it where it is.
 
@@ -77,10 +80,10 @@ def _as_checked_batch(
     """
     tokens = rows if rows.ndim == 2 else rows[..., 0, :]
     if rows.ndim == 3:
-        _check(0, int(rows[:, 1].max()), "label", vocab_size)
+        check(0, int(rows[:, 1].max()), "label")
     # An embedding split over ranks would silently return zeros for such a token.
     lowest, highest = (int(found) for found in tokens.aminmax())
-    _check(lowest, highest, "token", vocab_size)
+    check(lowest, highest, "token")
     batch = make(rows)
     return batch if gpu is None else batch.pinned(gpu)
 
@@ -91,14 +94,42 @@ def _causal_batch(rows: Tensor, *, ends: DocumentEnds) -> Batch:
     return as_batch(windows, ends=ends, labels=labels)
 
 
-def _check(lowest: int, highest: int, what: str, vocab_size: int) -> None:
-    if lowest < 0 or highest >= vocab_size:
-        wrong = lowest if lowest < 0 else highest
-        raise DataError(
-            f"the data contains {what} {wrong:,}, but the model's vocabulary has {vocab_size:,} "
-            "entries; configure the tokenizer with which the data was tokenized, or check the data with "
+class _TokenCheck:
+    """Checks token ids, and warns once of those that no text has.
+
+    Args:
+        vocab_size: size of the model's vocabulary, with its padding.
+        largest_id: the largest id of the tokenizer.
+    """
+
+    def __init__(self, vocab_size: int, largest_id: int) -> None:
+        self._vocab_size = vocab_size
+        self._largest_id = largest_id
+        self._has_warned = False
+
+    def __call__(self, lowest: int, highest: int, what: str) -> None:
+        """Check the range of ids.
+
+        Raises:
+            DataError: one is outside the model's vocabulary.
+        """
+        remedy = (
+            "configure the tokenizer with which the data was tokenized, or check the data with "
             "neox-data verify"
         )
+        if lowest < 0 or highest >= self._vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise DataError(
+                f"the data contains {what} {wrong:,}, but the model's vocabulary has {self._vocab_size:,} "
+                f"entries; {remedy}"
+            )
+        if highest > self._largest_id and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the data contains %s %s, but the tokenizer's largest id is %s: the model learns tokens that "
+                "no text has; %s",
+                *(what, f"{highest:,}", f"{self._largest_id:,}", remedy),
+            )
 
 
 def open_streams(
@@ -108,6 +139,7 @@ def open_streams(
     *,
     vocab_size: int,
     end_of_document: int,
+    largest_id: int | None = None,
     difficulties: Mapping[str, DifficultySchedule] = NO_DIFFICULTIES,
 ) -> dict[str, Callable[..., Stream]]:
     """Return, for each part, the function that opens its stream at a sample.
@@ -120,6 +152,7 @@ def open_streams(
         groups: this rank's process groups; stages between the first and the last need no tokens.
         vocab_size: size of the model's vocabulary.
         end_of_document: the end-of-document token.
+        largest_id: the tokenizer's largest id, above which a token is a warning; None: no warning.
         difficulties: the schedules of custom curricula, by the name of their block.
     """
     needs_tokens = groups.pipe.rank in (0, groups.pipe.size - 1)
@@ -140,7 +173,8 @@ def open_streams(
         "ict": as_retrieval_batch,
     }
     make = makers[resolved.config.model.objective]
-    prepare = partial(_as_checked_batch, vocab_size=vocab_size, make=make, gpu=gpu)
+    check = _TokenCheck(vocab_size, vocab_size if largest_id is None else largest_id)
+    prepare = partial(_as_checked_batch, check=check, make=make, gpu=gpu)
     # The loader adds a token behind the input.
     added = 1 - tokens_behind_input(resolved.config)
 
