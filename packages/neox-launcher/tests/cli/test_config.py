@@ -284,7 +284,12 @@ def test_an_evaluation_without_a_document_is_noted(minimal, folder):
     assert (
         "data has 1" not in run("check", minimal, "--set", "data-path=data", "--set", "eval-iters=0").stderr
     )
-    result = run("check", minimal, "--set", "data-path=data", "--set", "split=1,9,0", "--files")
+
+
+@pytest.mark.parametrize("split", ["1,9,0", "0,1,0"])
+def test_a_training_without_a_document_is_refused(minimal, folder, split):
+    result = run("check", minimal, "--set", "data-path=data", "--set", f"split={split}", "--files")
+    assert result.exit_code == 2
     assert "leaves no document for training: data has 1" in result.stderr
 
 

@@ -46,7 +46,7 @@ from neox_config.schema.config import (
     sections,
 )
 from neox_config.schema.parameter import Section, entry_section, inner_section, scalars_of
-from neox_config.schema.scalars import WORDS
+from neox_config.schema.scalars import QUOTE, WORDS
 
 __all__ = ["Draft", "draft_config", "is_valid_setting", "load_config"]
 
@@ -446,6 +446,8 @@ class _Assembly:
         entries = (place for given, place in self.places.items() if given.startswith(f"{name}."))
         place = place_of(self.places, name) or next(entries, None)
         value = None if details[0]["type"] == "missing" else _shown(name, _given(self.values, name))
+        if remedy == QUOTE and place is not None and value is not None:
+            remedy += place.within_quotes_of_shell(value)
         return Problem(name, what, remedy, value=value, place=place)
 
     def _whole_block(self, leaf: Leaf, kind: type[Section]) -> None:

@@ -492,9 +492,8 @@ class _Reader:
     def _complain_of_zero(self, node: yaml.Node, *, is_whole: bool) -> None:
         digits = node.value.replace("_", "")
         what, text = "starts with a zero: YAML 1.2 reads a decimal number", "or put text in quotes"
-        if is_whole and self._place.spelling:
-            # A shell removes one pair of quotes.
-            text += f" within those of the shell: {self._place.spelling}=\"'{node.value}'\""
+        if is_whole:
+            text += self._place.within_quotes_of_shell(node.value)
         remedy = f"write {int(digits)}, {text}"
         if not set(digits) & set("89"):
             what += ", YAML 1.1 an octal one"

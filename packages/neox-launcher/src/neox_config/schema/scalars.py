@@ -11,10 +11,11 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticCustomError
 
-__all__ = ["LARGEST", "NUMBER", "WORDS", "has_points", "number_from", "read_scalar", "written_limit"]
+__all__ = ["LARGEST", "NUMBER", "QUOTE", "WORDS", "has_points", "number_from", "read_scalar", "written_limit"]
 
 # Upper limits of numbers, also of those in lists, whose parameters have no smaller one.
 LARGEST: dict[type, float] = {int: 10**18, float: 1e30}
+QUOTE = "put it in quotes to make it text"
 _LONGEST_NUMBER = 300
 # Characters that no name or path has; in most texts, those of the first group are mistakes, too.
 _LINES, _CONTROLS = "\n\r\t", "\f\b\a\v\0\x1b"
@@ -190,5 +191,5 @@ def _wrong(kinds: frozenset[Any], remedy: str = "") -> Any:
         wanted = " or ".join(WORDS[kind] for kind in (bool, int, float, str) if kind in kinds)
         wanted = wanted if wanted.startswith(("true", "text")) else f"a {wanted}"
     if kinds == {str}:
-        remedy = "; put it in quotes to make it text"
+        remedy = f"; {QUOTE}"
     raise PydanticCustomError("neox", f"must be {wanted}{remedy}")

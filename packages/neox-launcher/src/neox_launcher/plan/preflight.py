@@ -432,9 +432,10 @@ def _datasets(config: NeoXConfig) -> Iterator[Problem]:
 
 
 def _documents_for_training(config: NeoXConfig) -> Iterator[Problem]:
-    count, empty = _empty_parts(config)
-    if "train" in empty:
-        what = f"leaves no document for training: {config.data.data_path} has {count:,}"
+    data = config.data
+    count = None if data.data_path is None else count_documents(data.data_path)
+    if count is not None and "train" not in parts_with_documents(data.split, count):
+        what = f"leaves no document for training: {data.data_path} has {count:,}"
         problem = Problem("split", what, "give training a larger share", value=in_words(config.data.split))
         yield problem.located(_place_of_split(config), None)
 

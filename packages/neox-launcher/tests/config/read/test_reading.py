@@ -114,14 +114,19 @@ def test_syntax_errors_are_reported_with_their_line(load, text, sentence):
     assert "is missing" not in str(found.value)
 
 
-def test_text_that_starts_with_a_zero_is_quoted_twice_on_the_command_line(minimal):
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        ("0123", "write 123 or 83, or put text in quotes within those of the shell: --set prompt=\"'0123'\""),
+        ("123", "put it in quotes to make it text within those of the shell: --set prompt=\"'123'\""),
+    ],
+)
+def test_text_like_a_number_is_quoted_twice_on_the_command_line(minimal, value, remedy):
     with pytest.raises(ConfigError) as found:
-        load_config([minimal], overrides=["prompt=0123"])
+        load_config([minimal], overrides=[f"prompt={value}"])
     (problem,) = found.value.problems
-    assert problem.remedy == (
-        "write 123 or 83, or put text in quotes within those of the shell: --set prompt=\"'0123'\""
-    )
-    assert load_config([minimal], overrides=["prompt='0123'"]).generation.prompt == "0123"
+    assert problem.remedy == remedy
+    assert load_config([minimal], overrides=[f"prompt='{value}'"]).generation.prompt == value
 
 
 def test_a_byte_that_is_no_text_is_reported_with_its_line(minimal):
