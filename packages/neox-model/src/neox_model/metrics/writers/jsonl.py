@@ -58,7 +58,7 @@ class JsonlWriter:
             self.attempt, self._recorded = _state_at(path, iteration)
         elif not iteration:
             _begin_new_run(path, folder / FAILURES, launch=launch)
-        self._file = path.open("a", encoding="utf-8")
+        self._path, self._file = path, path.open("a", encoding="utf-8")
         self.event("attempt", iteration, {"format": FORMAT} | ({"launch": launch} if launch else {}))
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
@@ -82,8 +82,16 @@ class JsonlWriter:
         self._file.close()
 
     def _append(self, iteration: int, content: Mapping[str, Any]) -> None:
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            self._begin_again()
         head = {"time": round(self._clock(), 3), "attempt": self.attempt, "iteration": iteration}
         self._file.write(finite_json.dumps({**head, **content}) + "\n")
+
+    def _begin_again(self) -> None:
+        logger.warning("%s was deleted during the training: a new one begins here", self._path)
+        self._file.close()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("a", encoding="utf-8")
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
