@@ -235,11 +235,13 @@ def test_evaluations_on_tasks_and_texts_need_no_training_data(load, files):
         ("load: old/global_step5", None),
         ("load: old/global_step5/.", None),
         ("load: old/global_step6", "write load: old, the folder of all checkpoints; "),
+        ("load: old/best", "it is one, with another name: rename it to global_step and its iteration, "),
     ],
 )
 def test_load_may_be_empty_only_if_it_is_the_folder_of_save(load, files, folders, remedy):
-    (files / "old/global_step5").mkdir(parents=True)
-    (files / "old/global_step5/manifest.json").write_text("{}")
+    for name in ("global_step5", "best"):
+        (files / "old" / name).mkdir(parents=True)
+        (files / "old" / name / "manifest.json").write_text("{}")
     problems = check_files(load(f"{SETTINGS}{folders}\n"), program="train")
     if remedy is None:
         assert problems == []
@@ -374,6 +376,7 @@ def test_a_latest_that_names_no_checkpoint_is_reported_before_the_start(load, fi
     (problem,) = (each for each in check_files(config, program=program) if each.name == "load")
     assert problem.what == "has a file latest that names 'global_step99', which is not a checkpoint in it"
     assert problem.remedy.endswith("highest iteration, run: echo global_step20 > 'my runs/latest'")
+    config = load(f"{SETTINGS}load: {files}/my runs\nsave: my runs\nsave-interval: 1\n")
     for name in ("", "sub/global_step20", str(files / "my runs/global_step20")):
         (files / "my runs/latest").write_text(name)
         (problem,) = (each for each in check_files(config, program=program) if each.name == "load")

@@ -36,15 +36,15 @@ def latest_checkpoint(folder: Path) -> Path | None:
     one in it.
     """
     try:
-        named = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+        name = (folder / LATEST).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         if is_checkpoint(folder):
             return folder
         return next(reversed(complete_checkpoints(folder)), None) if folder.is_dir() else None
     except (OSError, UnicodeDecodeError):
         return None
-    is_inside = iteration_of(named.name) is not None and named.parent == folder
-    return named if is_inside and (named / MANIFEST).is_file() else None
+    # A name, not a path.
+    return folder / name if iteration_of(name) is not None and (folder / name / MANIFEST).is_file() else None
 
 
 def contents_of(checkpoint: Path) -> dict[str, dict[str, Any]]:

@@ -948,6 +948,9 @@ def _load_remedy(load: str, reason: str, *, name: str = "load") -> str:
         return f"to load the complete checkpoint of the highest iteration, run: echo {newest} > {path}"
     if reason != _NO_CHECKPOINT:
         return "check the path and the permissions of its folders"
+    if (Path(load) / MANIFEST).is_file() and not is_checkpoint(Path(load)):
+        example = checkpoint_name(1000)
+        return f"it is one, with another name: rename it to global_step and its iteration, as in {example}"
     if _is_hugging_face(Path(load)):
         return (
             f"it contains a model of Hugging Face's transformers; run: neox-convert from-hf {load} --output "
