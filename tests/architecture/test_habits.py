@@ -19,6 +19,7 @@ MAY_CATCH_EVERYTHING = {
     "neox_launcher.controller.painter",
     "neox_launcher.protocol.background",
     "neox_launcher.worker.bootstrap",
+    "neox_model.contracts",
     "neox_model.worker",
     "neox_model.checkpoint.object_store",
     "neox_model.checkpoint.downloads",  # Its thread passes the exception on.

@@ -74,18 +74,20 @@ ROOMS = {
         # -- plain arguments
         "torch_compat": set(),
         "pipelining_compat": set(),
-        "versions": {"torch_compat"},
+        "bounds": set(),
+        "versions": {"bounds", "torch_compat"},
         "parallel": {"torch_compat", "errors"},
         "initialization": {"parallel", "errors"},
         "layers": {"parallel", "initialization", "errors"},
         "metrics": {"parallel", "optional", "errors"},
         "optim": {"parallel", "torch_compat", "optional", "errors"},
         "deepspeed_compat": {"parallel", "errors"},
+        "contracts": {"deepspeed_compat", "pipelining_compat", "torch_compat", "bounds", "errors"},
         "report": {"metrics", "optional", "errors"},
         # -- read the configuration
         "worker": {"errors"},
         "doctor": {"assembly", "train", "worker", "processes", "versions", "errors"},
-        "processes": {"parallel", "torch_compat", "errors"},
+        "processes": {"parallel", "torch_compat", "bounds", "errors"},
         "assembly": {
             *("layers", "optim", "parallel", "initialization", "deepspeed_compat", "torch_compat"),
             *("versions", "errors"),
@@ -161,6 +163,7 @@ FENCES = {
     "deepspeed": (
         "neox_model.assembly.as_pipeline",
         "neox_model.assembly.deepspeed_sharding",
+        "neox_model.contracts.deepspeed_compat",
         "neox_model.deepspeed_compat",
         "neox_model.engine",
     ),

@@ -49,6 +49,8 @@ def test_only_the_loader_of_neox_data_imports_torch():
         "neox_model",
         "neox_model.api.configuration",
         "neox_model.worker",
+        "neox_model.doctor.examine",
+        "neox_model.bounds",
         "neox_model.report",
         "neox_model.convert.cli",
         "neox_model.inspection.cli",

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from neox_model import doctor
 from neox_model.assembly.attention_backend import AttentionBackend
+from neox_model.doctor import host as doctor
 from support.distributed import run_ranks
 from support.settings import resolved_from
 

@@ -1,7 +1,6 @@
 """Everything that uses DeepSpeed beyond its documented interface: replaced functions, internals, layouts.
 
-A test holds that no other module does. All of it was tried with the versions in `TRIED_VERSIONS`; others are
-refused, because a changed internal could change a training without an error.
+A test holds that no other module does. Each use has a contract in `neox_model.contracts`.
 """
 
 import contextlib
@@ -24,7 +23,6 @@ from neox_model.errors import ModelError
 from neox_model.parallel.held import Held
 
 __all__ = [
-    "TRIED_VERSIONS",
     "allow_any_precision",
     "counters",
     "disable_compilation",
@@ -36,7 +34,6 @@ __all__ = [
     "measure_instructions",
     "measure_reduction",
     "never_raise_at_minimum_scale",
-    "refuse_other_versions",
     "restore_counters",
     "restore_loss_scale",
     "sum_tied_weights",
@@ -45,34 +42,6 @@ __all__ = [
     "zero_masters_to_model",
     "zero_states_in_memory",
 ]
-
-# From the first version, up to but excluding the second; also in pyproject.toml.
-TRIED_VERSIONS = ((0, 19, 8), (0, 20))
-
-
-def refuse_other_versions(installed: tuple[int, ...] | None = None) -> None:
-    """Raise an error if DeepSpeed's version is not in TRIED_VERSIONS; pip does not check it after a change.
-
-    Args:
-        installed: the version to check; None: the imported one.
-
-    Raises:
-        ModelError: the version was not tried.
-    """
-    found = installed or (
-        deepspeed.__version_major__,
-        deepspeed.__version_minor__,
-        deepspeed.__version_patch__,
-    )
-    first, end = TRIED_VERSIONS
-    if not first <= found < end:
-        installed_version, lower, upper = (".".join(map(str, version)) for version in (found, first, end))
-        raise ModelError(
-            f"DeepSpeed {installed_version} is installed, but neox-model uses internals of DeepSpeed and was "
-            f"tried only with versions from {lower} to below {upper}; run pip install "
-            f"'deepspeed>={lower},<{upper}'"
-        )
-
 
 # Starting
 

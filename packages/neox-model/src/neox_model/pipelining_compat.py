@@ -1,4 +1,4 @@
-"""What uses torch.distributed.pipelining beyond its documented interface, tried with torch 2.13 to 2.15.
+"""What uses torch.distributed.pipelining beyond its documented interface.
 
 It is not in `torch_compat.py`, because layers and optimizers are used without pipelines, whose import takes
 a second.

@@ -15,10 +15,11 @@ from neox_config.facts.vocabulary import pad_vocabulary
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_launcher.worker.ranks import TORCHRUN_STORE_VARIABLE, read_rank
 from neox_launcher.worker.reporting import answer_questions
+from neox_model.bounds import untested_versions
 from neox_model.parallel.flight_recorder import last_collectives
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import create_groups
-from neox_model.torch_compat import expand_segments
+from neox_model.torch_compat import expand_segments, init_process_group
 
 __all__ = [
     "RANK_VARIABLES",
@@ -48,6 +49,9 @@ def join_processes(resolved: Resolved) -> Groups:
     has_gpus = torch.cuda.is_available()
     backend = resolved.derived.backend or ("nccl" if has_gpus else "gloo")
     _log_backend(backend, resolved, has_gpus=has_gpus)
+    untested = untested_versions()
+    if untested and (me is None or me.rank == 0):
+        logger.warning("versions that were not tested: %s; neox-launch doctor checks them", untested)
     if has_gpus:
         torch.cuda.set_device(me.local_rank if me else 0)
     if me is not None:
@@ -92,7 +96,7 @@ def join_process_group(backend: str, *, timeout: timedelta | None = None) -> Non
     if me is None:
         join_alone(backend, timeout=timeout)
     elif TORCHRUN_STORE_VARIABLE in os.environ:
-        distributed.init_process_group(backend, timeout=timeout)
+        init_process_group(backend, timeout=timeout)
     else:
         store = distributed.TCPStore(  # type: ignore[attr-defined]
             me.master_addr,
@@ -102,9 +106,7 @@ def join_process_group(backend: str, *, timeout: timedelta | None = None) -> Non
             timeout=timeout or distributed.default_pg_timeout,
             master_listen_fd=me.store_socket,
         )
-        distributed.init_process_group(
-            backend, store=store, rank=me.rank, world_size=me.world_size, timeout=timeout
-        )
+        init_process_group(backend, store=store, rank=me.rank, world_size=me.world_size, timeout=timeout)
 
 
 def join_alone(backend: str, *, timeout: timedelta | None = None) -> None:
@@ -112,7 +114,7 @@ def join_alone(backend: str, *, timeout: timedelta | None = None) -> None:
     # DeepSpeed reads these for any world size.
     os.environ.update(dict.fromkeys(RANK_VARIABLES, "0"), WORLD_SIZE="1")
     store = distributed.HashStore()  # type: ignore[attr-defined]
-    distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+    init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
 
 
 def leave_processes() -> None:

@@ -1,10 +1,10 @@
 """Versions of Python and of the packages that a training uses."""
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from neox_model.bounds import installed_version, untested_versions
 from neox_model.torch_compat import runtime_cudnn
 
 __all__ = ["cudnn_version", "package_versions", "version_of_cudnn"]
@@ -16,18 +16,17 @@ _PACKAGES = (
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python, the packages, and the CUDA and cuDNN of torch, if any."""
+    """Return the versions of Python, the packages, the CUDA and cuDNN of torch if any, and untested ones."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
+    found |= {package: installed_version(package) or "not installed" for package in _PACKAGES}
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
     cudnn = cudnn_version()
     if cudnn is not None:
         found["cudnn"] = cudnn
+    untested = untested_versions()
+    if untested:
+        found["untested"] = untested
     return found
 
 

@@ -168,6 +168,32 @@ def _software(facts: Mapping[int, Facts]) -> Iterator[Finding]:
         )
 
 
+def _untested(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    """Name versions outside the bounds of our packages, which may work: the contracts decide."""
+    if any("untested" in fact for fact in facts.values()):
+        _, found = _same(facts, lambda fact: str(fact.get("untested", "none")))
+        yield Finding(name="untested versions", is_good=True, found=found)
+
+
+def _contracts(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    """List what of torch and DeepSpeed is not as neox-model expects; one worker per host has checked it."""
+    checked = {rank: fact for rank, fact in facts.items() if "contracts" in fact}
+    broken: dict[str, list[str]] = defaultdict(list)
+    for fact in checked.values():
+        if not fact["contracts"]["hold"]:
+            for line in fact["contracts"]["found"].splitlines():
+                broken[line].append(fact["host"])
+    if checked:
+        lines = [f"on {name_some(hosts)}, {line}" for line, hosts in broken.items()]
+        _, held = _same(checked, lambda fact: str(fact["contracts"]["found"]))
+        yield Finding(
+            name="contracts",
+            is_good=not broken,
+            found="\n".join(lines) or held,
+            remedy="install the versions that were tested; python -m neox_model.contracts repeats the check",
+        )
+
+
 def _gpus(facts: Mapping[int, Facts]) -> Finding:
     is_good, found = _same(facts, lambda fact: _counted(fact["gpus"]) or "none")
     wrong = [
@@ -240,6 +266,8 @@ def _all_reduce(facts: Mapping[int, Facts]) -> Iterator[Finding]:
 def _checks(facts: Mapping[int, Facts]) -> Iterable[Finding]:
     yield _clocks(facts)
     yield from _software(facts)
+    yield from _untested(facts)
+    yield from _contracts(facts)
     yield _gpus(facts)
     yield from _attention(facts)
     yield from _files(facts)

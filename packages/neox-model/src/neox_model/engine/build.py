@@ -37,9 +37,6 @@ def prepare_engine(resolved: Resolved) -> None:
     """Log which engine is chosen and why, and prepare it; of one process, only DeepSpeed is worth a line.
 
     Call it after `torch.distributed` is initialized and before the model is built.
-
-    Raises:
-        ModelError: the installed version of DeepSpeed was not tried.
     """
     choice = chosen_engine(resolved.config)
     is_plain = choice.name == "torch" and resolved.derived.world_size == 1

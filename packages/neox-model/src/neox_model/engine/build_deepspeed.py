@@ -17,7 +17,6 @@ from neox_model.deepspeed_compat import (
     allow_any_precision,
     disable_compilation,
     keep_gradients,
-    refuse_other_versions,
 )
 from neox_model.engine.build_own_update import build_own_update, share_masters
 from neox_model.engine.contract import Engine, ForwardEngine
@@ -34,12 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare() -> None:
-    """Check DeepSpeed's version, and initialize its communication on torch's process group.
-
-    Raises:
-        ModelError: the installed version of DeepSpeed was not tried.
-    """
-    refuse_other_versions()
+    """Initialize DeepSpeed's communication on torch's process group."""
     disable_compilation()
     deepspeed.init_distributed(verbose=False)
 

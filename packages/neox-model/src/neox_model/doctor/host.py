@@ -1,7 +1,7 @@
-"""`python -m neox_model.doctor`: one worker that examines its host, then the connections to other hosts.
+"""What a worker of the doctor reports about its host, and about the connections to other hosts.
 
-It reports facts to the launcher, which compares all hosts. Facts are reported before the workers join the
-process group and again after, so that they are available even if the network fails.
+The launcher compares all hosts. Facts are reported before the workers join the process group and again after,
+so that they are available even if the network fails.
 """
 
 import os
@@ -17,20 +17,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
 from torch import distributed
 
 from neox_config import NeoXConfig, Resolved
-from neox_launcher.worker.ranks import read_rank
 from neox_launcher.worker.reporting import report_facts
 from neox_model.assembly.attention_backend import attention_backends
 from neox_model.processes import join_process_group
 from neox_model.train.determinism import use_deterministic_algorithms
 from neox_model.versions import cudnn_version, package_versions
-from neox_model.worker import exit_worker, request_options, run_worker
 
-__all__ = ["examine", "main"]
+__all__ = ["examine"]
 
 _JOIN_SECONDS = 15
 _DRIVER_SECONDS = 10.0
@@ -38,14 +35,14 @@ _ROUNDS = 5
 _BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 
 
-def examine(resolved: Resolved) -> None:
-    """Collect and report facts, as one rank of a job. Collective over all ranks.
+def examine(resolved: Resolved, rank: int, local_rank: int) -> dict[str, Any]:
+    """Collect, report and return facts, as one rank of a job. Collective over all ranks.
 
     Args:
         resolved: the configuration, with paths and backend.
+        rank: this worker's.
+        local_rank: its position on this host.
     """
-    me = read_rank()
-    rank, local_rank = (me.rank, me.local_rank) if me else (0, 0)
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     facts = {
         **package_versions(),
@@ -63,6 +60,7 @@ def examine(resolved: Resolved) -> None:
     facts["all_reduce"] = _measure_all_reduce(device)
     report_facts(rank, facts)
     distributed.destroy_process_group()
+    return facts
 
 
 def _attention(resolved: Resolved, device: torch.device) -> dict[str, Any]:
@@ -212,14 +210,3 @@ def _measure_all_reduce(device: torch.device) -> dict[str, float]:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@click.command()
-@request_options
-def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Examine this host, as one worker of a job."""
-    exit_worker(run_worker("neox_model.doctor:examine", resolved=resolved, paths=paths, overrides=overrides))
-
-
-if __name__ == "__main__":
-    main()

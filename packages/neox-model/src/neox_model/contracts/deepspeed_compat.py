@@ -1,0 +1,255 @@
+"""What `neox_model.deepspeed_compat` uses of DeepSpeed."""
+
+import importlib
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.git_version_info import installed_ops
+from deepspeed.ops.op_builder import AsyncIOBuilder
+from deepspeed.ops.op_builder.builder import OpBuilder
+from deepspeed.runtime import compiler
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.swap_tensor.optimizer_utils import OptimizerStateSwapInfo, OptimizerSwapper
+from deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from torch import nn
+
+from neox_model import deepspeed_compat
+from neox_model.contracts.expect import expect, expect_error
+from neox_model.deepspeed_compat import (
+    allow_any_precision,
+    counters,
+    disable_compilation,
+    forget_process_group,
+    is_partitioned,
+    keep_gradients,
+    loss_scale_state,
+    measure_instructions,
+    measure_reduction,
+    never_raise_at_minimum_scale,
+    restore_counters,
+    restore_loss_scale,
+    why_not_async_io,
+    zero_masters,
+    zero_masters_to_model,
+)
+from neox_model.errors import ModelError
+
+__all__: list[str] = []
+
+
+def no_operator_is_compiled_at_startup() -> None:
+    """Check deepspeed.ops.__compatible_ops__, OpBuilder.jit_load and runtime.compiler.compile."""
+    expect(set(inspect.signature(OpBuilder.jit_load).parameters), {"self", "verbose"})
+    expect(type(deepspeed.ops.__compatible_ops__), dict)
+    wrapped = compiler.compile
+    with (
+        patch.object(deepspeed.ops, "__compatible_ops__", deepspeed.ops.__compatible_ops__),
+        patch.object(OpBuilder, "jit_load", OpBuilder.jit_load),
+    ):
+        disable_compilation()
+        expect(compiler.compile, wrapped)
+        with expect_error(ModelError, "operators are not compiled at startup"):
+            AsyncIOBuilder().jit_load(verbose=False)
+
+
+def muon_compiles_functions_at_import_by_the_replaced_function() -> None:
+    """Check runtime.compiler.compile in deepspeed.runtime.zero.muon."""
+    disable_compilation()
+    module = importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    original = importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    _expect_in_source(original, "compiler.compile()")
+    expect(inspect.isclass(module.MuonWithAuxAdam), True)
+
+
+def precisions_of_the_accelerator_are_allowed() -> None:
+    """Check is_fp16_supported of the accelerator."""
+    kind = type(get_accelerator())
+    before = kind.is_fp16_supported
+    with allow_any_precision():
+        expect(get_accelerator().is_fp16_supported(), True)
+    expect(kind.is_fp16_supported, before)
+
+
+def a_missing_operator_for_nvme_has_a_reason() -> None:
+    """Check deepspeed.git_version_info.installed_ops and AsyncIOBuilder.NAME."""
+    expect(AsyncIOBuilder.NAME in installed_ops, True, "the presence of its operator")
+    reason = why_not_async_io() or "is not installed"
+    expect(reason.startswith(("is not installed", "cannot be loaded")), True, reason)
+
+
+def the_process_group_is_forgotten() -> None:
+    """Check deepspeed.comm.comm.cdb."""
+    with patch.object(deepspeed.comm.comm, "cdb", object()):
+        expect(deepspeed.comm.is_initialized, deepspeed.comm.comm.is_initialized)
+        forget_process_group()
+        expect(deepspeed.comm.comm.cdb, None)
+
+
+def every_instruction_of_a_pipeline_is_a_phase() -> None:
+    """Check PipelineEngine._INSTRUCTION_MAP."""
+    kinds = PipelineEngine._INSTRUCTION_MAP
+    expect({kind.__name__ for kind in kinds}, set(deepspeed_compat._PHASES))
+    expect(all(issubclass(kind, schedule.PipeInstruction) for kind in kinds), True)
+    phases: list[str] = []
+
+    class Engine:
+        def __init__(self) -> None:
+            self.module = nn.Linear(1, 1)
+            self._INSTRUCTION_MAP = {kind: lambda engine, kind=kind: kind.__name__ for kind in kinds}
+
+    engine = Engine()
+    measure_instructions(engine, _noting(phases))
+    names = [kind.__name__ for kind in kinds]
+    expect([run(engine) for run in engine._INSTRUCTION_MAP.values()], names)
+    expect(phases, [deepspeed_compat._PHASES[name] for name in names])
+
+
+def attributes_of_pipelines_are_those_that_we_set() -> None:
+    """Check pipeline_enable_backward_allreduce, tied_comms and ds_pipe_replicated of pipelines."""
+    _expect_in_source(PipelineEngine, "if self.pipeline_enable_backward_allreduce:")
+    for text in ("for attr_name in comm['weight_attr']:", "self.tied_comms", "p.ds_pipe_replicated = True"):
+        _expect_in_source(deepspeed.pipe.PipelineModule, text)
+
+
+def the_loss_scale_is_read_and_restored() -> None:
+    """Check cur_scale, cur_iter, last_overflow_iter, cur_hysteresis and others of DynamicLossScaler."""
+    scaler = DynamicLossScaler(
+        init_scale=2.0**16,
+        scale_window=10,
+        min_scale=1.0,
+        delayed_shift=2,
+        consecutive_hysteresis=False,
+        raise_error_at_min_scale=True,
+        dtype=torch.float16,
+    )
+    optimizer = type("Optimizer", (), {"loss_scaler": scaler})()
+    with patch.object(deepspeed.comm, "get_rank", lambda: 0):
+        before = loss_scale_state(optimizer)
+        expect(before, {"cur_scale": 2.0**16, "cur_iter": 0, "last_overflow_iter": -1, "cur_hysteresis": 2})
+        for _ in range(2):
+            scaler.update_scale(True)
+        expect(loss_scale_state(optimizer) != before, True, "another scale after overflows")
+        restore_loss_scale(optimizer, before)
+        expect(loss_scale_state(optimizer), before)
+        never_raise_at_minimum_scale(optimizer)
+        for _ in range(40):
+            scaler.update_scale(True)
+        expect(scaler.cur_scale, 1.0)
+
+
+def methods_for_states_on_nvme_and_stage_3_take_our_arguments() -> None:
+    """Check methods of PartitionedOptimizerSwapper and DeepSpeedZeroOptimizer_Stage3."""
+    for owner, name, arguments in (
+        (PartitionedOptimizerSwapper, "swap_in_optimizer_state", 1),
+        (PartitionedOptimizerSwapper, "swap_out_optimizer_state", 1),
+        (PartitionedOptimizerSwapper, "release_swap_buffers", 1),
+        (DeepSpeedZeroOptimizer_Stage3, "_swappable_optimizer_subgroup", 1),
+        (DeepSpeedZeroOptimizer_Stage3, "_get_sub_group_partition_rank", 1),
+        (DeepSpeedZeroOptimizer_Stage3, "_reassign_or_swap_out_partitioned_parameters", 1),
+        (DeepSpeedZeroOptimizer_Stage3, "checkpoint_event_prologue", 0),
+        (DeepSpeedZeroOptimizer_Stage3, "checkpoint_event_epilogue", 0),
+    ):
+        signature = inspect.signature(getattr(owner, name))
+        try:
+            signature.bind(object(), *[0] * arguments)
+        except TypeError as error:
+            raise TypeError(f"{owner.__name__}.{name}{signature}: {error}") from error
+
+
+def states_on_nvme_are_known_by_the_parameter() -> None:
+    """Check swap_params_info, parameter_id, compute_tensor and ds_id of states on NVMe."""
+    flat, state = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+    for number, tensor in enumerate((flat, state)):
+        tensor.ds_id = number  # type: ignore[attr-defined]
+    expect(OptimizerSwapper.parameter_id(state), 1)
+    info = OptimizerStateSwapInfo(parameter=flat, numel=4, base_folder="none", aio_handle=None)
+    info.add_state_tensors([state])
+    expect([file.compute_tensor.tolist() for file in info.tensors], [[1.0] * 4, [0.0] * 4])
+    reading = "swap_info = self.swap_params_info[OptimizerSwapper.parameter_id(parameter)]"
+    _expect_in_source(PartitionedOptimizerSwapper, reading)
+
+
+def masters_and_settings_of_stage_1_with_sums_in_float32_are_found() -> None:
+    """Check _hp_mapping, bf16_groups and others of BF16_Optimizer, and counters of the engine."""
+    _train_with_zero(1, "bf16", "fp32", "BF16_Optimizer")
+
+
+def masters_and_settings_of_stage_1_are_found() -> None:
+    """Check _hp_mapping, bit16_groups and others of DeepSpeedZeroOptimizer, and counters of the engine."""
+    _train_with_zero(1, "bf16", "bf16", "DeepSpeedZeroOptimizer")
+
+
+def masters_and_settings_of_stage_2_are_found() -> None:
+    """Check _hp_mapping, bit16_groups and others of DeepSpeedZeroOptimizer, and its loss scale."""
+    _train_with_zero(2, "fp16", "fp16", "DeepSpeedZeroOptimizer")
+
+
+def masters_and_settings_of_stage_3_are_found() -> None:
+    """Check ds_id, ds_numel, ds_shape, fp16_groups and others of DeepSpeedZeroOptimizer_Stage3."""
+    _train_with_zero(3, "bf16", "bf16", "DeepSpeedZeroOptimizer_Stage3")
+
+
+def _train_with_zero(stage: int, precision: str, sums: str, expected: str) -> None:
+    """Check what our functions find of an engine of one rank with a small model."""
+    disable_compilation()
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 5))
+    before = [parameter.detach().flatten().clone() for parameter in model.parameters()]
+    with allow_any_precision():
+        inner, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.1),
+            config={
+                "train_micro_batch_size_per_gpu": 2,
+                precision: {"enabled": True},
+                "data_types": {"grad_accum_dtype": sums},
+                "zero_optimization": {"stage": stage},
+            },
+            dist_init_required=False,
+        )
+    optimizer = inner.optimizer
+    expect(type(optimizer).__name__, expected)
+    expect([is_partitioned(parameter) for parameter in model.parameters()], [stage == 3] * 4)
+    masters = list(zero_masters(optimizer))
+    expect([list(held.local_shape) for held in masters], [[2, 3], [2], [5, 2], [5]])
+    values = [held.holder.detach().flatten()[held.offset : held.offset + held.numel] for held in masters]
+    torch.testing.assert_close(values, before, atol=0.01, rtol=0)
+    for value in values:
+        value.fill_(0.5)
+    zero_masters_to_model(optimizer)
+    with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=stage == 3):
+        expect([bool((parameter == 0.5).all()) for parameter in model.parameters()], [True] * 4)
+    phases: list[str] = []
+    measure_reduction(inner, _noting(phases))
+    inner.backward(inner(torch.ones(2, 3, dtype=next(model.parameters()).dtype)).float().sum())
+    inner.step()
+    expect(phases, ["backward_allreduce"])
+    expect(counters(inner), {"global_steps": 1, "global_samples": 2})
+    restored = {"global_steps": 7, "global_samples": 9}
+    restore_counters(inner, restored)
+    expect(counters(inner), restored)
+    expect(inner.enable_backward_allreduce, True)
+    keep_gradients(inner, is_pipeline=False)
+    expect(inner.enable_backward_allreduce, False)
+    scale = {"cur_hysteresis", "cur_iter", "cur_scale", "last_overflow_iter"}
+    expect(set(loss_scale_state(optimizer)), scale if precision == "fp16" else set())
+
+
+def _noting(phases: list[str]) -> Any:
+    def measure(phase: str) -> AbstractContextManager[None]:
+        phases.append(phase)
+        return nullcontext()
+
+    return measure
+
+
+def _expect_in_source(owner: Any, text: str) -> None:
+    expect(text in inspect.getsource(owner), True, f"{text!r} in the source of {owner.__name__}")

@@ -1,0 +1,252 @@
+"""What `neox_model.torch_compat` uses of torch."""
+
+import inspect
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._C import _distributed_c10d
+from torch._compile import _disable_dynamo
+from torch.backends import cudnn
+from torch.distributed import ProcessGroup
+from torch.nn.attention import SDPBackend
+from torch.optim import AdamW, Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+
+from neox_model import torch_compat
+from neox_model.contracts.expect import expect, expect_error
+from neox_model.torch_compat import (
+    CPU_ATTENTION_FLOPS,
+    chosen_attention,
+    compile_deterministically,
+    dump_memory_snapshot,
+    flight_recorder_entries,
+    foreach_copy_,
+    foreach_mul_,
+    foreach_norm,
+    has_packed_products,
+    leave_new_memory_unfilled,
+    limit_graphs,
+    mark_optimizer_methods,
+    on_out_of_memory,
+    pack_weight,
+    packed_product,
+    recompile_limit_error,
+    record_memory_history,
+    runtime_cudnn,
+    skip_on_device,
+    stop_memory_history,
+)
+
+__all__: list[str] = []
+
+
+def foreach_operations_change_and_measure_every_tensor_of_a_list() -> None:
+    """Check torch._foreach_copy_, torch._foreach_mul_ and torch._foreach_norm."""
+    tensors = [torch.zeros(2), torch.zeros(2, 2)]
+    foreach_copy_(tensors, [torch.full((2,), 3.0), torch.full((2, 2), 2.0, dtype=torch.float64)])
+    foreach_mul_(tensors, torch.tensor(2.0))
+    expect([tensor.tolist() for tensor in tensors], [[6.0, 6.0], [[4.0, 4.0], [4.0, 4.0]]])
+    norms = foreach_norm([tensor.bfloat16() for tensor in tensors], 2, dtype=torch.float32)
+    torch.testing.assert_close(list(norms), [torch.tensor(72.0).sqrt(), torch.tensor(8.0)])
+
+
+def a_packed_weight_gives_the_product() -> None:
+    """Check torch.ops.mkldnn._reorder_linear_weight and torch.ops.mkldnn._linear_pointwise."""
+    expect(has_packed_products(), torch.backends.mkldnn.is_available())
+    if has_packed_products():
+        inputs_RI, weight_OI = torch.randn(3, 8), torch.randn(5, 8)
+        outputs_RO = packed_product(inputs_RI, pack_weight(weight_OI, 3))
+        torch.testing.assert_close(outputs_RO, inputs_RI @ weight_OI.T)
+
+
+def the_flight_recorder_gives_a_list_of_entries() -> None:
+    """Check torch._C._distributed_c10d._dump_fr_trace_json and _dump_nccl_trace_json."""
+    names = [name for name in torch_compat._FLIGHT_RECORDER_DUMPS if hasattr(_distributed_c10d, name)]
+    expect(names != [], True, "the presence of one of them")
+    dumps = [getattr(_distributed_c10d, name)() for name in names]
+    expect([type(json.loads(dump)) for dump in dumps], [dict] * len(names))
+    expect(type(flight_recorder_entries()), list)
+
+
+def fused_optimizers_leave_a_step_out_if_found_inf_is_1() -> None:
+    """Check the attribute found_inf of fused optimizers."""
+    changed = []
+    for found in (1.0, 0.0):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = AdamW([weight], lr=0.5, fused=True)
+        weight.grad = torch.ones(2)
+        skip_on_device(optimizer, torch.tensor(found))
+        optimizer.step()
+        changed.append(not torch.equal(weight, torch.ones(2)))
+    expect(changed, [False, True])
+
+
+def a_function_with_the_mark_is_called_without_the_compiler() -> None:
+    """Check torch._compile._disable_dynamo and the mark __dynamo_disable."""
+
+    def bare() -> str:
+        return "bare"
+
+    wrapped = _disable_dynamo(bare)
+    expect(Path(wrapped.__code__.co_filename).name, "_compile.py")
+    expect(inspect.unwrap(wrapped), bare)
+    vars(bare)["__dynamo_disable"] = lambda: "the mark"
+    expect(wrapped(), "the mark")
+
+
+def methods_of_optimizers_have_the_mark() -> None:
+    """Check the mark __dynamo_disable of the methods of Optimizer."""
+    mark_optimizer_methods()
+    for name in ("zero_grad", "state_dict", "load_state_dict"):
+        expect("__dynamo_disable" in vars(inspect.unwrap(vars(Optimizer)[name])), True, f"the mark of {name}")
+
+
+def settings_of_the_compiler_exist() -> None:
+    """Check torch._dynamo.exc.FailOnRecompileLimitHit, recompile_limit and fail_on_recompile_limit_hit."""
+    expect(issubclass(recompile_limit_error(), Exception), True, "an error")
+    settings = torch.compiler.config
+    with (
+        _restored(settings, "recompile_limit", 8),
+        _restored(settings, "fail_on_recompile_limit_hit", False),
+    ):
+        limit_graphs(2)
+        expect((settings.recompile_limit, settings.fail_on_recompile_limit_hit), (2, True))
+
+
+def settings_of_determinism_exist() -> None:
+    """Check torch._inductor.config.deterministic and torch.utils.deterministic.fill_uninitialized_memory."""
+    for owner, name, before, change, after in (
+        (torch._inductor.config, "deterministic", False, compile_deterministically, True),
+        (torch.utils.deterministic, "fill_uninitialized_memory", True, leave_new_memory_unfilled, False),
+    ):
+        with _restored(owner, name, before):
+            change()
+            expect(getattr(owner, name), after)
+
+
+@contextmanager
+def _restored(owner: Any, name: str, before: Any) -> Iterator[None]:
+    """Start from a value that may not be the present one; a name that is gone is an error."""
+    kept = getattr(owner, name)
+    setattr(owner, name, before)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
+
+
+def the_memory_history_is_recorded_and_stopped() -> None:
+    """Check torch.cuda.memory._record_memory_history."""
+    asked: list[Any] = []
+
+    def record(*given: Any, **named: Any) -> None:
+        asked.append(given)
+
+    with patch.object(torch._C, "_cuda_record_memory_history", record, create=True):
+        record_memory_history(123)
+        stop_memory_history()
+    (recording, stopping) = asked
+    expect((recording[0], recording[2], recording[3]), ("all", "python", 123))
+    expect(stopping[0], None)
+
+
+def a_memory_snapshot_is_written() -> None:
+    """Check torch.cuda.memory._dump_snapshot."""
+    snapshot: dict[str, Any] = {"segments": [], "device_traces": []}
+    with (
+        TemporaryDirectory() as folder,
+        patch.object(torch.cuda.memory, "_snapshot", lambda *given, **named: snapshot),
+    ):
+        path = Path(folder) / "snapshot.pickle"
+        dump_memory_snapshot(path)
+        expect(pickle.loads(path.read_bytes()), snapshot)
+
+
+def the_observer_of_out_of_memory_receives_four_arguments() -> None:
+    """Check torch._C._cuda_attach_out_of_memory_observer."""
+    name = "_cuda_attach_out_of_memory_observer"
+    expect(hasattr(torch._C, name), torch.version.cuda is not None)
+    attached: list[Any] = []
+    called = []
+    with patch.object(torch._C, name, attached.append, create=True):
+        on_out_of_memory(lambda: called.append(True))
+    attached[0](0, 1 << 20, 1 << 30, 0)
+    expect(called, [True])
+
+
+def the_allocator_takes_settings_as_text() -> None:
+    """Check torch._C._accelerator_setAllocatorSettings."""
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    with expect_error(ValueError, "Expected 'True' or 'False'"):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:2")
+
+
+def operations_of_attention_on_a_cpu_are_counted() -> None:
+    """Check torch.ops.aten._scaled_dot_product_flash_attention_for_cpu and its backward pass.
+
+    It is _scaled_dot_product_flash_attention_for_cpu_backward.
+    """
+    query = torch.randn(2, 3, 4, 8, requires_grad=True)
+    key, value = torch.randn(2, 3, 6, 8), torch.randn(2, 3, 6, 8)
+    with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION_FLOPS) as counter:
+        output = nn.functional.scaled_dot_product_attention(query, key, value)
+        forward = counter.get_total_flops()
+        output.sum().backward()
+    scores = 2 * 3 * 4 * 6
+    expect((forward, counter.get_total_flops()), (2 * scores * 16, 2 * scores * (16 + 40)))
+
+
+def every_collective_has_a_method_of_process_groups() -> None:
+    """Check ProcessGroup._allgather_base, ._reduce_scatter_base and their successors, ._start_coalescing."""
+    methods = vars(ProcessGroup)
+    present = {function for name, (function, _) in torch_compat._COLLECTIVES.items() if name in methods}
+    expect(present, {function for function, _ in torch_compat._COLLECTIVES.values()})
+    expect([name for name in ("_start_coalescing", "_end_coalescing") if name not in methods], [], "missing")
+
+
+def the_choice_of_attention_receives_the_arguments_of_attention() -> None:
+    """Check the arguments of torch._fused_sdp_choice."""
+    schema = torch.ops.aten._fused_sdp_choice.default._schema
+    asked = [(argument.name, argument.default_value) for argument in schema.arguments]
+    of_attention = torch.ops.aten.scaled_dot_product_attention.default._schema
+    expect(asked, [(argument.name, argument.default_value) for argument in of_attention.arguments])
+    options = ["attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+    expect([name for name, _ in asked[3:]], options)
+    expect([str(result.type) for result in schema.returns], ["int"])
+
+
+def the_numbers_of_backends_are_those_of_the_names() -> None:
+    """Check the numbers of SDPBackend, which torch._fused_sdp_choice returns."""
+    names = {backend.value: backend.name for backend in SDPBackend.__members__.values()}
+    expected = ("MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "OVERRIDEABLE")
+    expect({number: names.get(number) for number in range(5)}, dict(enumerate(expected)))
+
+
+def the_choice_depends_on_arguments_and_not_on_values() -> None:
+    """Check torch._fused_sdp_choice."""
+    query = torch.empty(2, 4, 16, 8)
+    expect(chosen_attention(query, query, query, is_causal=True), SDPBackend.FLASH_ATTENTION)
+    expect(chosen_attention(query, query, query, dropout_p=0.5), SDPBackend.MATH)
+
+
+def cudnn_is_reported_where_pytorch_refuses_its_version() -> None:
+    """Check torch._C._cudnn.getVersionInt."""
+    expect((runtime_cudnn() or 90000) > 80000, True, "a possible version of cuDNN")
+    library = SimpleNamespace(getVersionInt=lambda: 91002)
+    for cuda, expected in (("13.0", 91002), (None, None)):
+        with (
+            patch.object(torch.version, "cuda", cuda),
+            patch.object(torch._C, "_cudnn", library, create=True),
+        ):
+            expect(runtime_cudnn(), expected)
+    source = inspect.getsource(cudnn.m)  # type: ignore[attr-defined]
+    expect("_cudnn.getVersionInt()" in source, True, "its use by torch.backends.cudnn")

@@ -1,0 +1,1 @@
+"""`python -m neox_model.doctor`: a worker that examines its host for `neox-launch doctor`."""
