@@ -2,10 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+
+from neox_data.tokenizers.continued import ContinuedText
 
 __all__ = ["Tokenizer"]
 
@@ -97,6 +100,31 @@ class Tokenizer(ABC):
 
         Incomplete characters (for example at a cut) become U+FFFD.
         """
+
+    def continued(self, context: Sequence[int] = ()) -> ContinuedText:
+        """Return what decodes tokens behind others as they arrive.
+
+        Args:
+            context: ids of the tokens before.
+        """
+        return ContinuedText(self.decode, context, joined=self.joined_ids)
+
+    @cached_property
+    def byte_ids(self) -> dict[int, int]:
+        """The byte of each id that spells one as `<0x41>`."""
+        ids = ((self.token_id(f"<0x{byte:02X}>"), byte) for byte in range(256))
+        return {number: byte for number, byte in ids if number is not None}
+
+    @cached_property
+    def joined_ids(self) -> frozenset[int]:
+        """The ids whose text depends on those behind them.
+
+        The tokenizers library decodes a run of spelled bytes to U+FFFD for each if one is not valid.
+        """
+        letter, invalid = self.token_id("<0x41>"), self.token_id("<0xFF>")
+        if letter is None or invalid is None or self.decode([letter, invalid]).startswith("A"):
+            return frozenset()
+        return frozenset(self.byte_ids)
 
     def token_bytes(self) -> Sequence[bytes] | None:
         """Return the bytes of each id; None if a text is not the concatenation of the bytes of its ids."""

@@ -250,7 +250,12 @@ class Engine:
                 continue
             room = min(left, request.maximum_tokens)
             limit: FinishReason = "seq-length" if left < request.maximum_tokens else "maximum-tokens"
-            text = ReplyText(self._tokenizer.decode, request.stop_strings)
+            text = ReplyText(
+                self._tokenizer.decode,
+                request.stop_strings,
+                prompt=request.prompt,
+                joined=self._tokenizer.joined_ids,
+            )
             entering.append(_Running(ticket=ticket, room=room, limit=limit, text=text))
             admissions.append(
                 Admission(prompt, request.sampling, room, request.top_count, request.scores_prompt)
