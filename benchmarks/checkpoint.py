@@ -30,6 +30,7 @@ import torch.distributed.checkpoint as dcp
 
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.torch_compat import init_process_group
 from support.checkpoint_runs import Run
 
 _LAYERS = 16
@@ -41,7 +42,7 @@ class Peer:
     """PyTorch's asynchronous save of the same tensors."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self._run, self._folder, self._count, self._pending = run, folder, 0, None
 
     def start(self) -> None:

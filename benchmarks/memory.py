@@ -102,12 +102,13 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
     from neox_model.assembly.optimizer import build_optimizer, build_schedule
     from neox_model.engine.build import build_engine, prepare_engine
     from neox_model.parallel.topology import create_groups
+    from neox_model.torch_compat import init_process_group
     from neox_model.train.data.batch import Batch, as_batch
     from neox_model.train.engine_step import EngineStep
 
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", options.processes)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=options.processes)
+    init_process_group("gloo", store=store, rank=rank, world_size=options.processes)
     groups = create_groups(1, 0)
 
     def batches(tracker: MemTracker) -> Iterator[Batch]:

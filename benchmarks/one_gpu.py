@@ -46,6 +46,7 @@ from neox_config.atomic import atomic_write
 from neox_config.estimate import Convention, flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_model.metrics.peaks import peak_tflops
+from neox_model.torch_compat import init_process_group
 
 # Micro-batches; of at least one update each.
 WARM_UP, MEASURED, WATCHED = 5, 16, 5
@@ -263,7 +264,7 @@ def plain(case: Case) -> Figures:
         steps=1,
         accumulation=case.accumulation,
     )
-    distributed.init_process_group(
+    init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo", store=distributed.HashStore(), rank=0, world_size=1
     )
     try:

@@ -79,9 +79,10 @@ def measure(rank: int, folder: Path, milliseconds: float, micro_batches: int) ->
 
     from neox_model.engine.torch_pipeline import SCHEDULE_CLASSES
     from neox_model.pipelining_compat import PipelineChunk
+    from neox_model.torch_compat import init_process_group
 
     store = distributed.FileStore(str(folder / "store"), STAGES)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=STAGES)
+    init_process_group("gloo", store=store, rank=rank, world_size=STAGES)
     busy = [0.0]
 
     @contextmanager

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import distributed
 
+from neox_model.torch_compat import init_process_group
 from support.sources import ROOT
 
 SIZES = {"layers": 2, "hidden": 32, "heads": 4, "length": 12, "vocabulary": 512}
@@ -19,7 +20,7 @@ def contenders(monkeypatch):
 
 @pytest.fixture
 def one_rank():
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
 

@@ -42,6 +42,8 @@ def _run(folder: Path, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
+    from neox_model.torch_compat import init_process_group
+
     torch.set_num_threads(1)
     call = json.loads((folder / "call.json").read_text())
     size = int(os.environ["WORLD_SIZE"])
@@ -51,7 +53,7 @@ def _run(folder: Path, rank: int) -> None:
         torch.cuda.set_device(0)
     elif call["backend"] == "nccl":
         torch.cuda.set_device(rank)
-    dist.init_process_group(
+    init_process_group(
         call["backend"], store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=300)
     )
     result = getattr(_load(call["file"]), call["name"])(**call["arguments"])

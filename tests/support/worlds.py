@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from neox_model.torch_compat import init_process_group
+
 __all__ = ["forget_deepspeeds_world", "world_of"]
 
 
@@ -41,7 +43,7 @@ def _join(path: Path, rank: int, size: int) -> None:
     os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     store = dist.FileStore(str(path), size)
     timeout = datetime.timedelta(seconds=300)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     # Who leaves again while another still connects takes the connection away.
     store.add("joined", 1)
     while store.add("joined", 0) < size:

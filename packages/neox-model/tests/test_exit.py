@@ -36,6 +36,7 @@ lingering = Lingering()
 
 import torch
 from torch import distributed
+from neox_model.torch_compat import init_process_group
 from neox_model.worker import exit_worker
 
 rank = 0 if os.fork() else 1
@@ -44,7 +45,7 @@ if rank == 0:
     os.write(store_writer, b"%6d" % store.port)
 else:
     store = distributed.TCPStore("127.0.0.1", int(os.read(store_reader, 6)), 2, False)
-distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+init_process_group("gloo", store=store, rank=rank, world_size=2)
 group = distributed.new_group(backend="gloo")
 distributed.barrier()
 if rank == 1:

@@ -1,4 +1,4 @@
-"""Everything that uses torch beyond its documented interface, tried with torch 2.13 to 2.15.
+"""Everything that uses torch beyond its documented interface.
 
 It is not in `deepspeed_compat.py`, because optimizers and layers are used without DeepSpeed, whose import
 takes seconds. A test holds that no other module uses such names.
@@ -6,8 +6,10 @@ takes seconds. A test holds that no other module uses such names.
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from math import prod
 from pathlib import Path
 from types import FunctionType
@@ -33,7 +35,9 @@ __all__ = [
     "foreach_mul_",
     "foreach_norm",
     "has_packed_products",
+    "init_process_group",
     "leave_new_memory_unfilled",
+    "limit_gloo_threads",
     "limit_graphs",
     "mark_optimizer_methods",
     "on_out_of_memory",
@@ -216,6 +220,55 @@ CPU_ATTENTION_FLOPS: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }
+
+
+# gloo: torch passes no options on to the groups that it forms.
+
+
+def init_process_group(backend: str, **settings: Any) -> None:
+    """Form the default process group as torch does, after `limit_gloo_threads`."""
+    limit_gloo_threads()
+    dist.init_process_group(backend, **settings)
+
+
+def limit_gloo_threads() -> None:
+    """Let every gloo group that is formed from now on, by any caller, have one worker thread instead of two.
+
+    Worker threads assign the name of the operation that they have completed to one std::string of the group,
+    without a lock. Names above 15 characters are on the heap (ALLGATHER_COALESCED, of `full_tensor`): of two
+    operations in flight, both free the same memory, and the process dies, there or anywhere later.
+    """
+    group_type = dist.ProcessGroupGloo
+    form = group_type.__init__
+    if hasattr(form, "__wrapped__"):
+        return
+
+    @wraps(form)
+    def form_with_one_thread(
+        group: Any, store: Any, rank: int, size: int, timeout: Any = dist.default_pg_timeout, **settings: Any
+    ) -> None:
+        options = settings.pop("options", timeout)
+        if not isinstance(options, group_type._Options):  # type: ignore[attr-defined]
+            options = _gloo_options(timeout=options, **settings)
+        options._threads = 1
+        form(group, store, rank, size, options)
+
+    group_type.__init__ = form_with_one_thread  # type: ignore[assignment]
+
+
+def _gloo_options(*, timeout: Any, **settings: Any) -> Any:
+    """Return the options with which torch forms a gloo group."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME")
+    options._devices = (
+        [dist.ProcessGroupGloo.create_device(interface=name) for name in interfaces.split(",")]
+        if interfaces
+        else [dist.ProcessGroupGloo.create_default_device()]
+    )
+    options._timeout = timeout
+    for name, value in settings.items():
+        setattr(options, name, value)
+    return options
 
 
 # Collective operations. Every function of torch.distributed, and so of deepspeed.comm, calls one of these

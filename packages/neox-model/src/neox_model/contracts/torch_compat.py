@@ -5,6 +5,7 @@ import json
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch._C import _distributed_c10d
 from torch._compile import _disable_dynamo
 from torch.backends import cudnn
@@ -34,6 +35,7 @@ from neox_model.torch_compat import (
     foreach_norm,
     has_packed_products,
     leave_new_memory_unfilled,
+    limit_gloo_threads,
     limit_graphs,
     mark_optimizer_methods,
     on_out_of_memory,
@@ -211,6 +213,22 @@ def every_collective_has_a_method_of_process_groups() -> None:
     present = {function for name, (function, _) in torch_compat._COLLECTIVES.items() if name in methods}
     expect(present, {function for function, _ in torch_compat._COLLECTIVES.values()})
     expect([name for name in ("_start_coalescing", "_end_coalescing") if name not in methods], [], "missing")
+
+
+def gloo_groups_take_options_from_their_constructor() -> None:
+    """Check ProcessGroupGloo._Options, its _threads, _devices and _timeout, and the default of each."""
+    group_type, timeout = distributed.ProcessGroupGloo, timedelta(seconds=7)
+    form = inspect.unwrap(group_type.__init__)
+    with patch.object(group_type, "__init__", form):
+        torchs = group_type(distributed.HashStore(), 0, 1, timeout=timeout).options  # type: ignore[attr-defined]
+        limit_gloo_threads()
+        limited = group_type(distributed.HashStore(), 0, 1, timeout=timeout).options  # type: ignore[attr-defined]
+    expect(limited._threads, 1, "the number of worker threads")  # type: ignore[attr-defined]
+    expect(len(limited._devices), len(torchs._devices), "the number of devices")  # type: ignore[attr-defined]
+    names = {name for name in dir(torchs) if not name.startswith("__")} - {"_threads", "_devices"}
+    expect("_timeout" in names, True, "an option _timeout")
+    for name in names - {"_pybind11_conduit_v1_"}:
+        expect(getattr(limited, name), getattr(torchs, name), name)
 
 
 def the_choice_of_attention_receives_the_arguments_of_attention() -> None:
