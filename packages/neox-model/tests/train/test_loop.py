@@ -28,7 +28,7 @@ from neox_model.train.data.position import Position
 from neox_model.train.evaluate import Evaluation, Evaluator
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.checkpoint import Background, CheckpointHook
-from neox_model.train.hooks.evaluate import EvaluateHook
+from neox_model.train.hooks.evaluate import EvaluateHook, ReserveHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.save_clock import SaveClock
@@ -69,10 +69,10 @@ class Recorder(Hook):
         self.calls.append(("end", state.iteration))
 
 
-def run(*hooks, last=4, iteration=0, evaluated=0):
+def run(*hooks, last=4, iteration=0, evaluated=0, due=None):
     state = TrainState(last_iteration=last, samples_per_iteration=SAMPLES, iteration=iteration)
     # As a checkpoint of this iteration holds it, for hooks that evaluate every second iteration.
-    state.samples, state.validation_samples = SAMPLES * iteration, evaluated
+    state.samples, state.validation_samples, state.due_validation = SAMPLES * iteration, evaluated, due
     Loop(state, CountingStep(), iter(range(iteration, 100)), hooks).run()
     return state
 
@@ -512,47 +512,51 @@ def make_evaluate_hook(log, writers=(), interval=2):
     evaluator = Evaluator(
         CountingStep().evaluate, streams, iterations=3, accumulation=2, samples_per_iteration=SAMPLES
     )
-    return evaluator, EvaluateHook(
-        evaluator, interval=interval, writers=writers, timers=Timers(), before_evaluation=lambda: None
-    )
+    hook = EvaluateHook(evaluator, writers=writers, timers=Timers(), before_evaluation=lambda: None)
+    return evaluator, ReserveHook(evaluator.samples, interval=interval), hook
 
 
 def test_each_evaluation_reads_on_where_the_one_before_ended():
     log = []
-    run(make_evaluate_hook(log)[1], last=4)
+    run(*make_evaluate_hook(log)[1:], last=4)
     assert log == [0, 1, 2, 3, 4, 5, "closed", 12, 13, 14, 15, 16, 17, "closed"]
 
 
 @pytest.mark.parametrize("half", [3, 4])
 def test_a_resumed_training_evaluates_on_the_same_data_as_an_uninterrupted_one(half):
     uninterrupted, first_half, second_half = [], [], []
-    run(make_evaluate_hook(uninterrupted)[1], last=5)
-    stopped = run(StopHook(SINGLE_RANK, exit_interval=half), make_evaluate_hook(first_half)[1], last=5)
+    run(*make_evaluate_hook(uninterrupted)[1:], last=5)
+    stopped = run(StopHook(SINGLE_RANK, exit_interval=half), *make_evaluate_hook(first_half)[1:], last=5)
     evaluated = stopped.validation_samples
-    run(make_evaluate_hook(second_half)[1], last=5, iteration=half, evaluated=evaluated)
+    run(*make_evaluate_hook(second_half)[1:], last=5, iteration=half, evaluated=evaluated)
     assert first_half + second_half == uninterrupted
 
 
 def test_a_resumed_training_evaluates_what_follows_at_another_interval():
     log = []
-    stopped = run(StopHook(SINGLE_RANK, exit_interval=4), make_evaluate_hook(log)[1], last=9)
+    stopped = run(StopHook(SINGLE_RANK, exit_interval=4), *make_evaluate_hook(log)[1:], last=9)
     assert log == [*range(6), "closed", *range(6, 12), "closed"]
     log.clear()
     evaluated = stopped.validation_samples
-    run(make_evaluate_hook(log, interval=3)[1], last=8, iteration=4, evaluated=evaluated)
+    run(*make_evaluate_hook(log, interval=3)[1:], last=8, iteration=4, evaluated=evaluated)
     assert log == [*range(12, 18), "closed", *range(18, 24), "closed"]
 
 
 def test_urgent_stop_skips_the_evaluation():
     log, hurried = [], Hook()
     hurried.on_step = lambda state, report: state.request_stop("a signal asked for it", is_hurried=True)
-    run(hurried, make_evaluate_hook(log, interval=1)[1], last=5)
+    stopped = run(hurried, *make_evaluate_hook(log, interval=1)[1:], last=5)
     assert log == []
+    # The training that resumes does what is due.
+    assert stopped.due_validation == 0
+    again = {"iteration": 1, "evaluated": stopped.validation_samples, "due": stopped.due_validation}
+    run(*make_evaluate_hook(log, interval=9)[1:], last=2, **again)
+    assert log == [*range(6), "closed", *range(6, 12), "closed"]
 
 
 def test_the_result_is_the_plain_mean_and_its_exponential():
-    evaluator, hook = make_evaluate_hook([])
-    run(hook, last=1)
+    evaluator, *hooks = make_evaluate_hook([])
+    run(*hooks, last=1)
     result = evaluator.results["valid"]
     assert result == Evaluation(2.5)
     assert result.perplexity == pytest.approx(math.exp(2.5))
@@ -567,7 +571,7 @@ def test_a_slow_evaluation_is_logged_and_the_last_one_only_returned(caplog, monk
     caplog.set_level("INFO")
     now = iter(range(0, 1000, 2))
     monkeypatch.setattr(evaluate, "ProgressLines", partial(ProgressLines, clock=lambda: float(next(now))))
-    run(make_evaluate_hook([])[1], last=4)
+    run(*make_evaluate_hook([])[1:], last=4)
     assert caplog.messages == [
         "validation: starting, 6 micro-batches",
         "validation: 2 of 6 micro-batches, 8 s left",
@@ -599,8 +603,8 @@ def test_the_start_of_an_evaluation_is_logged_before_its_only_batch_unless_the_l
 
 
 def test_a_stopped_training_is_not_evaluated_at_its_end():
-    evaluator, hook = make_evaluate_hook([], interval=None)
-    run(StopHook(SINGLE_RANK, exit_interval=2), hook, last=5)
+    evaluator, *hooks = make_evaluate_hook([], interval=None)
+    run(StopHook(SINGLE_RANK, exit_interval=2), *hooks, last=5)
     assert evaluator.results == {}
 
 

@@ -41,7 +41,7 @@ from neox_model.train.hooks.compression import CompressionHook
 from neox_model.train.hooks.copies import CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.eigenvalues import EigenvaluesHook
-from neox_model.train.hooks.evaluate import EvaluateHook
+from neox_model.train.hooks.evaluate import EvaluateHook, ReserveHook
 from neox_model.train.hooks.evaluate_texts import EvaluateTextsHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook, ZeroGradientsHook
@@ -111,7 +111,7 @@ def build_hooks(
         log,
         guard,
         *([] if copies is None else [copies]),
-        _build_evaluation(training, evaluator, outputs, timers, log),
+        ReserveHook(evaluator.samples, interval=config.training.eval_interval),
         *_norms(training, writers, log),
         *_gradient_hooks(training, writers, log),
     ]
@@ -128,7 +128,8 @@ def build_hooks(
             saved=None if spikes is None else spikes.saved,
         )
         hooks.append(checkpoint)
-    # After the checkpoint of the iteration: tasks and texts of others may fail.
+    # After the checkpoint of the iteration: they may take long, and tasks and texts of others may fail.
+    hooks.append(_build_evaluation(training, evaluator, outputs, timers, log))
     hooks += _text_evaluation(training, outputs, timers, log, stop)
     hooks += _last(training, stop, progress, saves_start=saves_start)
 
@@ -239,7 +240,6 @@ def _build_evaluation(
     progress, state = outputs.progress, training.state
     return EvaluateHook(
         evaluator,
-        interval=training.config.training.eval_interval,
         writers=outputs.writers,
         timers=timers,
         before_evaluation=log.write_pending,

@@ -13,9 +13,30 @@ from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
-__all__ = ["EvaluateHook"]
+__all__ = ["EvaluateHook", "ReserveHook"]
 
 logger = logging.getLogger(__name__)
+
+
+class ReserveHook(Hook):
+    """Reserves the samples of an evaluation that is due, before the save of its iteration.
+
+    So the save comes before an evaluation that may take long, and a training that resumes from it begins with
+    this evaluation.
+
+    Args:
+        samples: number of samples of an evaluation.
+        interval: iterations between validations; None: validate only at the end.
+    """
+
+    def __init__(self, samples: int, *, interval: int | None) -> None:
+        self._samples, self._interval = samples, interval
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Reserve samples every `interval` iterations; `on_end` evaluates after the last one."""
+        if self._interval and state.iteration % self._interval == 0:
+            first = state.take_validation_samples(self._samples)
+            state.due_validation = first if state.iteration < state.last_iteration else None
 
 
 class EvaluateHook(Hook):
@@ -23,7 +44,6 @@ class EvaluateHook(Hook):
 
     Args:
         evaluator: runs the evaluations.
-        interval: iterations between validations; None: validate only at the end.
         writers: receive the losses.
         timers: measures evaluation as the activity `evaluate`.
         before_evaluation: called first, so that training metrics are written before the evaluation's.
@@ -35,7 +55,6 @@ class EvaluateHook(Hook):
         self,
         evaluator: Evaluator,
         *,
-        interval: int | None,
         writers: Sequence[MetricWriter],
         timers: Timers,
         before_evaluation: Callable[[], None],
@@ -44,29 +63,35 @@ class EvaluateHook(Hook):
     ) -> None:
         self._events = events
         self._evaluator = evaluator
-        self._interval = interval
         self._writers = writers
         self._timers = timers
         self._before_evaluation = before_evaluation
         self._while_evaluating = while_evaluating
 
+    def on_start(self, state: TrainState) -> None:
+        """Validate if this was due when the checkpoint was saved."""
+        if not state.finished:
+            self._validate(state)
+
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Validate every `interval` iterations, unless shutdown is urgent or `on_end` follows."""
-        is_left_out = state.iteration >= state.last_iteration or state.is_hurried
-        if self._interval and state.iteration % self._interval == 0:
-            # Reserve samples for a skipped evaluation too, so that the next one reads the same samples.
-            first = state.take_validation_samples(self._evaluator.samples)
-            if not is_left_out:
-                self._evaluate("valid", first, state)
-                if self._evaluator.has("valid"):
-                    found = self._evaluator.results["valid"]
-                    logger.info("iteration %d: %s %s", state.iteration, PARTS["valid"], found)
+        """Validate if it is due, unless shutdown is urgent: then the training that resumes does."""
+        if not state.is_hurried:
+            self._validate(state)
 
     def on_end(self, state: TrainState) -> None:
         """Validate and test unless the training was stopped before its last iteration."""
         if state.stop_reason is None:
             self._evaluate("valid", state.validation_samples, state)
             self._evaluate("test", 0, state)
+
+    def _validate(self, state: TrainState) -> None:
+        if state.due_validation is None:
+            return
+        self._evaluate("valid", state.due_validation, state)
+        state.due_validation = None
+        if self._evaluator.has("valid"):
+            found = self._evaluator.results["valid"]
+            logger.info("iteration %d: %s %s", state.iteration, PARTS["valid"], found)
 
     def _evaluate(self, part: str, first: int, state: TrainState) -> None:
         name = PARTS[part]
