@@ -65,6 +65,10 @@ class Tokenizer(ABC):
     def token_id(self, token: str) -> int | None:
         """Return the id of the token with this text; None if the vocabulary does not contain it."""
 
+    def entry(self, number: int) -> str | None:
+        """Return the vocabulary's entry of an id, as its files write it; None if it has none."""
+        return None
+
     @property
     @abstractmethod
     def special_ids(self) -> frozenset[int]:

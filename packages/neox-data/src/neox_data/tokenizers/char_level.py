@@ -57,6 +57,10 @@ class CharLevelTokenizer(Tokenizer):
             return _SPECIAL[token]
         return ord(token) if len(token) == 1 and token.isascii() else None
 
+    def entry(self, number: int) -> str | None:
+        """Return the text of a special token."""
+        return next((text for text, special in _SPECIAL.items() if special == number), None)
+
     @property
     def special_ids(self) -> frozenset[int]:
         """Return 0, 1 and the ids that are no bytes."""

@@ -88,6 +88,11 @@ class LibraryBackedTokenizer(Tokenizer):
         found: int | None = self.library_tokenizer.token_to_id(token)
         return found
 
+    def entry(self, number: int) -> str | None:
+        """Entry of an id in the vocabulary; None if there is none."""
+        found: str | None = self.library_tokenizer.id_to_token(number)
+        return found
+
     @cached_property
     def ends_texts(self) -> bool:
         """Whether the library appends the end-of-document token to each text."""
@@ -161,6 +166,15 @@ class LibraryBackedTokenizer(Tokenizer):
             TokenizerError: the library cannot encode a text.
         """
         return [(each.ids, each.offsets) for each in self._encodings(texts, adds_special=False, placed=True)]
+
+    def is_added(self, text: str) -> list[bool]:
+        """Return for each id of a text whether the library adds it to the text.
+
+        Raises:
+            TokenizerError: the library cannot encode the text.
+        """
+        (encoding,) = self._encodings([text], adds_special=True)
+        return [bool(one) for one in encoding.special_tokens_mask]
 
     def added_ids(self, text: str) -> tuple[list[int], list[int]]:
         """Return the ids that the library adds to the beginning and to the end of a text that is not empty.

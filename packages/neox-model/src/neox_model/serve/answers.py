@@ -16,7 +16,7 @@ from neox_model.generate.engine import FinishReason, Request, Update, not_finite
 from neox_model.serve.bodies import ChatBody, CompletionBody, SharedBody
 from neox_model.serve.calls import Call
 from neox_model.serve.errors import ApiError
-from neox_model.serve.logprobs import Offsets, Top, chat_logprobs, completion_logprobs
+from neox_model.serve.logprobs import ShownToken, ShownTokens, chat_logprobs, completion_logprobs, of_prompt
 from neox_model.serve.model import ServedModel
 
 __all__ = ["Answer", "ChatAnswer", "CompletionAnswer"]
@@ -35,10 +35,7 @@ class Part:
     """A part of a choice: text, tokens with their log-probabilities, and at the end the finish reason."""
 
     text: str
-    tokens: list[int] = field(default_factory=list)
-    values: list[float | None] = field(default_factory=list)
-    top: list[Top | None] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
+    tokens: list[ShownToken] = field(default_factory=list)
     finish_reason: str | None = None
 
     @classmethod
@@ -47,9 +44,6 @@ class Part:
         return cls(
             "".join(part.text for part in parts),
             [token for part in parts for token in part.tokens],
-            [value for part in parts for value in part.values],
-            [row for part in parts for row in part.top],
-            [offset for part in parts for offset in part.offsets],
             parts[-1].finish_reason,
         )
 
@@ -107,20 +101,27 @@ class Answer(ABC):
 
     async def _parts(self, call: Call) -> AsyncIterator[tuple[int, Part]]:
         """Yield the parts of the choices with their place, as they arrive."""
-        offsets = [Offsets(self.model.tokenizer) for _ in self.requests]
+        shown = [
+            ShownTokens(self.model.tokenizer, self.model.names, request.prompt, self._start(place))
+            for place, request in enumerate(self.requests)
+        ]
         begun: set[int] = set()
         async for place, update in call.updates():
             _refuse_not_finite(update)
             if place not in begun:
                 begun.add(place)
-                yield place, self._beginning(place, update, offsets[place])
-            yield place, self._part(update, offsets[place])
+                yield place, self._beginning(place, update)
+            yield place, self._part(update, shown[place])
 
-    def _beginning(self, place: int, update: Update, offsets: Offsets) -> Part:
+    def _start(self, place: int) -> int:
+        """Return where the generated text of a choice begins, in characters."""
+        return 0
+
+    def _beginning(self, place: int, update: Update) -> Part:
         """Return what precedes the generated text of a choice."""
         return Part("")
 
-    def _part(self, update: Update, offsets: Offsets) -> Part:
+    def _part(self, update: Update, shown: ShownTokens) -> Part:
         new, reply = update.new, update.reply
         if reply is not None:
             if reply.finish_reason not in _FINISH_REASONS:
@@ -129,14 +130,15 @@ class Answer(ABC):
         reason = None if reply is None else _FINISH_REASONS[reply.finish_reason]
         if not self._shows_tokens:
             return Part(update.text, finish_reason=reason)
-        return Part(
-            update.text,
-            list(new.tokens),
-            list(new.log_probabilities),
-            list(new.top),
-            offsets.of(new.tokens),
-            reason,
-        )
+        rows = list(zip(new.tokens, new.log_probabilities, new.top, strict=True))
+        last = [rows.pop()] if reply is not None and reply.finish_reason == "end-of-document" else []
+        for row in rows:
+            shown.add(*row)
+        tokens = shown.show(update.text)
+        if reply is not None:
+            tokens += shown.finish(is_cut=reply.finish_reason == "stop-string")
+            tokens += [shown.behind(*row) for row in last]
+        return Part(update.text, tokens, reason)
 
     def _usage(self) -> dict[str, int]:
         total = self._prompt_tokens + self._new_tokens
@@ -180,20 +182,27 @@ class CompletionAnswer(Answer):
                 scores_prompt=body.max_tokens == 0 or (self._echoes and self._shows_tokens),
             )
 
-    def _beginning(self, place: int, update: Update, offsets: Offsets) -> Part:
+    def _start(self, place: int) -> int:
+        return len(self._prompt(place)[0])
+
+    def _prompt(self, place: int) -> tuple[str, list[int]]:
+        """Return the prompt of a choice, and its ids."""
+        return self._prompts[place // (self.body.n or 1)]
+
+    def _beginning(self, place: int, update: Update) -> Part:
         if not self._echoes:
             return Part("")
-        text, tokens = self._prompts[place // (self.body.n or 1)]
+        text, tokens = self._prompt(place)
         if not self._shows_tokens or not tokens:
             return Part(text)
         assert update.prompt is not None, "scores were requested"
-        values = [None, *update.prompt.log_probabilities]
-        return Part(text, tokens, values, [None, *update.prompt.top], offsets.of(tokens))
+        values, top = [None, *update.prompt.log_probabilities], [None, *update.prompt.top]
+        return Part(text, of_prompt(self.model.tokenizer, self.model.names, text, tokens, values, top))
 
     def _choice(self, place: int, part: Part) -> dict[str, Any]:
         logprobs = None
         if self._shows_tokens:
-            logprobs = completion_logprobs(self.model.names, part.tokens, part.values, part.top, part.offsets)
+            logprobs = completion_logprobs(self.model.names, part.tokens)
         return {
             "index": place,
             "text": part.text,
@@ -239,8 +248,7 @@ class ChatAnswer(Answer):
     def _logprobs(self, part: Part) -> dict[str, Any] | None:
         if not self._shows_tokens:
             return None
-        values = [value for value in part.values if value is not None]
-        return chat_logprobs(self.model.names, part.tokens, values, [row or () for row in part.top])
+        return chat_logprobs(self.model.names, part.tokens)
 
     def _choice(self, place: int, part: Part) -> dict[str, Any]:
         return {
