@@ -143,15 +143,25 @@ def test_the_stored_index_is_used_again(tokens, labels, caplog) -> None:
 def test_an_index_for_other_labels_is_built_again(tokens, labels, write_dataset, caplog) -> None:
     caplog.set_level("WARNING")
     assert 3 in whole(tokens, labels).index.documents
+    written = os.stat(f"{labels}.bin")
     rows = [[IGNORED] * len(row) if number == 3 else row for number, row in enumerate(DOCUMENTS)]
     write_dataset(rows, dtype="int32", name="labels")
-    written = os.stat(f"{labels}.bin")
-    os.utime(f"{labels}.bin", ns=(written.st_atime_ns, written.st_mtime_ns + 1))
+    os.utime(f"{labels}.bin", ns=(written.st_atime_ns, written.st_mtime_ns))
     assert 3 not in whole(tokens, labels).index.documents
     assert "was built for another split, other documents or other labels; rebuilding it" in caplog.text
 
 
-def test_an_index_of_another_program_is_built_again(tokens, labels) -> None:
+def test_labels_that_are_only_written_again_build_nothing(tokens, labels, write_dataset, caplog) -> None:
+    first = whole(tokens, labels)
+    caplog.set_level("INFO")
+    rows = [open_indexed(labels)[number].tolist() for number in range(4)]
+    write_dataset(rows, dtype="int32", name="labels")
+    second = whole(tokens, labels)
+    assert not caplog.text
+    assert all((first[item] == second[item]).all() for item in range(len(first)))
+
+
+def test_an_index_of_another_program_is_built_again(tokens, labels, caplog) -> None:
     # Copied: the array is a map of the file that is overwritten.
     expected = whole(tokens, labels).index.documents.tolist()
     (sums,) = tokens.parent.glob("*_best_fitpi_ac_sha256.json")
@@ -159,6 +169,35 @@ def test_an_index_of_another_program_is_built_again(tokens, labels) -> None:
     (documents,) = tokens.parent.glob("*_best_fitpi_ac_doc_idx.npy")
     np.save(documents, np.zeros(len(expected), np.int32))
     assert whole(tokens, labels).index.documents.tolist() == expected
+    assert "does not record for which documents and labels it was built; rebuilding it" in caplog.text
+
+
+@pytest.mark.parametrize("pack_impl", ["packed", "best_fit", "unpacked", "pack_until_overflow"])
+@pytest.mark.parametrize("age", [0, 2])
+def test_after_an_edit_of_documents_every_index_is_that_of_the_new_ones(
+    tmp_path, write_dataset, monkeypatch, pack_impl: str, age: int
+) -> None:
+    monkeypatch.setattr("neox_data.indexed.index._COARSEST_CLOCK_SECONDS", age)
+
+    def samples(name: str, rows: list[list[int]]) -> list[list]:
+        prefix = write_dataset(rows, name=name)
+        settings = {"documents": np.arange(len(rows)), "num_samples": 30, "seq_length": 8, "seed": 1}
+        settings |= {"name": "train", "prefix": prefix}
+        if pack_impl == "packed":
+            dataset = GPTDataset(open_indexed(prefix), **settings)
+        else:
+            dataset = whole(prefix, None, pack_impl=pack_impl, **settings)
+        return [dataset[item].tolist() for item in range(len(dataset))]
+
+    sizes = np.random.default_rng(2).integers(1, 12, 40).tolist()
+    for edit in range(8):
+        rows = [[10 * number + 1] * size for number, size in enumerate(sizes)]
+        assert samples("edited", rows) == samples(f"new_{edit}", rows)
+        first, second = 5 * edit, 5 * edit + 3
+        if edit % 2:
+            sizes[first], sizes[second] = sizes[second] + 1, sizes[first]
+        else:
+            sizes[first], sizes[second] = sizes[first] + 1, max(sizes[second] - 1, 1)
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "lazy"])

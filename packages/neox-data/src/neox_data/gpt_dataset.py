@@ -70,6 +70,7 @@ class GPTDataset:
             num_samples=num_samples,
             seq_length=seq_length,
             seed=seed,
+            stamp=indexed.index.stamp,
             cache_dir=None if cache_dir is None else Path(cache_dir),
         )
         self._read = native_sample_reader(indexed, self.index, seq_length=seq_length)

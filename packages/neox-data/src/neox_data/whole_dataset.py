@@ -1,6 +1,5 @@
 """Samples of whole documents by index, padded to `seq_length` + 1 tokens, with their labels."""
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -12,10 +11,9 @@ import numpy as np
 from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
-from neox_data.indexed.layout import bin_path
 from neox_data.labels import check_labels
 from neox_data.samples.build_index import SampleIndex
-from neox_data.samples.index_cache import load_or_build_whole
+from neox_data.samples.index_cache import Origin, load_or_build_whole
 from neox_data.samples.whole_documents import IGNORED, build_whole_index, find_eligible
 
 __all__ = ["WholeDocumentDataset"]
@@ -23,6 +21,8 @@ __all__ = ["WholeDocumentDataset"]
 logger = logging.getLogger(__name__)
 
 _PADDING = 0
+# Labels that are read at once to hash them.
+_HASHED_LABELS = 1 << 20
 
 
 class WholeDocumentDataset:
@@ -98,6 +98,7 @@ class WholeDocumentDataset:
                 pack_impl,
                 allow_chopped,
             ),
+            _origin(indexed, labels, documents),
             prefix=Path(prefix),
             name=name,
             num_samples=num_samples,
@@ -105,7 +106,6 @@ class WholeDocumentDataset:
             seed=seed,
             pack_impl=pack_impl,
             allow_chopped=allow_chopped,
-            inputs=_hash_of_inputs(indexed, labels, documents),
             cache_dir=None if cache_dir is None else Path(cache_dir),
         )
         self.num_documents = len(documents)
@@ -237,15 +237,15 @@ def _masks_of(labels: IndexedDataset, *, one_less: int) -> Callable[[int, int | 
     return is_masked
 
 
-def _hash_of_inputs(indexed: IndexedDataset, labels: IndexedDataset | None, documents: np.ndarray) -> str:
-    """Return a hash of what determines the samples and is not in the names of the index files.
+def _origin(indexed: IndexedDataset, labels: IndexedDataset | None, documents: np.ndarray) -> Origin:
+    """Return what decides the index: sizes and labels, by which documents are left out."""
 
-    Which documents have a label that counts is known only after reading all labels; the time at which their
-    file was written identifies it.
-    """
-    digest = hashlib.sha256(documents.tobytes())
-    digest.update(indexed.sizes.tobytes())
-    if labels is not None:
-        written = bin_path(labels.prefix).stat()
-        digest.update(f"{Path(labels.prefix).absolute()} {written.st_size} {written.st_mtime_ns}".encode())
-    return digest.hexdigest()
+    def arrays() -> Iterator[np.ndarray]:
+        yield indexed.sizes
+        if labels is not None:
+            yield labels.index.starts
+            for first in range(0, labels.num_tokens, _HASHED_LABELS):
+                yield labels.get_tokens(first, min(_HASHED_LABELS, labels.num_tokens - first))
+
+    stamps = [each.index.stamp for each in (indexed, labels) if each is not None]
+    return Origin.of(documents, arrays, " ".join(stamps) if all(stamps) else "")

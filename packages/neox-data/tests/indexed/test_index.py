@@ -1,5 +1,6 @@
 """A damaged .idx: each fault has its sentence, and none makes the reader crash or allocate."""
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,19 @@ def test_an_offset_outside_of_the_bin_is_found_when_it_is_read(prefix: Path, off
     assert dataset[0].tolist() == [1, 2]
     with pytest.raises(IndexedDatasetError, match=f"puts sequence 2 at byte {offset:,}, outside its .bin"):
         dataset[2]
+
+
+@pytest.mark.parametrize("suffix", [".idx", ".bin"])
+def test_the_state_of_the_files_changes_with_either(prefix: Path, monkeypatch, suffix: str) -> None:
+    assert open_indexed(prefix).index.stamp == ""
+    monkeypatch.setattr("neox_data.indexed.index._COARSEST_CLOCK_SECONDS", 0)
+    before, path = open_indexed(prefix).index.stamp, Path(f"{prefix}{suffix}")
+    assert open_indexed(prefix).index.stamp == before != ""
+    written = path.stat()
+    # The same bytes, size and time of writing.
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+    assert open_indexed(prefix).index.stamp != before
 
 
 def test_a_truncated_bin_is_found(prefix: Path) -> None:

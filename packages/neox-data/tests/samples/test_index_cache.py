@@ -1,5 +1,6 @@
 import errno
 import fcntl
+import json
 import logging
 import os
 import threading
@@ -11,6 +12,7 @@ import pytest
 from neox_data.errors import DataError
 from neox_data.samples import index_cache
 from neox_data.samples.build_index import build_sample_index
+from neox_data.samples.fingerprint import fingerprint
 from neox_data.samples.index_cache import IndexFiles, default_cache_dir, load_or_build
 
 SIZES = np.array([7, 3, 0, 11, 6], np.int32)
@@ -52,6 +54,88 @@ def test_the_second_time_nothing_is_built(tmp_path: Path, no_build) -> None:
     load(tmp_path)
     no_build()
     assert_equal(load(tmp_path))
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the lengths of the arrays of sizes that are hashed from now on."""
+    lengths = []
+
+    def count(arrays):
+        arrays = list(arrays)
+        # The documents are an array of another type.
+        lengths.extend(len(array) for array in arrays if array.dtype == np.int16)
+        return fingerprint(arrays)
+
+    monkeypatch.setattr(index_cache, "fingerprint", count)
+    return lengths
+
+
+def test_sizes_of_the_recorded_files_are_not_hashed_again(tmp_path: Path, no_build, hashed) -> None:
+    sizes = SIZES.astype(np.int16)
+    load(tmp_path, sizes=sizes, stamp="a")
+    no_build()
+    load(tmp_path, sizes=sizes, stamp="a")
+    assert hashed == [5]
+    # The same content in other files, and again in the first ones.
+    for stamp in "bbaa":
+        assert_equal(load(tmp_path, sizes=sizes, stamp=stamp))
+    assert hashed == [5, 5]
+    # Without a state of the files, the sizes are hashed every time.
+    for _ in range(2):
+        load(tmp_path, sizes=sizes)
+    assert hashed == [5, 5, 5, 5]
+
+
+def test_one_process_hashes_while_the_others_wait(tmp_path: Path, hashed) -> None:
+    sizes = SIZES.astype(np.int16)
+    load(tmp_path, sizes=sizes, stamp="a")
+    results = []
+    work = lambda: results.append(load(tmp_path, sizes=sizes, stamp="b"))  # noqa: E731
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert hashed == [5, 5]
+
+
+def test_the_state_of_the_files_belongs_to_the_documents_of_the_part(tmp_path: Path) -> None:
+    sizes = np.full(5, 5, np.int32)
+    load(tmp_path, documents=[0, 1, 4], sizes=sizes, stamp="a")
+    assert_equal(load(tmp_path, documents=[0, 3, 4], sizes=sizes, stamp="a"), [0, 3, 4], sizes)
+
+
+MANY = np.random.default_rng(3).integers(1, 60, 3000).astype(np.int32)
+EDITS = {
+    "one token more": lambda sizes, place: sizes.__setitem__(place, sizes[place] + 1),
+    "one token less": lambda sizes, place: sizes.__setitem__(place, sizes[place] - 1),
+    "a token moved": lambda sizes, place: sizes.__setitem__(
+        slice(place, place + 2), [sizes[place] - 1, sizes[place + 1] + 1]
+    ),
+    "documents exchanged": lambda sizes, place: sizes.__setitem__(
+        slice(place, place + 2), sizes[place : place + 2][::-1].copy()
+    ),
+}
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_index_of_sizes_before_an_edit_is_never_used(tmp_path: Path, edit: str, is_recorded: bool) -> None:
+    order = {"num_samples": 5000, "seq_length": 32, "seed": 1}
+    stem = "corpus_train_indexmap_5000ns_32sl_1s_packedpi_ac"
+    for place in (1, 700, 1500, 2998):
+        load(tmp_path, range(3000), MANY, **order)
+        if not is_recorded:
+            (tmp_path / f"{stem}_sha256.json").unlink()
+        edited = MANY.copy()
+        EDITS[edit](edited, place)
+        assert (edited != MANY).any()
+        found = load(tmp_path, range(3000), edited, **order)
+        expected = build_sample_index(np.arange(3000), edited, **order)
+        for part in ("documents", "starts", "shuffle"):
+            np.testing.assert_array_equal(getattr(found, part), getattr(expected, part))
 
 
 def test_a_missing_file_makes_all_be_built(tmp_path: Path) -> None:
@@ -103,11 +187,39 @@ def test_damaged_checksums_make_the_files_be_rebuilt(tmp_path: Path, caplog, con
     assert (tmp_path / SUMS).read_bytes() == sums
 
 
-def test_files_of_another_program_have_no_checksums_and_are_used(tmp_path: Path, no_build) -> None:
+def test_files_of_another_program_have_no_checksums_and_are_used(
+    tmp_path: Path, no_build, monkeypatch
+) -> None:
     load(tmp_path)
+    sums = (tmp_path / SUMS).read_bytes()
     (tmp_path / SUMS).unlink()
     no_build()
     assert_equal(load(tmp_path))
+    # It was checked in full, which is not repeated.
+    assert (tmp_path / SUMS).read_bytes() == sums
+    monkeypatch.delattr(index_cache, "_find_fault")
+    assert_equal(load(tmp_path))
+
+
+def test_an_index_without_hash_of_the_content_is_checked_in_full(tmp_path: Path, no_build) -> None:
+    load(tmp_path)
+    record = json.loads((tmp_path / SUMS).read_bytes())
+    (tmp_path / SUMS).write_text(json.dumps({name: record[name] for name in NAMES}))
+    no_build()
+    assert_equal(load(tmp_path))
+    assert json.loads((tmp_path / SUMS).read_bytes()) == record
+
+
+@pytest.mark.parametrize("place", range(1, 20))
+def test_every_changed_start_without_checksums_is_found(tmp_path: Path, caplog, place: int) -> None:
+    load(tmp_path)
+    path = tmp_path / NAMES[1]
+    array = np.load(path)
+    array[place, 1] ^= 1
+    np.save(path, array)
+    (tmp_path / SUMS).unlink()
+    assert_equal(load(tmp_path))
+    assert f"sample_idx begins sample {place} elsewhere" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize(
@@ -238,6 +350,29 @@ def test_cache_folder_is_used_for_read_only_data(read_only: Path, tmp_path: Path
     assert cache.stat().st_mode & 0o777 == 0o700
     no_build()
     assert_equal(load(read_only, cache_dir=cache))
+
+
+def test_the_check_of_files_next_to_read_only_data_is_recorded_in_the_cache_folder(
+    tmp_path: Path, monkeypatch, no_build
+) -> None:
+    folder, cache = tmp_path / "data", tmp_path / "cache"
+    folder.mkdir()
+    load(folder)
+    (folder / SUMS).unlink()
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and allowed(path, mode))
+    no_build()
+    assert_equal(load(folder, cache_dir=cache))
+    monkeypatch.delattr(index_cache, "_find_fault")
+    assert_equal(load(folder, cache_dir=cache))
+    assert sorted(os.listdir(folder)) == NAMES
+    assert [path.suffix for path in cache.iterdir()] == [".json"]
+
+
+def test_a_cache_folder_that_cannot_be_created_is_named(read_only: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataError, match=r"file/cache cannot be created \(Not a directory\).*another folder"):
+        load(read_only, cache_dir=tmp_path / "file" / "cache")
 
 
 def test_datasets_of_one_name_do_not_share_cache_files() -> None:

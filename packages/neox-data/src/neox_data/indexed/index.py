@@ -7,7 +7,9 @@ to `verify`; a wrong offset is detected when its sequence is read.
 
 import errno
 import mmap
+import os
 import resource
+import time
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
@@ -33,6 +35,8 @@ __all__ = ["DatasetIndex", "map_file", "read_index"]
 _REMEDY = "copy the file again or create it again with preprocess_data"
 # Number of existing datasets suggested for an unknown prefix.
 _MOST_NAMED = 4
+# Times of files are as coarse as this on some file systems.
+_COARSEST_CLOCK_SECONDS = 2
 _INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -48,6 +52,8 @@ class DatasetIndex:
         start_bytes: 1 if `starts` is in bytes, else the size of a token.
         document_starts: int64 [D], first sequence of each document, then S.
         num_tokens: sum of the sizes.
+        stamp: state of both files, which changes with each of them; empty if they changed so recently that a
+            further change might have the same time.
     """
 
     layout: str
@@ -57,6 +63,7 @@ class DatasetIndex:
     start_bytes: int
     document_starts: np.ndarray
     num_tokens: int
+    stamp: str
 
 
 def map_file(path: Path) -> memoryview:
@@ -87,26 +94,35 @@ def read_index(prefix: Path | str) -> DatasetIndex:
     Raises:
         IndexedDatasetError: a file is missing, damaged, or belongs to another dataset.
     """
-    path, bin_bytes = idx_path(prefix), _bin_bytes(prefix)
+    path, stats = idx_path(prefix), _stats(prefix)
+    bin_bytes, stamp = stats[-1].st_size, _stamp(stats)
     data = map_file(path)
     if data[: len(MMAP_INDEX.magic)] == MMAP_INDEX.magic:
-        return _read_mmap_index(path, data, bin_bytes)
+        return _read_mmap_index(path, data, bin_bytes, stamp)
     if data[: len(LIST_INDEX.magic)] == LIST_INDEX.magic:
-        return _read_list_index(path, data, bin_bytes)
+        return _read_list_index(path, data, bin_bytes, stamp)
     found = "is empty" if not data else f"starts with {bytes(data[:9])!r}"
     raise IndexedDatasetError(
         f"{path} {found}, so it is not an index file; pass the prefix of files written by preprocess_data"
     )
 
 
-def _bin_bytes(prefix: Path | str) -> int:
+def _stats(prefix: Path | str) -> list[os.stat_result]:
+    """Return the states of the `.idx` and the `.bin`."""
     for path in (idx_path(prefix), bin_path(prefix)):
         if not path.is_file():
             raise IndexedDatasetError(
                 f"{path} does not exist; correct the prefix {str(prefix)!r}{_hint(str(prefix))} or create "
                 "the data with preprocess_data"
             )
-    return bin_path(prefix).stat().st_size
+    return [idx_path(prefix).stat(), bin_path(prefix).stat()]
+
+
+def _stamp(stats: list[os.stat_result]) -> str:
+    changed = max(max(each.st_mtime, each.st_ctime) for each in stats)
+    if time.time() - changed < _COARSEST_CLOCK_SECONDS:
+        return ""
+    return " ".join(f"{each.st_ino}:{each.st_size}:{each.st_mtime_ns}:{each.st_ctime_ns}" for each in stats)
 
 
 def _hint(prefix: str) -> str:
@@ -118,7 +134,7 @@ def _hint(prefix: str) -> str:
     return f" (there is {first_few(near, _MOST_NAMED)})" if near else ""
 
 
-def _read_mmap_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetIndex:
+def _read_mmap_index(path: Path, data: memoryview, bin_bytes: int, stamp: str) -> DatasetIndex:
     header = _header(path, data, MMAP_INDEX)
     num_sequences, num_starts = header["num_sequences"], header["num_document_starts"]
     start = MMAP_INDEX.header_dtype.itemsize
@@ -141,10 +157,11 @@ def _read_mmap_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetInd
         start_bytes=1,
         document_starts=document_starts,
         num_tokens=num_tokens,
+        stamp=stamp,
     )
 
 
-def _read_list_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetIndex:
+def _read_list_index(path: Path, data: memoryview, bin_bytes: int, stamp: str) -> DatasetIndex:
     header = _header(path, data, LIST_INDEX)
     num_sequences, num_sizes = header["num_sequences"], header["num_sizes"]
     num_starts = header["num_document_starts"]
@@ -177,6 +194,7 @@ def _read_list_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetInd
         start_bytes=dtype.itemsize,
         document_starts=document_starts,
         num_tokens=num_tokens,
+        stamp=stamp,
     )
 
 
