@@ -78,6 +78,13 @@ def test_every_direct_dependency_is_pinned_to_a_version_it_allows(name):
             assert Version(known[canonicalize_name(requirement.name)]) in requirement.specifier
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_upper_bounds_are_excluded_and_have_a_lower_one(name):
+    """`neox_model.bounds` reads no others from what is installed."""
+    signs = {tuple(sorted(part.operator for part in one.specifier)) for one in requirements(name)}
+    assert signs <= {(">=",), ("<", ">="), ("==",)}
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_import_is_declared(package):
     """Nothing may be there only because another package happened to bring it."""

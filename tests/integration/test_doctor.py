@@ -14,4 +14,5 @@ def test_the_workers_of_this_machine_join_and_measure_their_connection(tmp_path)
     assert "GB/s per link" in done.stdout
     assert re.search(r"^attention backend +ok +flash \(global layers\)$", done.stdout, re.MULTILINE)
     assert re.search(r"^cudnn +ok ", done.stdout, re.MULTILINE)
+    assert re.search(r"^contracts +ok +\d+ checks passed with torch ", done.stdout, re.MULTILINE)
     assert done.stdout.endswith("verdict: these hosts can run the job\n")

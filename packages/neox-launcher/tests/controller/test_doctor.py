@@ -22,6 +22,7 @@ FACTS = {
     "gpu_error": None,
     "files": {"/data/a.bin": "10 bytes of Monday"},
     "folders": {"save": ""},
+    "contracts": {"hold": True, "found": "36 checks passed"},
     "all_reduce": {"bytes": 2**20, "seconds": 0.002, "bytes_per_second": 3e9},
 }
 
@@ -42,6 +43,8 @@ def test_equal_hosts_are_good():
     assert found["neox-launcher"].found == own_version()
     assert found["GPUs"].found == "2 x H100"
     assert found["cudnn"].found == "9.19.0"
+    assert found["contracts"].found == "36 checks passed"
+    assert "untested versions" not in found
     assert found["attention backend"].found == "cuDNN (global layers), flash (local layers)"
     assert found["all-reduce"].found == "1 MiB in 2.0 ms, 3.00 GB/s per link (bus bandwidth)"
 
@@ -58,6 +61,11 @@ def test_equal_hosts_are_good():
             "attention backend",
             "cuDNN (global layers), flash (local layers) on one\nflash (global layers) on two",
         ),
+        (
+            {"contracts": {"hold": False, "found": "torch 2.16.0: a\ntorch 2.16.0: b"}},
+            "contracts",
+            "on two, torch 2.16.0: a\non two, torch 2.16.0: b",
+        ),
         ({"gpus": ["H100"]}, "GPUs", "2 x H100 on one\n1 x H100 on two"),
         ({"gpu_error": "3 uncorrected memory errors"}, "GPUs", "the GPU of rank 1 on two: 3 uncorrected"),
         ({"files": {"/data/a.bin": "9 bytes of Monday"}}, "/data/a.bin", "9 bytes of Monday on two"),
@@ -71,6 +79,27 @@ def test_a_difference_is_reported_with_a_remedy(second, name, words):
     assert [finding.name for finding in diagnosis.findings if not finding.is_good] == [name]
     assert words in found[name].found
     assert str(diagnosis).endswith(f"verdict: 1 problem to fix first\n  {name}: {found[name].remedy}")
+
+
+def test_a_contract_that_is_broken_on_several_hosts_is_one_line():
+    facts = {rank: {**FACTS, "host": f"host-{rank}"} for rank in range(4)}
+    for rank in (0, 2):
+        facts[rank]["contracts"] = {"hold": False, "found": "torch 2.16.0: a"}
+    # Not the first worker of its host.
+    del facts[3]["contracts"]
+    diagnosis = diagnose(Outcome(exit_code=0, facts=facts), hosts=4)
+    (finding,) = (finding for finding in diagnosis.findings if finding.name == "contracts")
+    assert (finding.is_good, finding.found) == (False, "on host-0, host-2, torch 2.16.0: a")
+
+
+def test_untested_versions_are_a_line_and_no_problem():
+    diagnosis, found = findings({"untested": "torch 2.16.0 (tested: >=2.13,<2.16)"})
+    assert diagnosis.is_good
+    assert found["untested versions"].found == "none on one\ntorch 2.16.0 (tested: >=2.13,<2.16) on two"
+    facts = {rank: {**FACTS, "untested": "torch 2.16.0"} for rank in (0, 1)}
+    diagnosis = diagnose(Outcome(exit_code=0, facts=facts), hosts=1)
+    lines = [line for line in str(diagnosis).splitlines() if line.startswith("untested")]
+    assert lines == ["untested versions  ok   torch 2.16.0"]
 
 
 def test_hosts_that_reach_the_launcher_but_not_each_other():

@@ -38,7 +38,8 @@ def broken_contracts(module: str) -> Iterator[str | None]:
     """Check each contract of a module, and yield a line if it is broken, None if it holds."""
     package = CONTRACTS[module]
     about = f"{package} {installed_version(package)}"
-    tested = f"tested are {package}{tested_versions().get(package, '')}"
+    bounds = tested_versions()
+    tested = "tested: " + ", ".join(f"{name}{bounds.get(name, '')}" for name in sorted({*CONTRACTS.values()}))
     try:
         contracts = contracts_of(module)
     except Exception as error:
