@@ -3,6 +3,8 @@
 import ast
 import re
 
+import pytest
+
 from support.sources import ROOT, sources
 
 # Imported inside a function because they are optional, or only needed when something is compiled (pybind11),
@@ -46,6 +48,14 @@ MAY_ENCODE_NONFINITE = {
     "neox_data.tokenizers.huggingface": "the hash of a file that others wrote",
     "neox_model.checkpoint.contents": "the checksum of a manifest that an earlier version wrote",
 }
+# Where torch forms the default process group, whose gloo groups would have two worker threads each.
+MAY_INIT_PROCESS_GROUP = {
+    "packages/neox-model/src/neox_model/torch_compat.py": "init_process_group of ours, with one thread",
+    "packages/neox-model/src/neox_model/contracts/__main__.py": "before torch_compat is imported",
+}
+INIT_PROCESS_GROUP = re.compile(
+    r"\b(c10d|dist|distributed)\.init_process_group\(|from torch\.distributed import .*\binit_process_group\b"
+)
 # Words that promise work; spelt apart so that this file passes its own test.
 OPEN_ENDS = re.compile("TO" + "DO|FIX" + "ME|XX" + "X|HA" + "CK")
 SWITCHED_OFF = re.compile(
@@ -69,6 +79,25 @@ def lines_matching(pattern: re.Pattern[str]) -> list[str]:
 
 def test_open_ends_are_issues_not_comments():
     assert lines_matching(OPEN_ENDS) == []
+
+
+def test_process_groups_are_formed_by_torch_compat():
+    found = {place.rpartition(":")[0] for place in lines_matching(INIT_PROCESS_GROUP)}
+    assert found == set(MAY_INIT_PROCESS_GROUP)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("    dist.INIT(backend)", True),
+        ("torch.distributed.INIT()", True),
+        ("from torch.distributed import get_rank, INIT", True),
+        ("from neox_model.torch_compat import INIT", False),
+        ("    INIT(backend)", False),
+    ],
+)
+def test_a_group_that_torch_forms_is_found(line, is_found):
+    assert bool(INIT_PROCESS_GROUP.search(line.replace("INIT", "init_process_group"))) == is_found
 
 
 def test_no_rule_about_prints_docstrings_imports_or_complexity_is_switched_off_in_place():

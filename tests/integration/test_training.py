@@ -1,5 +1,6 @@
 """Every layout trains the same model, and a resumed training is the uninterrupted one."""
 
+import inspect
 import json
 import os
 import resource
@@ -13,6 +14,7 @@ import pytest
 
 from support.corpus import write_corpus
 from support.distributed import run_ranks
+from support.gloo import threads_of_gloo_groups
 from support.settings import TINY, resolved_from
 
 # CharLevelTokenizer has 512 entries: padded to 513 they need one more row on two tensor-parallel ranks.
@@ -241,7 +243,7 @@ def test_a_resumed_training_of_two_processes_is_the_uninterrupted_one(tmp_path):
         check_same_record(tmp_path / zero / "parts", tmp_path / zero / "whole", iterations=16)
 
 
-# Open files
+# Open files and threads
 
 WITH_ALL_GROUPS = {
     "model_parallel_size": 2,
@@ -270,3 +272,32 @@ def test_a_rank_that_saves_and_evaluates_often_opens_few_files(tmp_path, engine)
     settings = WITH_ALL_GROUPS | {"data_path": write_corpus(tmp_path), "save": str(tmp_path / "saved")}
     settings |= {"engine": engine, "zero_optimization": {"stage": 1}, "log_dir": str(tmp_path)}
     run_ranks(train_with_few_files, size=8, limit=100, folder=str(tmp_path), **settings)
+
+
+def train_and_count_threads(is_limited: bool, folder: str, **settings: Any) -> tuple[int, int]:
+    """Train; return the number of gloo groups and of their worker threads, which torch does not limit."""
+    from torch import distributed
+
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.run import train_in
+
+    if not is_limited:
+        distributed.ProcessGroupGloo.__init__ = inspect.unwrap(distributed.ProcessGroupGloo.__init__)
+    resolved = resolved_from(SETTINGS | settings, devices=int(os.environ["WORLD_SIZE"]))
+    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    train_in(groups, resolved)
+    return threads_of_gloo_groups()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+def test_every_group_of_a_training_has_one_worker_thread(tmp_path, engine):
+    settings = WITH_ALL_GROUPS | {"train_iters": 2, "engine": engine, "zero_optimization": {"stage": 1}}
+    settings |= {"data_path": write_corpus(tmp_path)}
+    for is_limited in (True, False):
+        for groups, threads in run_ranks(
+            train_and_count_threads, size=4, is_limited=is_limited, folder=str(tmp_path), **settings
+        ):
+            assert groups > 3
+            # All but the group that was formed before are planted ones.
+            assert threads == (groups if is_limited else 2 * groups - 1)
