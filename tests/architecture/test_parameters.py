@@ -15,6 +15,7 @@ from neox_config.schema.sections.optimizer import KNOWN_OPTIMIZERS
 from neox_data.indexed import IMPLEMENTATIONS
 from neox_data.tokenizers import TOKENIZERS
 from neox_model.assembly.patterns import PATTERNS
+from neox_model.convert.families import FAMILIES
 from neox_model.initialization import INIT_METHODS
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
 from neox_model.layers.norms import NORMS
@@ -93,6 +94,7 @@ IMPLEMENTED = {
     "activation": (choices("activation"), {*ACTIVATIONS, *GATED_ACTIVATIONS} - {"gelu_tanh"}),
     "attention_config": (set(ATTENTION_FACTS), {*PATTERNS, *GMLP_TYPES}),
     "data_impl": (choices("data_impl") - {"infer"}, set(IMPLEMENTATIONS)),
+    "hf_family": (choices("hf_family"), set(FAMILIES)),
     "init_method": (choices("init_method"), set(INIT_METHODS)),
     # wsd is a curve of its own.
     "lr_decay_style": (choices("lr_decay_style"), {*DECAY_STYLES, "wsd"}),

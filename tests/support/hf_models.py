@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-__all__ = ["ENTRIES", "FAMILIES", "SMALL", "random_settings", "write_model", "write_tokenizer"]
+__all__ = [
+    *("ENTRIES", "FAMILIES", "SMALL"),
+    *("plain_settings", "random_settings", "write_model", "write_tokenizer"),
+]
 
 FAMILIES = ("gpt_neox", "gpt2", "llama", "mistral", "qwen2")
 _CLASSES = {
@@ -29,6 +32,7 @@ SMALL = {
     "vocab_size": ENTRIES,
 }
 """Settings of the smallest model."""
+_GPT2 = {"n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 16, "vocab_size": ENTRIES}
 
 
 # transformers uses this pretokenization for every model of the class Qwen2, whatever its tokenizer.json has.
@@ -68,6 +72,13 @@ def write_tokenizer(folder: Path, family: str = "llama") -> Path:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder / "tokenizer.json"
+
+
+def plain_settings(family: str) -> dict[str, Any]:
+    """Return arguments of the smallest configuration of a class, without windows."""
+    if family == "gpt2":
+        return dict(_GPT2)
+    return SMALL | {"num_key_value_heads": 2, "sliding_window": None}
 
 
 def random_settings(family: str, seed: int) -> dict[str, Any]:

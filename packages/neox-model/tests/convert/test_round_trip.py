@@ -8,11 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 from neox_config import load_config
+from neox_config.derive.resume import flat_values
 from neox_model.api.model import load_model
+from neox_model.convert import from_hf as importing
+from neox_model.convert import to_hf as exporting
 from neox_model.convert.from_hf import from_hf
 from neox_model.convert.to_hf import to_hf
 from neox_model.convert.weights import WeightFiles, Written, write_weights
-from support.hf_models import ENTRIES, FAMILIES, SMALL, random_settings, write_model
+from support.hf_models import ENTRIES, FAMILIES, SMALL, plain_settings, random_settings, write_model
 
 
 def assert_same_weights(one, other):
@@ -23,11 +26,17 @@ def assert_same_weights(one, other):
         assert torch.equal(here.whole(name), there.whole(name)), name
 
 
+def class_in(folder):
+    config = json.loads((folder / "config.json").read_text())
+    return config["model_type"], config["architectures"]
+
+
 def round_trip(folder, family, settings, **options):
     write_model(folder / "theirs", family, settings, **options)
     imported = from_hf(folder / "theirs", folder / "ours")
-    exported = to_hf(folder / "ours" / "global_step0", folder / "back", family=family)
+    exported = to_hf(folder / "ours" / "global_step0", folder / "back")
     assert_same_weights(folder / "theirs", folder / "back")
+    assert class_in(folder / "back") == class_in(folder / "theirs")
     return imported, exported
 
 
@@ -39,6 +48,32 @@ def test_a_round_trip_gives_the_same_bits(tmp_path, family):
         assert result["texts_tokenized_alike"] == 1000
         assert max(result["largest_differences"].values()) < 1e-5
     assert exported == json.loads((tmp_path / "back" / "verification.json").read_text())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_plain_model_comes_back_as_the_class_that_was_read(tmp_path, monkeypatch, family):
+    """Llama computes a Mistral without a window, too. The class is also kept by what trains the model."""
+    for module in (importing, exporting):
+        monkeypatch.setattr(module, "prove", lambda *arguments, **options: {})
+    theirs = write_model(tmp_path / "theirs", family, plain_settings(family))
+    from_hf(theirs, tmp_path / "ours")
+    to_hf(tmp_path / "ours" / "global_step0", tmp_path / "back")
+    assert class_in(tmp_path / "back") == class_in(theirs)
+    configured = load_config([tmp_path / "ours" / "model.yml"])
+    loaded = [load_model(theirs), load_model(tmp_path / "ours")]
+    found = [flat_values(configured)["hf_family"], *(model.settings["hf_family"] for model in loaded)]
+    assert found == [family] * 3
+    transformers = pytest.importorskip("transformers")
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back").config.model_type == family
+
+
+def test_the_option_overrides_the_class_that_was_read(tmp_path, monkeypatch):
+    for module in (importing, exporting):
+        monkeypatch.setattr(module, "prove", lambda *arguments, **options: {})
+    write_model(tmp_path / "theirs", "mistral", plain_settings("mistral"))
+    from_hf(tmp_path / "theirs", tmp_path / "ours")
+    to_hf(tmp_path / "ours" / "global_step0", tmp_path / "back", family="llama")
+    assert class_in(tmp_path / "back") == ("llama", ["LlamaForCausalLM"])
 
 
 @pytest.mark.sweep

@@ -139,7 +139,10 @@ def test_older_names_and_a_copy_of_the_tied_embedding_are_the_same_model(tmp_pat
     }
     save_file({**tensors, "lm_head.weight": -embedding}, path)
     result = verify(tmp_path / "old", tmp_path / "new")
-    assert result["differences"] == ["lm_head.weight is only in A"]
+    assert result["differences"] == [
+        "weight tying (no-weight-tying): false (there: true)",
+        "lm_head.weight is only in A",
+    ]
     save_file({**tensors, "transformer.wte.weight": embedding.clone()}, path)
     with pytest.raises(ConversionError, match=r"contains .*wte\.weight a second time under another name"):
         verify(tmp_path / "old", tmp_path / "new")

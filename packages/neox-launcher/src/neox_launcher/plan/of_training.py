@@ -10,7 +10,7 @@ _OF_TRAININGS = ("optimizer", "lr_schedule", "logging", "monitors", "autotuning"
 _OF_DATA = ("training", "data", "data_efficiency")
 _SAVING = (
     *("save", "save_interval", "save_growth", "save_interval_minutes", "extra_save_iters", "async_save"),
-    *("keep_last_n_checkpoints", "hf_export"),
+    *("keep_last_n_checkpoints", "hf_export", "hf_family"),
 )
 
 

@@ -23,6 +23,7 @@ from neox_config.problems import Problem, config_error, did_you_mean, in_words
 from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, foreign_remedy
 from neox_config.read.wording import sentence_about
 from neox_config.rules import broken_rules
+from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.generation import GenerationSection
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.chat_tokens import encode_conversation, end_of_answer, ends_of_answers
@@ -143,7 +144,7 @@ class Model:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the parameters of the model, tokenizer and stop tokens that differ from their defaults.
+        """Return the parameters of the model, its tokenizer, stop tokens and class that are not the default.
 
         Together with parameters of a training they are a configuration: `load_config(model.settings, {...})`.
         """
@@ -153,9 +154,10 @@ class Model:
             # How the model is computed is not part of it.
             computed = set(fusions_off(section))
             found |= section.model_dump(mode="json", exclude_defaults=True, exclude=computed)
-        return found | self.config.generation.model_dump(
-            mode="json", exclude_defaults=True, include={"stop_tokens"}
-        )
+        others = (self.config.generation, "stop_tokens"), (self.config.checkpoint, "hf_family")
+        for section, name in others:
+            found |= section.model_dump(mode="json", exclude_defaults=True, include={name})
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -588,7 +590,10 @@ def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: M
     load_into(module, checkpoint, dtype)
     generation = GenerationSection(stop_tokens=checkpoint.stop_tokens)
     section = checkpoint.resolved.config.tokenizer.replaced(**read)
-    resolved = checkpoint.resolved_with({"generation": generation, "tokenizer": section})
+    exported = CheckpointSection(hf_family=checkpoint.family)
+    resolved = checkpoint.resolved_with(
+        {"generation": generation, "tokenizer": section, "checkpoint": exported}
+    )
     return Model(module, resolved, tokenizer, str(checkpoint.folder))
 
 

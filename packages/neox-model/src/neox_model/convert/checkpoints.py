@@ -18,6 +18,7 @@ from neox_config.derive.resume import recorded_effects
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.errors import ConfigError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.schema.sections.checkpoint import CheckpointSection, HfFamily
 from neox_config.schema.sections.generation import GenerationSection
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
@@ -113,6 +114,20 @@ class Checkpoint:
         recorded = self.manifest.config.get("stop_tokens", ())
         try:
             return GenerationSection.model_validate({"stop_tokens": recorded}).stop_tokens
+        except ValidationError as error:
+            raise _of_another_version(self.folder, error) from error
+
+    @property
+    def family(self) -> HfFamily | None:
+        """Return the recorded `hf_family`, the `model_type` to export as; None if none is recorded.
+
+        Raises:
+            ConversionError: the record is none of our classes.
+        """
+        # Earlier versions recorded none.
+        recorded = self.manifest.config.get("hf_family")
+        try:
+            return CheckpointSection.model_validate({"hf_family": recorded}).hf_family
         except ValidationError as error:
             raise _of_another_version(self.folder, error) from error
 

@@ -192,7 +192,8 @@ def main() -> None:
 @click.option(
     "--family",
     type=click.Choice([*CLASSES]),
-    help="Class to write, if several compute this model; default: the first of these.",
+    help="Class to write; default: the one that from-hf read (hf-family), else the first that computes this "
+    "model.",
 )
 @click.option("--trim-vocab", is_flag=True, help="Leave out the padding of the vocabulary.")
 @_VOCAB_FILE
@@ -414,7 +415,8 @@ def read_gpt_neox(
 @click.option(
     "--family",
     type=click.Choice(["gpt_neox", "llama", "mistral", "qwen2"]),
-    help="Class of the packed model, if several compute it; default: the first of these.",
+    help="Class of the packed model; default: the one that from-hf read (hf-family), else the first that "
+    "computes it.",
 )
 @_VOCAB_FILE
 @_MERGE_FILE

@@ -35,6 +35,7 @@ from neox_model.convert.tokenizer_files import (
     stop_tokens,
     write_json,
 )
+from neox_model.convert.tying import HEAD, open_weights
 from neox_model.convert.weights import PRECISIONS, WeightFiles
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
@@ -110,7 +111,7 @@ def _resolved(configuration: Path, folder: Path) -> Resolved:
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceModel:
-    """A model of transformers in a folder, of which nothing but the descriptions has been read.
+    """A model of transformers in a folder, whose weights are read later.
 
     Args:
         folder: its folder.
@@ -131,7 +132,7 @@ class HuggingFaceModel:
     rows: int
 
     def settings(self, folder: Path) -> dict[str, Any]:
-        """Return our parameters of the model, its dropouts and its tokenizer.
+        """Return our parameters of the model, its class, its dropouts and its tokenizer.
 
         Args:
             folder: has the tokenizer's files.
@@ -147,13 +148,14 @@ class HuggingFaceModel:
             **dropouts,
             "precision": self.reader.precision,
             "make-vocab-size-divisible-by": padding_multiple(entries, self.rows),
+            "hf-family": self.family.name,
             **self.tokenizer.settings(folder),
             **({"stop-tokens": stops} if stops else {}),
         }
 
 
 def open_hf(folder: Path, *, trim_vocab: bool = False) -> HuggingFaceModel:
-    """Read the descriptions of a model of transformers.
+    """Read the descriptions of a model of transformers, and compare its output projection with its embedding.
 
     Args:
         folder: with `config.json`, weights and tokenizer.
@@ -164,8 +166,17 @@ def open_hf(folder: Path, *, trim_vocab: bool = False) -> HuggingFaceModel:
     """
     config = check_model(folder)
     family = family_of_config(config)
-    architecture, tokenizer = family.read(config), find_tokenizer(folder)
-    reader = Reader(family, architecture, WeightFiles(folder))
+    stated, tokenizer = family.read(config), find_tokenizer(folder)
+    files, architecture = open_weights(folder, family, stated)
+    if architecture.tied != stated.tied:
+        logger.warning(
+            "%s has tie_word_embeddings: true, but %s is stored with other values than %s, so the model is "
+            "not tied (no-weight-tying: true), as in transformers",
+            folder / "config.json",
+            family.weight_outside(HEAD),
+            family.weight_outside(TOKEN_EMBEDDING),
+        )
+    reader = Reader(family, architecture, files)
     rows = rows_to_keep(tokenizer.tokenizer, reader.rows_of_vocabulary, trim_vocab=trim_vocab)
     return HuggingFaceModel(folder, config, family, architecture, tokenizer, reader, rows)
 
@@ -189,8 +200,8 @@ class Reader:
         Raises:
             ConversionError: there is none.
         """
-        (row,) = (row for row in self._family.outside if f"{row.ours}.weight" == TOKEN_EMBEDDING)
-        return sum(self._files.tensors[self._stored(f"{row.theirs[0]}.weight")].shape[:1])
+        name = self._stored(self._family.weight_outside(TOKEN_EMBEDDING))
+        return sum(self._files.tensors[name].shape[:1])
 
     @property
     def precision(self) -> str:
@@ -207,11 +218,8 @@ class Reader:
         plan = list(self._family.tensors(self._architecture, shapes))
         stored = [replace(tensor, theirs=self._checked(tensor)) for tensor in plan]
         used = {name for tensor in stored for name in tensor.theirs}
-        extra = sorted(
-            name
-            for name in self._files.tensors.keys() - used
-            if not self._family.is_ignored(name) and not self._is_head(name)
-        )
+        unused = self._files.tensors.keys() - used
+        extra = sorted(name for name in unused if not self._family.is_ignored(name))
         if extra:
             raise ConversionError(
                 f"{self._files.folder} contains {', '.join(extra[:5])} (of "
@@ -220,12 +228,6 @@ class Reader:
                 "save it again, which leaves them out"
             )
         return stored
-
-    def _is_head(self, name: str) -> bool:
-        """Return whether a tensor is the copy of the tied embedding; the proof compares it."""
-        (row,) = (row for row in self._family.outside if row.ours == "lm_head")
-        head = f"{row.theirs[0]}.weight"
-        return self._architecture.tied and self._family.stored_name(head, {name: None}) == name
 
     def _stored(self, name: str) -> str:
         found = self._family.stored_name(name, self._files.tensors)

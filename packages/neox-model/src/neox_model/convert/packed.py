@@ -76,7 +76,7 @@ def write_packed(
         folder: the checkpoint of the training.
         output: the folder to create.
         exact_inputs: leave out the quantization of inputs.
-        family: `model_type`, if several fit; None: the first that fits.
+        family: `model_type`; None: the recorded one, or the first that fits.
         vocab_file: the tokenizer's file, if it is not where the checkpoint records it.
         merge_file: its second file.
 
@@ -99,7 +99,7 @@ def write_packed(
             latest, sizes = write_plain(source, plain_folder)
             to_hf(latest, exported, family=family, vocab_file=vocab_file, merge_file=merge_file)
             plain = Checkpoint(latest)
-            chosen = fitting_family(plain.architecture, plain.obstacles, family)
+            chosen = fitting_family(plain.architecture, plain.obstacles, family or plain.family)
             packed = dict(_packed_matrices(source, plain, chosen, linear_names(exported, chosen)))
             _write(exported, aside, packed)
         result = _compare(source, aside, chosen) | {

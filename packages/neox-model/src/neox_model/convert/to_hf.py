@@ -54,7 +54,7 @@ def to_hf(
         folder: the checkpoint.
         output: the folder to create.
         dtype: "fp32", "bf16" or "fp16"; None keeps the stored dtypes.
-        family: `model_type`, if several fit; None: the first that fits.
+        family: `model_type`; None: the recorded one, or the first that fits.
         trim_vocab: leave out rows of the embedding that are padding.
         vocab_file: the tokenizer's file, if it is not where the checkpoint records it.
         merge_file: its second file.
@@ -71,7 +71,7 @@ def to_hf(
     logger.info("reading %s", folder)
     checkpoint = Checkpoint(folder)
     checkpoint.check_shapes()
-    chosen = fitting_family(checkpoint.architecture, checkpoint.obstacles, family)
+    chosen = fitting_family(checkpoint.architecture, checkpoint.obstacles, family or checkpoint.family)
     tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     refuse_others(tokenizer)
     source = checkpoint.tokenizer_files(vocab_file=vocab_file).get("vocab_file")
@@ -183,7 +183,9 @@ def check_exportable(resolved: Resolved, tokenizer: Tokenizer) -> None:
     Raises:
         NeoXError: transformers has no such model or tokenizer.
     """
-    family = fitting_family(architecture_of(resolved), obstacles_in(resolved), None)
+    family = fitting_family(
+        architecture_of(resolved), obstacles_in(resolved), resolved.config.checkpoint.hf_family
+    )
     refuse_others(tokenizer)
     rows = padded_vocab_size(resolved.config, tokenizer.vocab_size)
     source = resolved.config.tokenizer.vocab_file

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from neox_config.counted import counted
 from neox_config.derive.resume import in_effect
-from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.problems import in_words
 from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_data.amount_progress import tracked
@@ -24,7 +23,7 @@ from neox_model.convert.proof.rounding import Roundings, compare_values
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.requests import read_config
 from neox_model.convert.tokenizer_files import rows_to_keep
-from neox_model.convert.weights import WeightFiles
+from neox_model.convert.tying import open_weights
 from neox_model.inspection.finding import find_checkpoint
 from neox_model.inspection.recognition import is_model
 
@@ -57,12 +56,11 @@ class _Theirs:
     def __init__(self, folder: Path) -> None:
         config = read_config(folder)
         self.family = family_of_config(config)
-        self.architecture = self.family.read(config)
-        self._files = WeightFiles(folder)
+        self._files, self.architecture = open_weights(folder, self.family, self.family.read(config))
         self._names = self._found()
 
     def _found(self) -> dict[str, str]:
-        """Return today's names of the tensors -> those in the files; without a copy of the tied embedding.
+        """Return today's names of the tensors -> those in the files.
 
         Raises:
             ConversionError: two of the files' tensors have the same name today.
@@ -75,18 +73,7 @@ class _Theirs:
                 f"{self._files.folder} contains {', '.join(again)} a second time under another name; copy it "
                 "again"
             )
-        table = {row.ours: f"{row.theirs[0]}.weight" for row in self.family.outside}
-        embedding, head = table[TOKEN_EMBEDDING.removesuffix(".weight")], table["lm_head"]
-        if self.architecture.tied and head in names and self._are_equal(names[head], names.get(embedding)):
-            del names[head]
         return names
-
-    def _are_equal(self, one: str, other: str | None) -> bool:
-        tensors = self._files.tensors
-        if other is None or tensors[one].shape != tensors[other].shape:
-            return False
-        pairs = zip(self._files.row_chunks(one), self._files.row_chunks(other), strict=True)
-        return all(torch.equal(a, b) for a, b in pairs)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -50,9 +50,10 @@ UNREADABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored tensor: its file, shape and dtype."""
+    """A stored tensor: its file and its name there, shape and dtype."""
 
     file: Path
+    name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -100,10 +101,10 @@ class WeightFiles:
         return self._elements(name, start * prod(row), stop * prod(row)).view(stop - start, *row)
 
     def _elements(self, name: str, start: int, stop: int) -> Tensor:
-        file = self.tensors[name].file
+        file, stored = self.tensors[name].file, self.tensors[name].name
         if file.suffix == ".bin":
-            return _unpickled(file)[name].reshape(-1)[start:stop].clone()
-        return self._open[file].tensor(name, (start, stop))
+            return _unpickled(file)[stored].reshape(-1)[start:stop].clone()
+        return self._open[file].tensor(stored, (start, stop))
 
     def row_chunks(self, name: str, count: int | None = None) -> Iterator[Tensor]:
         """Yield the first `count` rows of a tensor (None: all), some at a time."""
@@ -117,10 +118,10 @@ class WeightFiles:
         """Yield the tensors of a file."""
         if file.suffix == ".bin":
             for name, tensor in _unpickled(file).items():
-                yield name, Stored(file, tuple(tensor.shape), tensor.dtype)
+                yield name, Stored(file, name, tuple(tensor.shape), tensor.dtype)
             return
         for name, (dtype, shape) in self._open[file].described().items():
-            yield name, Stored(file, shape, DTYPES[dtype])
+            yield name, Stored(file, name, shape, DTYPES[dtype])
 
     def _find(self, single: str) -> tuple[list[Path], set[str]]:
         """Return the files, and the names that an index lists."""

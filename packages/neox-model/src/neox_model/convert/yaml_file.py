@@ -17,6 +17,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tokenizer": ("tokenizer-type", "vocab-file", "merge-file"),
     "Adapters": ("lora-base", "lora-rank", "lora-alpha", "lora-dropout", "lora-target-modules"),
     "Generation: tokens at which transformers ends a text, too": ("stop-tokens",),
+    "Export: the class of transformers that to-hf writes": ("hf-family",),
     "Dropout: as in the model's configuration": ("hidden-dropout", "attention-dropout"),
     "Training: a start for fine-tuning": (
         *("train-micro-batch-size-per-gpu", "gradient-accumulation-steps", "train-iters", "precision"),

@@ -5,7 +5,9 @@ from typing import Literal
 from neox_config.facts.stores import MULTIPART_BYTES
 from neox_config.schema.parameter import Section, block, param
 
-__all__ = ["CheckpointOptions", "CheckpointSection", "ParallelWrite"]
+__all__ = ["CheckpointOptions", "CheckpointSection", "HfFamily", "ParallelWrite"]
+
+HfFamily = Literal["gpt_neox", "gpt2", "llama", "mistral", "qwen2"]
 
 
 class ParallelWrite(Section):
@@ -112,6 +114,13 @@ class CheckpointSection(Section, resume="free"):
         doc="Folder to create at the end of a training that reached train-iters: its last checkpoint as a "
         "model of Hugging Face's transformers, as by neox-convert to-hf. A model or a tokenizer that "
         "transformers does not have is refused at the start. --hf-export-at-end of neox-launch.",
+    )
+    hf_family: HfFamily | None = param(
+        None,
+        origin="ours",
+        none_means="the first class that computes the model",
+        doc="Class of transformers that neox-convert to-hf and hf_export write, by its model_type. "
+        "neox-convert from-hf sets the one that it read; --family of to-hf overrides it.",
     )
     checkpoint_store: str | None = param(
         None,

@@ -30,13 +30,18 @@ def fitting_family(architecture: Architecture, others: list[Obstacle], name: str
         name: `model_type` to use; None: the first one that fits.
 
     Raises:
-        ConversionError: none fits; the message lists the options that each lacks.
+        ConversionError: it does not fit, or none does; the message lists the options that it or each lacks.
     """
-    candidates = list(FAMILIES.values()) if name is None else [FAMILIES[name]]
-    found = {family.name: [*others, *obstacles(family, architecture)] for family in candidates}
-    fitting = [family for family in candidates if not found[family.name]]
+    found = {family.name: [*others, *obstacles(family, architecture)] for family in FAMILIES.values()}
+    fitting = [family for family in FAMILIES.values() if not found[family.name]]
+    if fitting and name is not None and found[name]:
+        raise ConversionError(
+            f"{FAMILIES[name].class_name} does not have options of this model: "
+            f"{'; '.join(map(str, found[name]))}; {fitting[0].class_name} has them: pass --family "
+            f"{fitting[0].name} (hf-family in a configuration)"
+        )
     if fitting:
-        return fitting[0]
+        return fitting[0] if name is None else FAMILIES[name]
     lines = [
         f"  {FAMILIES[each].class_name}: {'; '.join(map(str, found[each]))}"
         for each in sorted(found, key=lambda each: len(found[each]))

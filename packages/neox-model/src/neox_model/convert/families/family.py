@@ -230,6 +230,11 @@ class Family:
             }
             yield Tensors(name, shape, theirs, row.form)
 
+    def weight_outside(self, ours: str) -> str:
+        """Return the name of theirs of a weight of ours that is in no layer."""
+        (row,) = (row for row in self.outside if f"{row.ours}.weight" == ours)
+        return f"{row.theirs[0]}.weight"
+
     def stored_name(self, name: str, there: Mapping[str, Any]) -> str | None:
         """Return the name under which a tensor is stored in files of any version; None if it is not there."""
         others = [one for pair in self.other_names.items() if name in pair for one in pair]

@@ -14,6 +14,7 @@ from neox_model.convert.proof.keys import check_keys
 from neox_model.convert.proof.tensors import compare_tensors
 from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.requests import read_config
+from neox_model.convert.tying import open_weights
 from neox_model.convert.weights import WeightFiles
 
 __all__ = ["Base", "compared_base"]
@@ -56,11 +57,11 @@ def compared_base(
     Raises:
         NeoXError: the checkpoint is damaged, or the model of transformers is not the same.
     """
-    sides, found = _sides(base, model, vocab_file=vocab_file, merge_file=merge_file)
+    sides, files, found = _sides(base, model, vocab_file=vocab_file, merge_file=merge_file)
     if not found:
         logger.info("comparing the base with %s", model)
         try:
-            counted = check_keys(sides, files := WeightFiles(model))
+            counted = check_keys(sides, files)
             compare_tokenizers(sides.tokenizers)
             return Base(sides, counted["parameters"], compare_tensors(sides, files))
         except ProofError as error:
@@ -72,13 +73,14 @@ def compared_base(
 
 def _sides(
     base: Path, model: Path, *, vocab_file: Path | None, merge_file: Path | None
-) -> tuple[Sides, list[str]]:
-    """Return both sides, and the options that differ."""
+) -> tuple[Sides, WeightFiles, list[str]]:
+    """Return both sides, the tensors of the model of transformers, and the options that differ."""
     checkpoint = Checkpoint(base)
     checkpoint.check_shapes()
     tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     config = read_config(model)
     family = family_of_config(config)
-    found = [*checkpoint.obstacles, *differences(checkpoint.architecture, family.read(config))]
+    files, theirs = open_weights(model, family, family.read(config))
+    found = [*checkpoint.obstacles, *differences(checkpoint.architecture, theirs)]
     rows = whole_number(config.get("vocab_size", checkpoint.vocab_size), "vocab_size")
-    return Sides(checkpoint, model, family, tokenizer, rows=rows), [str(each) for each in found]
+    return Sides(checkpoint, model, family, tokenizer, rows=rows), files, [str(each) for each in found]

@@ -20,7 +20,6 @@ from neox_model.convert.proof.sides import Sides
 from neox_model.convert.proof.tensors import compare_tensors
 from neox_model.convert.proof.tokens import compare_tokenizers, parts_replaced
 from neox_model.convert.proof.whole import compare_whole
-from neox_model.convert.weights import WeightFiles
 from neox_model.versions import package_versions
 
 __all__ = ["WHOLE_LIMIT", "Sides", "prove", "provenance"]
@@ -46,8 +45,7 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
     """
     figures = Figures()
     logger.info("comparing architectures and tokenizers")
-    compare_architectures(sides)
-    files = WeightFiles(sides.folder)
+    files = compare_architectures(sides)
     counted = check_keys(sides, files)
     texts = compare_tokenizers(sides.tokenizers)  # First: the next comparisons use ids of the tokenizer.
     rounded = compare_tensors(sides, files)

@@ -15,26 +15,30 @@ from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.sides import Sides
 from neox_model.convert.reference import meta_model, parameter_name
 from neox_model.convert.tokenizer_files import read_json
+from neox_model.convert.tying import HEAD, open_weights
 from neox_model.convert.weights import WeightFiles
 
 __all__ = ["check_keys", "compare_architectures"]
 
-_HEAD = "lm_head.weight"
 
-
-def compare_architectures(sides: Sides) -> None:
+def compare_architectures(sides: Sides) -> WeightFiles:
     """Compare config.json with the parameters of the checkpoint, so that a wrong one is named.
+
+    Returns:
+        The tensors of the folder.
 
     Raises:
         ProofError: an option differs.
     """
-    theirs = sides.family.read(read_json(sides.folder / "config.json"))
+    stated = sides.family.read(read_json(sides.folder / "config.json"))
+    files, theirs = open_weights(sides.folder, sides.family, stated)
     found = differences(sides.checkpoint.architecture, theirs)
     if found:
         raise ProofError(
             f"{sides.folder / 'config.json'} is of another model than {sides.checkpoint.folder}: "
             + "; ".join(map(str, found))
         )
+    return files
 
 
 def check_keys(sides: Sides, files: WeightFiles) -> dict[str, int]:
@@ -46,6 +50,9 @@ def check_keys(sides: Sides, files: WeightFiles) -> dict[str, int]:
     Raises:
         ProofError: something differs.
     """
+    # transformers ties no output projection that is stored in addition to the embedding.
+    if sides.family.stored_name(sides.family.weight_outside(HEAD), files.tensors) is not None:
+        sides.config.tie_word_embeddings = False
     model = meta_model(sides.config, sides.family)
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
     stored = {name: sides.family.stored_name(name, files.tensors) for name in shapes}
@@ -62,20 +69,13 @@ def check_keys(sides: Sides, files: WeightFiles) -> dict[str, int]:
             )
     _check_vocabulary(sides, files, model)
     extra = [
-        name
-        for name in files.tensors.keys() - set(stored.values())
-        if not sides.family.is_ignored(name) and not _is_copy(sides, files, name)
+        name for name in files.tensors.keys() - set(stored.values()) if not sides.family.is_ignored(name)
     ]
     if extra:
         raise ProofError(
             f"{sides.folder} has {', '.join(sorted(extra))}, which {sides.family.class_name} ignores"
         )
     return {"tensors": len(shapes), "parameters": sum(map(prod, shapes.values()))}
-
-
-def _is_copy(sides: Sides, files: WeightFiles, name: str) -> bool:
-    """Return whether a tensor is the stored copy of the tied embedding."""
-    return sides.checkpoint.architecture.tied and _are_rows(sides, files, TOKEN_EMBEDDING, name)
 
 
 def _check_vocabulary(sides: Sides, files: WeightFiles, model: Any) -> None:
@@ -87,7 +87,7 @@ def _check_vocabulary(sides: Sides, files: WeightFiles, model: Any) -> None:
             f"{sides.family.class_name} {'ties' if is_tied else 'does not tie'} the output projection to the "
             "embedding, and neox-model does the opposite"
         )
-    pairs = {TOKEN_EMBEDDING: embedding} if is_tied else {TOKEN_EMBEDDING: embedding, _HEAD: head}
+    pairs = {TOKEN_EMBEDDING: embedding} if is_tied else {TOKEN_EMBEDDING: embedding, HEAD: head}
     for ours, weight in pairs.items():
         name = parameter_name(model, weight)
         theirs = None if name is None else sides.family.stored_name(name, files.tensors)
