@@ -109,6 +109,7 @@ def plant(folder, monkeypatch, program: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
+@pytest.mark.slow
 def test_the_check_of_the_doctor_finds_what_another_process_finds(tmp_path, monkeypatch):
     found = examine.check_contracts()
     versions = " and ".join(f"{name} {installed_version(name)}" for name in dict.fromkeys(CONTRACTS.values()))
