@@ -14,6 +14,7 @@ from torch.nn import functional
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import zero_init
 from neox_model.parallel.logical import logical_parameter
+from neox_model.parallel.token_sums import layer_norm
 
 __all__ = ["NORMS", "LayerNorm", "RMSNorm", "ScaleNorm"]
 
@@ -67,10 +68,6 @@ class Norm(nn.Module, ABC):
         return (inputs, normed) if returns_input else normed
 
 
-def _layer_norm(inputs: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    return functional.layer_norm(inputs, weight.shape, weight, bias, epsilon)
-
-
 class LayerNorm(Norm):
     """Normalizes to zero mean and unit variance over the width, then scales and shifts each channel.
 
@@ -87,7 +84,7 @@ class LayerNorm(Norm):
         self,
         width: int,
         epsilon: float = 1e-5,
-        operator: Callable[..., Tensor] = _layer_norm,
+        operator: Callable[..., Tensor] = layer_norm,
         group: Group = SINGLE_RANK,
         *,
         bias: bool = True,

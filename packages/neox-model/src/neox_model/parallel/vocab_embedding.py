@@ -5,11 +5,11 @@ which stay zero and are not used by any token.
 """
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.sequence import from_row_parallel
+from neox_model.parallel.token_sums import embedding
 
 __all__ = ["VocabParallelEmbedding"]
 
@@ -39,10 +39,10 @@ class VocabParallelEmbedding(nn.Module):
         The result is whole on every rank, or this rank's part if the group splits the sequence (dimension 0).
         """
         if self.group.size == 1:
-            return functional.embedding(tokens, self.weight)
+            return embedding(tokens, self.weight)
         rows = self.weight.shape[0]
         local_tokens = tokens - self.group.rank * rows
         is_elsewhere = (local_tokens < 0) | (local_tokens >= rows)
-        found = functional.embedding(local_tokens.masked_fill(is_elsewhere, 0), self.weight)
+        found = embedding(local_tokens.masked_fill(is_elsewhere, 0), self.weight)
         found = found.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
         return from_row_parallel(found, self.group)

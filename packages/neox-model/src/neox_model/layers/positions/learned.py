@@ -1,10 +1,10 @@
 """Learned position embeddings."""
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
+from neox_model.parallel.token_sums import embedding
 
 __all__ = ["LearnedPosition"]
 
@@ -27,4 +27,4 @@ class LearnedPosition(nn.Module):
 
     def forward(self, positions_SB: Tensor) -> Tensor:
         """Return the vectors of `positions_SB`; [S, 1] broadcasts over the batch."""
-        return functional.embedding(positions_SB, self.weight)
+        return embedding(positions_SB, self.weight)

@@ -1,0 +1,47 @@
+"""Functions whose gradients of weights are sums over tokens, in float32 for 16-bit tensors.
+
+On a CPU PyTorch adds the tokens of layer norms and embeddings in the dtype of the tensors: a sum in bfloat16
+ignores what is below 1/256 of it, so that the gradients of 16,384 tokens are over 80 % wrong. On a GPU it
+adds them in float32, and everywhere those of biases, RMS norms and matrix products.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["embedding", "layer_norm"]
+
+
+def _adds_in_16_bits(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.dtype in (torch.bfloat16, torch.float16)
+
+
+def embedding(indices: Tensor, weight: Tensor) -> Tensor:
+    """Return the rows of a table, as torch's `embedding`.
+
+    Args:
+        indices: int64, any shape.
+        weight: the table, [rows, width].
+    """
+    if not (_adds_in_16_bits(weight) and weight.requires_grad and torch.is_grad_enabled()):
+        return functional.embedding(indices, weight)
+    # The gradients of equal indices are added in float32; then each row of the table gets one.
+    distinct, places = indices.unique(return_inverse=True)
+    rows = functional.embedding(distinct, weight).float()
+    return functional.embedding(places, rows).to(weight.dtype)
+
+
+def layer_norm(inputs: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """Normalize over the last dimension, as torch's `layer_norm`.
+
+    Args:
+        inputs: any shape `[..., width]`.
+        weight: [width]; its dtype may differ from the inputs'.
+        bias: [width], with the weight's dtype; None: no bias.
+        epsilon: added to the variance.
+    """
+    if not _adds_in_16_bits(inputs):
+        return functional.layer_norm(inputs, weight.shape, weight, bias, epsilon)
+    wide_bias = None if bias is None else bias.float()
+    wide = functional.layer_norm(inputs.float(), weight.shape, weight.float(), wide_bias, epsilon)
+    return wide.to(inputs.dtype)
