@@ -1,5 +1,7 @@
 """What holds for every test of the repository, whichever package it belongs to."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -9,6 +11,9 @@ _PATIENT = settings(settings.default, deadline=None, suppress_health_check=[Heal
 settings.register_profile("same", _PATIENT, derandomize=True)
 settings.register_profile("random", _PATIENT)
 settings.load_profile("same")
+
+# Every Python program that a test starts prints its stacks when native code crashes.
+os.environ["PYTHONFAULTHANDLER"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

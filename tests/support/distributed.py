@@ -11,7 +11,8 @@
 
 The function is named by file and name, never pickled. Each process joins through a file store in a private
 folder, so no port is needed and runs cannot meet. When one process fails or the time is up, the others are
-killed at once and the first error, by time, is reported whole. The processes also die with this one.
+killed at once and the first error, by time, is reported whole; of a crash in native code, with the native
+stacks of all threads. The processes also die with this one.
 
 Importing torch and DeepSpeed takes longer than most tests. So ranks on gloo are forked from one of two
 processes (`support.rank_server`) that have imported them in the environment of the test: two, so that strings
@@ -35,6 +36,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
+
+from support.crashes import native_stacks
 
 __all__ = ["DistributedFailure", "run_ranks"]
 
@@ -66,7 +69,7 @@ _SHARED_GPU = {
 
 
 class DistributedFailure(AssertionError):
-    """A process failed or ran out of time; the message holds the first traceback and that rank's output."""
+    """A process failed, crashed or ran out of time; the message holds the first traceback and its output."""
 
 
 def run_ranks(
@@ -281,6 +284,10 @@ def _wait(processes: list[_Rank], folder: Path, timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     while True:
         codes = [process.poll() for process in processes]
+        # A rank that crashes waits for gdb.
+        for report in folder.glob("crash-*.txt"):
+            if report.stat().st_size:
+                raise DistributedFailure(_crash(report))
         if any(code not in (None, 0) for code in codes):
             raise DistributedFailure(_first_error(codes, folder))
         if all(code == 0 for code in codes):
@@ -299,6 +306,14 @@ def _first_error(codes: list[int | None], folder: Path) -> str:
         return f"rank {first['rank']} failed:\n{first['traceback']}\n{_output_tail(first['rank'], folder)}"
     rank = next(rank for rank, code in enumerate(codes) if code not in (None, 0))
     return f"rank {rank} ended with code {codes[rank]}\n{_output_tail(rank, folder)}"
+
+
+def _crash(report: Path) -> str:
+    rank = int(report.stem.removeprefix("crash-"))
+    process = int((report.parent / f"process-{rank}").read_text())
+    # Before the file is read: faulthandler may not have written all of it.
+    stacks = native_stacks(process)
+    return f"rank {rank} crashed:\n{report.read_text()}\n{stacks}\n{_output_tail(rank, report.parent)}"
 
 
 def _output_tail(rank: int, folder: Path) -> str:

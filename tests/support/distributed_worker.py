@@ -64,14 +64,21 @@ def _run(folder: Path, rank: int) -> None:
 
 def run_and_exit(folder: Path, parent: int) -> NoReturn:
     """Run this process's rank of the call in a folder, and end the process with an exit code."""
+    # Not before the folder of this package is in the path.
+    from support.crashes import stop_if_crashed, wait_on_crashes
+
     _die_with_parent(parent)
     rank, code = int(os.environ["RANK"]), 0
+    (folder / f"process-{rank}").write_text(str(os.getpid()))
+    crash = folder / f"crash-{rank}.txt"
+    wait_on_crashes(crash)
     try:
         _run(folder, rank)
     except BaseException:
         error = {"time": time.time(), "rank": rank, "traceback": traceback.format_exc()}
         _write(folder / f"error-{rank}.json", error)
         code = 1
+    stop_if_crashed(crash)
     # A process group that was abandoned half-way may hang in its destructors: leave without them.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,9 +1,13 @@
+import ctypes
 import itertools
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +37,25 @@ def sleep_for_ever() -> None:
 
 def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read_nothing() -> None:
+    ctypes.string_at(0)
+
+
+def free_twice_in_a_thread(is_waited_for: bool) -> None:
+    """Corrupt the memory as two threads of a group can."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    memory = ctypes.c_void_p(libc.malloc(64))
+
+    def free() -> None:
+        libc.free(memory)
+        libc.free(memory)
+
+    thread = threading.Thread(target=free, daemon=True)
+    thread.start()
+    thread.join(None if is_waited_for else 0.5)
 
 
 def describe(folder: str) -> list[object]:
@@ -92,6 +115,29 @@ def test_the_time_limit_ends_the_run():
 def test_a_rank_that_is_killed_is_reported():
     with pytest.raises(DistributedFailure, match=r"rank 0 ended with code -9"):
         run_ranks(killed, size=1)
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="requires gdb")
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_crash_is_reported_with_the_stacks_of_python_and_of_native_code(is_waited_for):
+    """Also if only a thread crashes, and the others end."""
+    with pytest.raises(DistributedFailure) as raised:
+        run_ranks(free_twice_in_a_thread, size=1, is_waited_for=is_waited_for)
+    text = str(raised.value)
+    assert text.startswith("rank 0 crashed:\nFatal Python error: Aborted")
+    assert 'test_distributed.py", line' in text
+    # Of all threads, the one that crashed and another.
+    assert re.search(r"#\d+ .*abort", text)
+    assert re.search(r"#\d+ .*free", text)
+    assert len(re.findall(r"^Thread \d+ ", text, re.MULTILINE)) > 2
+    assert "double free" in text.rpartition("output of rank 0")[2]
+
+
+def test_the_signal_of_a_crash_is_reported_and_the_other_rank_ends():
+    with pytest.raises(
+        DistributedFailure, match=r"rank [01] crashed:\nFatal Python error: Segmentation fault"
+    ):
+        run_ranks(read_nothing, size=2)
 
 
 def test_ranks_that_are_neighbours_in_a_group_and_launches_hash_strings_differently(tmp_path, monkeypatch):
