@@ -262,6 +262,12 @@ def test_what_arrow_loses_is_kept_by_json_text(tmp_path: Path, kind: str) -> Non
         assert as_text[form][1] == f'<assistant>[{{"arguments": {written[1]}}}];', form
 
 
+def test_large_whole_numbers_are_exact(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [calling({"number": 10**22 + 1})])
+    (texts,) = shown({"jsonl": tmp_path / "a.jsonl"}).values()
+    assert texts == ['<assistant>[{"arguments": {"number": 10000000000000000000001}}];']
+
+
 def test_nulls_of_tools_are_kept_by_json_text_alone() -> None:
     tools = [{"name": "a", "default": None, "enum": [None, "x"], "parameters": {"properties": {"b": None}}}]
     cleaned = [{"name": "a", "enum": [None, "x"], "parameters": {"properties": {}}}]

@@ -55,4 +55,4 @@ def encode_conversation(text: str, tokenizer: Tokenizer) -> list[int]:
     """
     if isinstance(tokenizer, LibraryBackedTokenizer):
         return [int(token) for token in tokenizer.encode_parts([text])[0]]
-    return tokenizer.encode(text)
+    return tokenizer.encode_with_special(text)

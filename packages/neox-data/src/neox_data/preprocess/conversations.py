@@ -22,6 +22,7 @@ NULLS = (
 """Note on nulls that a template does not see."""
 _EMPTY: tuple[Any, ...] = (None, "", "null", "[]", "{}", [], {})
 
+_OF_TEXT = {"role", "content"}
 # Roles of ShareGPT's data.
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
 
@@ -103,8 +104,10 @@ def _without_nulls(value: Any, notes: set[str]) -> Any:
 
 
 def _message(value: Any, name: str, notes: set[str]) -> dict[str, Any]:
-    value = _of_json(value, name)
-    message = value
+    value = message = _of_json(value, name)
+    # Fast path for nearly all messages.
+    if isinstance(value, dict) and value.keys() >= _OF_TEXT and {*map(type, value.values())} == {str}:
+        return value
     if isinstance(value, dict) and value.get("role") is None and {"from", "value"} <= value.keys():
         message = _of_sharegpt(value, name)
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):

@@ -342,7 +342,7 @@ def _choose_encoding(tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], o
             masked, f"{name}, {masked.way} ({options.loss_mask.in_words()})", options.workers, 1 << 20
         )
     if isinstance(tokenizer, RankedFileTokenizer):
-        return _Encoding(tokenizer.encode_flat, f"{name}, run by gigatoken")
+        return _Encoding(tokenizer.encode_flat, f"{name}, run by {tokenizer.engine}")
     why = " (--exact)"
     if not options.exact:
         files = [part.path if isinstance(part, CorpusPart) else part for part in paths]

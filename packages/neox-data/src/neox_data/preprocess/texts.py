@@ -23,6 +23,8 @@ __all__ = [
 ]
 
 
+# What keys of conversations with numbers contain.
+_WITH_NUMBERS = (b"tool", b"function_call", b"documents")
 # Usual keys of conversations.
 _OF_CHATS = frozenset(("messages", "conversations"))
 TextFrom = Callable[[Any, str, Mapping[str, Any]], str | None]
@@ -52,7 +54,7 @@ def texts_of_line(
         text_from: function of (value, its name, the line) that makes a text of a value; the line must be an
             object then. None: `text_of`.
     """
-    value = _parse(line, is_exact=text_from is not None)
+    value = _parse(line, is_exact=text_from is not None and any(key in line for key in _WITH_NUMBERS))
     if not isinstance(value, dict):
         if text_from is not None:
             raise ValueError(
@@ -105,7 +107,7 @@ def _place_to_cut(data: bytes, begin: int, end: int) -> int:
 
 def _parse(line: bytes, *, is_exact: bool) -> Any:
     try:
-        # The faster parser rounds whole numbers of more than 64 bits, which only templates show.
+        # The faster parser rounds whole numbers of more than 64 bits.
         if not is_exact:
             return orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -4,7 +4,7 @@ The templates of most models write arguments with `tojson`, which makes of a tex
 them as text. Which of these a template does is found by rendering.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from neox_data.preprocess.texts import of_json
@@ -19,7 +19,7 @@ DECODED = (
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message]], str]
-_CALLS = ("tool_calls", "function_call")
+_CALLS = {"tool_calls", "function_call"}
 
 
 class _Probe(str):
@@ -52,7 +52,7 @@ def decoded_arguments(messages: Sequence[Message], render: Render, notes: set[st
     Raises:
         ValueError: the template requires objects, and a text is not JSON.
     """
-    if not _has_objects(messages):
+    if not any(map(_is_object, _texts(messages))):
         return messages
     probe = _Probe('{"0probe0": ""}')
     is_text_accepted = True
@@ -71,23 +71,23 @@ def decoded_arguments(messages: Sequence[Message], render: Render, notes: set[st
     return decoded
 
 
-def _has_objects(messages: Sequence[Message]) -> bool:
-    """Return whether arguments are text that stands for an object."""
-    found: list[bool] = []
-
-    def keep(text: str) -> str:
-        found.append(_is_object(text))
-        return text
-
-    if any(key in message for message in messages for key in _CALLS):
-        _replaced(messages, keep)
-    return any(found)
+def _texts(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the arguments that are text."""
+    left = [message[key] for message in messages for key in _CALLS & message.keys()]
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            if isinstance(one.get("arguments"), str):
+                yield one["arguments"]
+            left.append(one.get("function"))
 
 
 def _replaced(messages: Sequence[Message], change: Callable[[str], Any]) -> list[Message]:
     """Return the messages with changed arguments, where these are text."""
     return [
-        message | {key: _changed(message[key], change) for key in _CALLS if key in message}
+        message | {key: _changed(message[key], change) for key in _CALLS & message.keys()}
         for message in messages
     ]
 
