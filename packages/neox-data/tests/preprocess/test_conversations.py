@@ -172,6 +172,8 @@ def tokenized(path: Path, tokenizer_json: Path, template: Path) -> tuple[list[li
     ]
     result = CliRunner().invoke(main, [str(word) for word in words])
     assert result.exit_code == 0, result.output
+    # The conversations in JSONL have no nulls.
+    assert (f"note: {NULLS}\n" in result.stderr) == (path.name not in ("a.jsonl", "f.parquet"))
     tokens, labels = (
         [row.tolist() for row in open_indexed(f"{prefix}_messages{end}_document")] for end in ("", "_label")
     )
