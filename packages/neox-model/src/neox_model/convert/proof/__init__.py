@@ -20,6 +20,8 @@ from neox_model.convert.proof.sides import Sides
 from neox_model.convert.proof.tensors import compare_tensors
 from neox_model.convert.proof.tokens import compare_tokenizers, parts_replaced
 from neox_model.convert.proof.whole import compare_whole
+from neox_model.convert.tokenizer_files import read_json
+from neox_model.convert.tying import open_weights
 from neox_model.versions import package_versions
 
 __all__ = ["WHOLE_LIMIT", "Sides", "prove", "provenance"]
@@ -45,7 +47,9 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
     """
     figures = Figures()
     logger.info("comparing architectures and tokenizers")
-    files = compare_architectures(sides)
+    stated = sides.family.read(read_json(sides.folder / "config.json"))
+    files, architecture = open_weights(sides.folder, sides.family, stated)
+    compare_architectures(sides, architecture)
     counted = check_keys(sides, files)
     texts = compare_tokenizers(sides.tokenizers)  # First: the next comparisons use ids of the tokenizer.
     rounded = compare_tensors(sides, files)

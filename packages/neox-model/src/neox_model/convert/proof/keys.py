@@ -10,35 +10,28 @@ from typing import Any
 from torch import Tensor
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_model.convert.architecture import differences
+from neox_model.convert.architecture import Architecture, differences
 from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.sides import Sides
 from neox_model.convert.reference import meta_model, parameter_name
-from neox_model.convert.tokenizer_files import read_json
-from neox_model.convert.tying import HEAD, open_weights
+from neox_model.convert.tying import HEAD
 from neox_model.convert.weights import WeightFiles
 
 __all__ = ["check_keys", "compare_architectures"]
 
 
-def compare_architectures(sides: Sides) -> WeightFiles:
-    """Compare config.json with the parameters of the checkpoint, so that a wrong one is named.
-
-    Returns:
-        The tensors of the folder.
+def compare_architectures(sides: Sides, theirs: Architecture) -> None:
+    """Compare the architecture of theirs with the parameters of the checkpoint, so that a wrong one is named.
 
     Raises:
         ProofError: an option differs.
     """
-    stated = sides.family.read(read_json(sides.folder / "config.json"))
-    files, theirs = open_weights(sides.folder, sides.family, stated)
     found = differences(sides.checkpoint.architecture, theirs)
     if found:
         raise ProofError(
             f"{sides.folder / 'config.json'} is of another model than {sides.checkpoint.folder}: "
             + "; ".join(map(str, found))
         )
-    return files
 
 
 def check_keys(sides: Sides, files: WeightFiles) -> dict[str, int]:
