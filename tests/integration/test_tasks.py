@@ -1,12 +1,14 @@
 """Tasks of the harness: our numbers, and those of our server, are those of its Hugging Face backend."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer, processors
 
 from support.distributed import run_ranks
 from support.harness_tasks import MODEL, OFFLINE, TASKS, write_tasks
@@ -258,6 +260,119 @@ def test_the_command_evaluates_tasks_and_texts_and_writes_a_file(files, alone, m
     expected = -alone["one process"]["stories"][2] / found["perplexity"]["tokens"]
     assert found["perplexity"]["loss"]["value"] == pytest.approx(expected, rel=1e-5)
     assert found["checkpoint"] == str(files.folder / "imported")
+
+
+TEXTS = ["def write_model(folder):", "x", "été 你好", "import random\nreturn None"]
+
+
+def scored_elsewhere(exported, url, length):
+    """Log-likelihoods of texts and of a pair: by hand, and by the harness with its backend and its client."""
+    import torch
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    library = AutoTokenizer.from_pretrained(exported)
+    reference = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float64).eval()
+
+    def by_hand(context, continuation):
+        ids = [*context, *continuation]
+        with torch.no_grad():
+            logits = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
+        places = range(len(context), len(ids))
+        return sum(float(logits[place - 1, ids[place]]) for place in places)
+
+    def plain(text):
+        return library.encode(text, add_special_tokens=False)
+
+    bos, (context, continuation) = [library.bos_token_id], PAIRS[1]
+    pair = plain(context), plain(context + continuation)[len(plain(context)) :]
+    found = {
+        "one BOS": ([by_hand(bos, plain(text)) for text in TEXTS], by_hand([*bos, *pair[0]], pair[1])),
+        "two": ([by_hand(bos, bos + plain(text)) for text in TEXTS], None),
+        "none": ([], by_hand(*pair)),
+    }
+    client = {
+        "base_url": url,
+        "model": "imported",
+        "tokenizer": exported,
+        "tokenizer_backend": "huggingface",
+        "batch_size": 16,
+        "max_length": length,
+        "max_retries": 1,
+    }
+    models = {
+        "backend": HFLM(exported, device="cpu", dtype="float32", batch_size=4, softmax_dtype="float32"),
+        "client": LocalCompletionsAPI(**client),
+        "client, add_bos_token": LocalCompletionsAPI(**client, add_bos_token=True),
+    }
+    for name, model in models.items():
+        rolling = [Instance("loglikelihood_rolling", {}, arguments=(text,), idx=0) for text in TEXTS]
+        of_pair = [Instance("loglikelihood", {}, arguments=PAIRS[1], idx=0)]
+        found[name] = (model.loglikelihood_rolling(rolling), model.loglikelihood(of_pair)[0][0])
+    return found
+
+
+def begin_texts(folder):
+    """Let the tokenizer of a model of transformers add BOS to each text."""
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.add_special_tokens(["<s>"])
+    added = [("<s>", library.token_to_id("<s>"))]
+    library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=added)
+    library.save(str(folder / "tokenizer.json"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"bos_token": "<s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def test_bos_is_scored_by_rolling_tasks_as_elsewhere_and_not_in_texts(tmp_path, monkeypatch):
+    begin_texts(write_model(tmp_path / "theirs", "llama", MODEL))
+    convert = [sys.executable, "-P", "-m", "neox_model.convert"]
+    arguments = ["from-hf", "theirs", "--output", "imported"]
+    subprocess.run([*convert, *arguments], cwd=tmp_path, check=True, timeout=300)
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    tasks = tmp_path / "local"
+    tasks.mkdir()
+    task = {
+        "task": "stories",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "texts.jsonl")}},
+        "test_split": "test",
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "bits_per_byte"}],
+    }
+    (tasks / "stories.yaml").write_text(json.dumps(task))
+    environment = {**OFFLINE, "HF_HOME": str(tmp_path / "cache")}
+    with serving(tmp_path, config=("imported/model.yml",)) as server:
+        (found,) = run_ranks(
+            scored_elsewhere,
+            size=1,
+            timeout_seconds=600,
+            environment=environment,
+            exported=str(tmp_path / "theirs"),
+            url=f"http://127.0.0.1:{server.port}/v1/completions",
+            length=MODEL["max_position_embeddings"],
+        )
+    (once, begun), (twice, _), (_, bare) = (found[name] for name in ("one BOS", "two", "none"))
+    expected = {"backend": (twice, begun), "client": (once, bare), "client, add_bos_token": (twice, begun)}
+    for name, (rolling, of_pair) in expected.items():
+        assert found[name][0] == pytest.approx(rolling, rel=1e-5), name
+        assert found[name][1] == pytest.approx(of_pair, rel=1e-5), name
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    evaluated = ("--tasks", "stories", "--include-path", str(tasks), "--data", "texts.jsonl")
+    options = ("--config", "imported/model.yml", "--set", "eval-results-prefix=results/run")
+    done = launch(tmp_path, "evaluate", *options, *evaluated, seconds=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "note: stories: '<s>', which the tokenizer adds to each text, is scored" in done.stdout
+    (path,) = (tmp_path / "results").iterdir()
+    results = json.loads(path.read_text())
+    bits = -1 / math.log(2) / sum(len(text.encode()) for text in TEXTS)
+    assert results["perplexity"]["bits_per_byte"]["value"] == pytest.approx(sum(once) * bits, rel=1e-5)
+    assert results["results"]["stories"]["bits_per_byte,none"] == pytest.approx(sum(twice) * bits, rel=1e-5)
+    assert len(results["notes"]) == 1
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

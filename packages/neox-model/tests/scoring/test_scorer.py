@@ -378,6 +378,32 @@ def test_the_harness_gets_the_ids_that_its_own_backend_uses(begins_texts):
     assert after_x == pytest.approx(expected(begins_texts.encode("xab")[1:]), abs=1e-5)
 
 
+def test_what_a_tokenizer_adds_is_scored_by_rolling_tasks_and_noted(begins_texts):
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+
+    from neox_model.scoring.harness import HarnessModel
+
+    def asked(tokenizer, kind, *arguments):
+        model = HarnessModel(scorer(), None, tokenizer, SINGLE_PROCESS, batch_size=1, seed=0)
+        request = Instance(kind, {}, arguments=arguments, idx=0, metadata=("wiki", 0, 1))
+        return getattr(model, kind)([request])[0], model.notes
+
+    found, notes = asked(begins_texts, "loglikelihood_rolling", "ab")
+    assert found == pytest.approx(expected([BEGIN, *begins_texts.encode("ab")]), abs=1e-5)
+    assert notes == [
+        "wiki: '<s>', which the tokenizer adds to each text, is scored with the text, as by lm_eval --model "
+        "hf; for the text alone use --data"
+    ]
+    texts = {"iteration": 0, "perplexity": None, "per_character": False, "tasks": {}, "seconds": 0.0}
+    results = Results(**texts, tables="| table |", notes=notes)
+    assert str(results) == f"| table |\nnote: {notes[0]}"
+    assert results.as_object()["notes"] == notes
+    assert asked(begins_texts, "loglikelihood", "a", "b")[1] == []
+    plain = build_tokenizer("CharLevelTokenizer")
+    assert asked(plain, "loglikelihood_rolling", "ab")[1] == []
+
+
 def test_few_documents_have_intervals_over_parts(corpus):
     found = measure(corpus, limit=6)
     assert (found.documents, found.empty_documents, found.units) == (5, 1, "parts")

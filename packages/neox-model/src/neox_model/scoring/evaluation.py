@@ -99,12 +99,14 @@ class TextEvaluation:
             is_stopping=lambda: agreed_in_copy(self._groups, is_stopping()),
         )
         perplexity = tasks = None
+        notes: list[str] = []
         if section.eval_data is not None:
             perplexity = measure_perplexity(
                 section.eval_data, scorer, self._tokenizer, self._groups, limit=section.eval_limit
             )
         if self._harness is not None:
-            tasks = self._tasks.run(self._model(self._harness, forward, scorer))
+            model = self._model(self._harness, forward, scorer)
+            tasks, notes = self._tasks.run(model), model.notes
         if self._groups.world.rank:
             return None
         return Results(
@@ -113,6 +115,7 @@ class TextEvaluation:
             per_character=section.char_level_ppl,
             tasks=tasks,
             tables="" if self._harness is None else self._harness.table_of(tasks),
+            notes=notes,
             seconds=time.monotonic() - began,
         )
 

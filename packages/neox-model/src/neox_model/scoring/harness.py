@@ -88,6 +88,7 @@ class HarnessModel(TemplateLM):
         self._prefix_text = tokenizer.decode([self._encoder.prefix])
         self._groups = groups
         self._batch_size, self._seed = batch_size, seed
+        self._rolling_tasks: set[str] = set()
 
     @property
     def eot_token_id(self) -> int:
@@ -108,6 +109,16 @@ class HarnessModel(TemplateLM):
     def tokenizer_name(self) -> str:
         """Return a name for caches of requests; none are used."""
         return "neox"
+
+    @property
+    def notes(self) -> list[str]:
+        """Return what is to be known of the results so far, in sentences."""
+        if not self._encoder.added or not self._rolling_tasks:
+            return []
+        return [
+            f"{', '.join(sorted(self._rolling_tasks))}: {self._encoder.added!r}, which the tokenizer adds to "
+            "each text, is scored with the text, as by lm_eval --model hf; for the text alone use --data"
+        ]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Return the ids of a text, as the harness's Hugging Face backend does.
@@ -150,7 +161,12 @@ class HarnessModel(TemplateLM):
         return [(score.log_likelihood, score.is_greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each whole text, after the token before texts."""
+        """Return the log-likelihood of each whole text, after the token before texts.
+
+        As in the harness's Hugging Face backend, the text has what the tokenizer adds to it, so that a BOS
+        occurs twice and the second one is scored.
+        """
+        self._rolling_tasks.update(request.task_name for request in requests if request.task_name)
         parts = [
             rolling_parts(
                 self.tok_encode(request.args[0]), prefix=self.prefix_token_id, seq_length=self.max_length

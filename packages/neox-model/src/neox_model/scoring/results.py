@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -30,6 +30,7 @@ class Results:
         per_character: also report the perplexity per character.
         tasks: what the harness returned; None without tasks.
         tables: the results of the tasks as text.
+        notes: what is to be known of the results of the tasks, in sentences.
         seconds: duration.
     """
 
@@ -38,6 +39,7 @@ class Results:
     per_character: bool
     tasks: Mapping[str, Any] | None
     tables: str
+    notes: Sequence[str] = ()
     seconds: float
 
     def metrics(self) -> dict[str, float]:
@@ -68,13 +70,15 @@ class Results:
             width = max(map(len, rows))
             lines += [f"{name:{width}} {ratio}" for name, ratio in rows.items()]
             lines.append(f"in brackets: {CONFIDENCE:.0%} confidence intervals over {one.units}")
-        return "\n".join([*lines, *([self.tables] if self.tables else [])])
+        lines += [self.tables] if self.tables else []
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def as_object(self) -> dict[str, Any]:
         """Return the results for JSON; those of tasks have the names that the harness gives them."""
         # Configurations of tasks may contain functions.
         tasks = json.loads(finite_json.dumps(dict(self.tasks or {}), default=str))
         found: dict[str, Any] = {"iteration": self.iteration, "seconds": round(self.seconds, 3), **tasks}
+        found |= {"notes": list(self.notes)} if self.notes else {}
         if self.perplexity is not None:
             rows = self.perplexity.rows(per_character=self.per_character)
             over = f"{CONFIDENCE:.0%}, ratio estimator, normal approximation over {self.perplexity.units}"

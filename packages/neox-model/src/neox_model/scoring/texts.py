@@ -19,6 +19,7 @@ class TextEncoder:
     Attributes:
         prefix: id of the token before a text: the last one that the tokenizer adds to the beginning of each
             text (BOS), or end-of-document if it adds none.
+        added: what the tokenizer adds to each text, such as "<s>"; empty if it adds nothing.
 
     Raises:
         TokenizerError: what the tokenizer adds to a text cannot be separated from it.
@@ -31,6 +32,7 @@ class TextEncoder:
         if isinstance(tokenizer, LibraryBackedTokenizer):
             self._begin, self._end = tokenizer.added_ids(_PROBE)
         self.prefix = self._begin[-1] if self._begin else tokenizer.end_of_document
+        self.added = "".join(tokenizer.decode([token]) for token in (*self._begin, *self._end))
 
     def whole(self, text: str) -> list[int]:
         """Return the ids of a text with those that the tokenizer adds."""
