@@ -181,11 +181,13 @@ def test_a_trial_neither_saves_nor_reports(minimal):
 
 
 def test_a_trial_downloads_the_base_of_adapters_to_the_given_folder(minimal):
-    adapters = ["lora-rank=2", "lora-base=s3://bucket/model", "store-cache=folder"]
+    adapters = ["lora-rank=2", "lora-base=s3://bucket/model", "store-cache=folder/$$1"]
     config = load_config([minimal], overrides=adapters)
     experiment = Experiment(zero_stage=1, micro_batch=4, accumulation=1)
-    trial = describe(config, experiment, log_dir=Path("folder"))
-    assert (trial["lora_base"], trial["store_cache"]) == ("s3://bucket/model", "folder")
+    trial = Path("trial.yml")
+    trial.write_text(yaml.safe_dump(describe(config, experiment, log_dir=Path("folder"))))
+    read = load_config([trial])
+    assert (read.adapters.lora_base, read.checkpoint.store_cache) == ("s3://bucket/model", "folder/$1")
 
 
 def test_the_removed_names_are_parameters():

@@ -23,9 +23,9 @@ ALL = [of_size(name) for name in SIZES]
 
 def prepared(tokens: int, entries: int = 8192) -> Prepared:
     return Prepared(
-        data_path="/the data/corpus_text_document",
+        data_path="/the $data/corpus_text_document",
         split="95,5,0",
-        vocab_file="/the data/tokenizer.json",
+        vocab_file="/the $data/tokenizer.json",
         tokenizer_type="HFTokenizer",
         entries=entries,
         training_tokens=tokens,
@@ -34,8 +34,11 @@ def prepared(tokens: int, entries: int = 8192) -> Prepared:
 
 
 def configured(training, texts, devices):
-    text = configuration_text(Path("/my run/config.yml"), training, texts, devices)
-    return load_config([], texts=(Text(text, "config.yml", has_lines=True),))
+    text = configuration_text(Path("/my $run/config.yml"), training, texts, devices)
+    config = load_config([], texts=(Text(text, "config.yml", has_lines=True),))
+    assert (config.data.data_path, config.tokenizer.vocab_file) == (texts.data_path, texts.vocab_file)
+    assert (config.checkpoint.save, config.logging.log_dir) == ("/my $run/checkpoints", "/my $run")
+    return config
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_every_size_has_a_valid_configuration_with_the_figures_that_are_reported
         training.operations,
     )
     assert training.memory * (1 if devices.are_gpus else devices.count) <= devices.memory
-    assert resolved.config.data.data_path == "/the data/corpus_text_document"
+    assert resolved.config.data.data_path == "/the $data/corpus_text_document"
 
 
 @pytest.mark.parametrize("name", [each for each in model_names() if "72b" not in each and "70b" not in each])

@@ -83,8 +83,10 @@ def test_our_settings_give_the_architecture_back(family, tmp_path):
         architecture = TABLES[family].read(json.loads((tmp_path / "config.json").read_text()))
         path = tmp_path / "model.yml"
         settings = settings_of(architecture) | {"precision": "fp32", "tokenizer-type": "CharLevelTokenizer"}
-        write_settings(path, settings, source=tmp_path, output=tmp_path)
-        assert architecture_of(resolve(load_config([path]), devices=1)) == architecture
+        write_settings(path, settings, source=tmp_path, output=Path("/a/$model"))
+        config = load_config([path])
+        assert config.checkpoint.load == "/a/$model"
+        assert architecture_of(resolve(config, devices=1)) == architecture
         assert TABLES[family].read(TABLES[family].write(architecture)) == architecture
 
 

@@ -14,6 +14,7 @@ from neox_config.derive.resolve import Resolved
 from neox_config.problems import Place, in_words, place_of
 from neox_config.schema.config import NeoXConfig, sections
 from neox_config.schema.parameter import Section, entry_section, inner_section
+from neox_config.schema.paths import is_path, written_paths
 from neox_config.schema.sections.optimizer import OptimizerParams
 
 __all__ = ["show_config", "show_derived", "show_difference"]
@@ -178,7 +179,8 @@ def _row(name: str, value: Any, declared: FieldInfo, at: _Printed) -> _Row:
     if isinstance(value, SecretStr):
         return f"{at.indent}{name}: null", f"secret, not shown; {at.config.sources[path]}"
     default = declared.get_default(call_default_factory=True)
-    return f"{at.indent}{name}: {_as_yaml(value)}", _origin(path, value, default, at.config)
+    written = written_paths(value) if is_path(declared) else value
+    return f"{at.indent}{name}: {_as_yaml(written)}", _origin(path, value, default, at.config)
 
 
 def _as_yaml(value: Any) -> str:

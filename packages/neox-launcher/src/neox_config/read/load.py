@@ -46,6 +46,7 @@ from neox_config.schema.config import (
     sections,
 )
 from neox_config.schema.parameter import Section, entry_section, inner_section, scalars_of
+from neox_config.schema.paths import PathError, expand_paths, is_path
 from neox_config.schema.scalars import QUOTE, WORDS
 
 __all__ = ["Draft", "draft_config", "is_valid_setting", "load_config"]
@@ -387,7 +388,16 @@ class _Assembly:
                 # A section refuses 10.000 as a whole number, which 10.0 is.
                 is_whole = {int, float, str}.intersection(scalars_of(kind, part)) == {int}
                 at[part] = leaf.written if leaf.written and is_whole else leaf.value
+                if is_path(declared):
+                    at[part] = self._expanded(leaf)
             self.places[leaf.name] = leaf.place
+
+    def _expanded(self, leaf: Leaf) -> Any:
+        try:
+            return expand_paths(leaf.value)
+        except PathError as error:
+            self._complain(leaf, error.what, error.remedy)
+            return leaf.value
 
     def _put_entry(self, leaf: Leaf, path: tuple[str, ...], at: dict[str, Any], kind: type[Section]) -> None:
         """Set a value below a name chosen by the user."""

@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 
 from neox_config.problems import Place, Problem
 from neox_config.schema.parameter import Parameter, Section, entry_section, inner_section, key_of
+from neox_config.schema.paths import is_path, written_paths
 from neox_config.schema.sections.activation_checkpointing import ActivationCheckpointingSection
 from neox_config.schema.sections.adapters import AdaptersSection
 from neox_config.schema.sections.attention import AttentionSection
@@ -37,6 +38,7 @@ from neox_config.schema.sections.zero import ZeroSection
 __all__ = [
     "NeoXConfig",
     "all_parameters",
+    "as_written",
     "build_section",
     "field_named",
     "parameter_named",
@@ -192,6 +194,24 @@ def field_named(name: str) -> FieldInfo | None:
         if entry is not None and next(parts, None) is not None:
             declared = None
     return declared
+
+
+def as_written(values: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
+    """Return values of parameters as written in a file: paths are expanded when it is read.
+
+    Args:
+        values: the values by name, with underscores or dashes.
+        outer: the block that contains them, with a dot at its end.
+    """
+    found = {}
+    for name, value in values.items():
+        path = f"{outer}{name.replace('-', '_')}"
+        declared = field_named(path)
+        if declared is not None and is_path(declared):
+            found[name] = written_paths(value)
+        else:
+            found[name] = as_written(value, f"{path}.") if isinstance(value, Mapping) else value
+    return found
 
 
 def _declared_name(name: str) -> str:

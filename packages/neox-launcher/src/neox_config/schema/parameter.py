@@ -10,12 +10,13 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from neox_config.schema.paths import is_path
 from neox_config.schema.scalars import LARGEST, WORDS, read_scalar, written_limit
 
 __all__ = [
@@ -296,7 +297,7 @@ def _describe(name: str, field: FieldInfo, resume: Resume | None) -> Parameter:
         raise TypeError(f"{name} does not declare `resume`, the effect of a change when training resumes")
     return Parameter(
         name=name,
-        type="block" if is_block else _type_in_words(kinds),
+        type="block" if is_block else _type_in_words(kinds, are_paths=is_path(field)),
         choices=choices or ((free,) if free else ()),
         default=default,
         required=field.is_required() and not is_block and not details.get("filled_in"),
@@ -319,13 +320,15 @@ def _describe_entry(name: str, kind: type[Section], field: FieldInfo) -> Paramet
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """Return the members of a union; for a single type, the type itself."""
+    """Return the members of a union; for a single type, the type itself; without annotations."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
     if get_origin(annotation) in (typing.Union, types.UnionType):
         return tuple(member for part in get_args(annotation) for member in _members(part))
     return (annotation,)
 
 
-def _type_in_words(kinds: tuple[Any, ...]) -> str:
+def _type_in_words(kinds: tuple[Any, ...], *, are_paths: bool) -> str:
     words = []
     for kind in kinds:
         if kind is type(None):
@@ -333,9 +336,11 @@ def _type_in_words(kinds: tuple[Any, ...]) -> str:
         origin = get_origin(kind)
         if origin is tuple:
             inner = {arg for arg in get_args(kind) if arg is not Ellipsis}
-            words.append("list" + "".join(f" of {WORDS[arg]}s" for arg in inner if arg in (int, float)))
+            of = ["paths"] if are_paths else [f"{WORDS[arg]}s" for arg in inner if arg in (int, float)]
+            words.append("list" + "".join(f" of {each}" for each in of))
         else:
-            words.append("choice" if origin is Literal else WORDS.get(origin or kind, "any"))
+            word = "choice" if origin is Literal else WORDS.get(origin or kind, "any")
+            words.append(f"{word} (path)" if are_paths else word)
     return " or ".join(dict.fromkeys(words))
 
 

@@ -15,6 +15,7 @@ from neox_config.atomic import atomic_write
 from neox_config.derive.resolve import decay_iterations
 from neox_config.errors import ConfigError, LaunchError
 from neox_config.facts.records import RECORD
+from neox_config.schema.config import as_written
 from neox_launcher.autotuning.results import Result, Status
 from neox_launcher.autotuning.space import Experiment
 from neox_launcher.controller.terminal import print_message
@@ -147,7 +148,7 @@ def describe(config: NeoXConfig, experiment: Experiment, *, log_dir: Path) -> di
             values[block] = {**values.get(block, {}), last: value}
         else:
             values[name] = value
-    return values
+    return as_written(values)
 
 
 def fingerprint(plan: LaunchPlan, steps: tuple[int, int]) -> str:

@@ -20,6 +20,7 @@ from neox_config.facts.records import OUTPUT, RECORD, output_name
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
 from neox_config.read.reading import normal_name, text_as_yaml
+from neox_config.schema.config import as_written
 from neox_launcher.plan.of_training import is_of_training
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
@@ -325,7 +326,7 @@ def _command(request: Request, program: str | None = None, *, settings: Mapping[
     replaced = {normal_name(name) for name in settings}
     kept: Sequence[str] = [each for each in _in_effect(request.overrides) if _name_of(each) not in replaced]
     kept = kept if program is None else _used_by(program, request, kept)
-    for override in [*kept, *(f"{name}={_as_yaml(value)}" for name, value in settings.items())]:
+    for override in [*kept, *(f"{name}={_as_yaml(value)}" for name, value in as_written(settings).items())]:
         words += ["--set", override]
     if program is None:
         words += ["--max-restarts", str(request.max_restarts)] if request.max_restarts else []

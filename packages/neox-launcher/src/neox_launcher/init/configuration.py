@@ -7,6 +7,7 @@ from pathlib import Path
 
 from neox_config.counted import counted
 from neox_config.describe.estimate_tables import recomputation_settings
+from neox_config.schema.paths import written_paths
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, Training
 
@@ -101,10 +102,10 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         parameters=training.parameters,
         samples=counted(layout.samples, "sample"),
         seq_length=training.seq_length,
-        data_path=_quoted(prepared.data_path),
+        data_path=_quoted(written_paths(prepared.data_path)),
         split=prepared.split,
         tokenizer_type=prepared.tokenizer_type,
-        vocab_file=_quoted(prepared.vocab_file),
+        vocab_file=_quoted(written_paths(prepared.vocab_file)),
         name=training.candidate.name,
         architecture=training.candidate.text(training.seq_length),
         passes=training.tokens / prepared.training_tokens,
@@ -124,12 +125,12 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         stages=layout.stages if layout.stages > 1 else 0,
         model_parallel=layout.model_parallel,
         recomputation="".join(f"{line}\n" for line in lines_of_recomputation),
-        save=_quoted(str(folder / CHECKPOINTS)),
+        save=_quoted(written_paths(str(folder / CHECKPOINTS))),
         save_interval=max(1, training.iterations // _NUM_CHECKPOINTS),
         eval_interval=training.evaluation_interval,
         evaluated=training.evaluation_batches,
         log_interval=max(1, min(10, training.iterations // 20)),
-        log_dir=_quoted(str(folder)),
+        log_dir=_quoted(written_paths(str(folder))),
     )
     return "\n".join(_aligned(line) for line in text.splitlines()) + "\n"
 

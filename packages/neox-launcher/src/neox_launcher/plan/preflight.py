@@ -48,6 +48,7 @@ from neox_config.facts.tokenizers import TOKENIZER_FACTS, is_tokenizer_json, is_
 from neox_config.files import why_not_readable
 from neox_config.problems import COMMAND_LINE, DEFAULTS, Place, Problem, config_error, in_words, place_of
 from neox_config.schema.parameter import InvalidValue
+from neox_config.schema.paths import written_paths
 from neox_launcher.plan.dataset_files import (
     BLOCK_INDEX,
     check_indexed_files,
@@ -312,7 +313,7 @@ def notes_on_load(config: NeoXConfig) -> list[Problem]:
     if not saved:
         return []
     what = f"is read, and not save: {save}, which has checkpoints up to {saved[-1].name}"
-    remedy = f"for these, add --set load={shlex.quote(str(save))}"
+    remedy = f"for these, add --set load={shlex.quote(written_paths(str(save)))}"
     return [Problem("load", what, remedy, value=section.load, place=place)]
 
 

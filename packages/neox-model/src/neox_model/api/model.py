@@ -23,6 +23,7 @@ from neox_config.problems import Problem, config_error, did_you_mean, in_words
 from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, foreign_remedy
 from neox_config.read.wording import sentence_about
 from neox_config.rules import broken_rules
+from neox_config.schema.config import as_written
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.generation import GenerationSection
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
@@ -157,7 +158,7 @@ class Model:
         others = (self.config.generation, "stop_tokens"), (self.config.checkpoint, "hf_family")
         for section, name in others:
             found |= section.model_dump(mode="json", exclude_defaults=True, include={name})
-        return found
+        return as_written(found)
 
     @property
     def device(self) -> torch.device:
@@ -599,7 +600,7 @@ def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: M
 
 def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
     settings = {**found.settings(found.folder.absolute()), **TRAINING}
-    text = as_text(settings, str(found.folder / "config.json"))
+    text = as_text(as_written(settings), str(found.folder / "config.json"))
     resolved = resolve(load_files([], texts=[text]), devices=1)
     module = _built(resolved, found.rows, DTYPES[precision or resolved.derived.precision])
     parameters = dict(named_logical_parameters(module))

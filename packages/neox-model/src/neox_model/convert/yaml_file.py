@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from neox_config.schema.config import as_written
+
 __all__ = ["CONFIGURATION", "TRAINING", "write_settings"]
 
 CONFIGURATION = "model.yml"
@@ -63,7 +65,7 @@ def write_settings(
         command: the conversion.
         notes: further lines of its comment.
     """
-    settings = {**model, **TRAINING, "load": str(output), "finetune": True}
+    settings = as_written({**model, **TRAINING, "load": str(output), "finetune": True})
     grouped = {name for names in _GROUPS.values() for name in names}
     groups = {_MODEL: [name for name in settings if name not in grouped], **_GROUPS}
     here = shlex.quote(str(output / path.name))

@@ -2,6 +2,7 @@
 
 from neox_config.facts.adapters import ADAPTED, AdaptedName
 from neox_config.schema.parameter import Section, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["AdaptersSection"]
 
@@ -45,7 +46,7 @@ class AdaptersSection(Section, resume="model"):
         doc="Matrices with an adapter: qkv and dense of attention, up, gate (of a gated activation) and down "
         "of the feed-forward block.",
     )
-    lora_base: str | None = param(
+    lora_base: PathText | None = param(
         None,
         origin="ours",
         resume="free",

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from neox_config.schema.parameter import Section, block, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["Autotuning", "AutotuningSection"]
 
@@ -15,13 +16,13 @@ class Autotuning(Section):
         origin="DSC",
         doc="Run trials and print the best settings instead of training (see launching.md).",
     )
-    results_dir: str = param(
+    results_dir: PathText = param(
         "autotuning_results",
         origin="DSC",
         min_length=1,
         doc="Directory for the results of the trials (results.json).",
     )
-    exps_dir: str = param(
+    exps_dir: PathText = param(
         "autotuning_exps",
         origin="DSC",
         min_length=1,

@@ -4,6 +4,7 @@ from typing import Literal
 
 from neox_config.facts.stores import MULTIPART_BYTES
 from neox_config.schema.parameter import Section, block, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["CheckpointOptions", "CheckpointSection", "HfFamily", "ParallelWrite"]
 
@@ -42,10 +43,10 @@ class CheckpointOptions(Section):
 class CheckpointSection(Section, resume="free"):
     """Where checkpoints are saved and loaded, how often, and what they contain."""
 
-    save: str | None = param(
+    save: PathText | None = param(
         None, origin="Meg", none_means="nothing is saved", doc="Directory to save checkpoints in."
     )
-    load: str | None = param(
+    load: PathText | None = param(
         None,
         origin="Meg",
         none_means="start from new weights",
@@ -106,7 +107,7 @@ class CheckpointSection(Section, resume="free"):
         none_means="keep all",
         doc="Number of latest checkpoints to keep; older ones are deleted.",
     )
-    hf_export: str | None = param(
+    hf_export: PathText | None = param(
         None,
         origin="ours",
         none_means="no export",
@@ -139,7 +140,7 @@ class CheckpointSection(Section, resume="free"):
         doc="Bytes of each part of an upload; the uploading process holds one part in memory. Called "
         "s3_chunk_size in GPT-NeoX.",
     )
-    store_cache: str | None = param(
+    store_cache: PathText | None = param(
         None,
         origin="ours",
         none_means="neox-checkpoints in $XDG_CACHE_HOME or ~/.cache",

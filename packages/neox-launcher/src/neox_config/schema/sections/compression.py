@@ -3,6 +3,7 @@
 from typing import Literal
 
 from neox_config.schema.parameter import Section, block, named_blocks, param
+from neox_config.schema.paths import PathText
 
 __all__ = [
     "ActivationQuantization",
@@ -64,7 +65,7 @@ class LayerReduction(Section):
     enabled: bool = param(
         False, origin="DSC", resume="training", doc="Initialize the model from layers of a larger model."
     )
-    teacher: str | None = param(
+    teacher: PathText | None = param(
         None,
         origin="ours",
         none_means="no teacher; enabled requires one",

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from neox_config.schema.parameter import Section, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["DataSection"]
 
@@ -18,34 +19,34 @@ _WEIGHTS = "Weights of the {} datasets; they need not sum to 1."
 class DataSection(Section, resume="training"):
     """Indexed datasets, given by prefix: PREFIX.bin and PREFIX.idx."""
 
-    data_path: str | None = param(
+    data_path: PathText | None = param(
         None,
         origin="Meg",
         none_means="train_data_paths is used",
         doc="Prefix (without .bin and .idx) of one dataset, which is divided by `split`.",
     )
-    train_data_paths: tuple[str, ...] | None = param(
+    train_data_paths: tuple[PathText, ...] | None = param(
         None, origin="NeoX", none_means="data_path is used", doc=_PREFIXES.format("training")
     )
-    valid_data_paths: tuple[str, ...] | None = param(
+    valid_data_paths: tuple[PathText, ...] | None = param(
         None,
         origin="NeoX",
         none_means="data_path is used; there is no validation with train-data-paths",
         doc=_PREFIXES.format("validation") + " Required with train-data-paths, unless eval-iters is 0.",
     )
-    test_data_paths: tuple[str, ...] | None = param(
+    test_data_paths: tuple[PathText, ...] | None = param(
         None,
         origin="NeoX",
         none_means="data_path is used; there is no test with train-data-paths",
         doc=_PREFIXES.format("test"),
     )
-    train_label_data_paths: tuple[str, ...] | None = param(
+    train_label_data_paths: tuple[PathText, ...] | None = param(
         None, origin="NeoX", none_means="labels are the next tokens", doc=_LABELS.format("training")
     )
-    valid_label_data_paths: tuple[str, ...] | None = param(
+    valid_label_data_paths: tuple[PathText, ...] | None = param(
         None, origin="NeoX", none_means="labels are the next tokens", doc=_LABELS.format("validation")
     )
-    test_label_data_paths: tuple[str, ...] | None = param(
+    test_label_data_paths: tuple[PathText, ...] | None = param(
         None, origin="NeoX", none_means="labels are the next tokens", doc=_LABELS.format("test")
     )
     train_data_weights: tuple[float, ...] | None = param(
@@ -114,7 +115,7 @@ class DataSection(Section, resume="training"):
         doc="Use the beginning of documents that are longer than a sample, seq_length + 1 tokens. false: "
         "leave these documents out.",
     )
-    data_cache_dir: str | None = param(
+    data_cache_dir: PathText | None = param(
         None,
         origin="ours",
         resume="free",

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from neox_config.schema.parameter import Section, block, named_blocks, param
+from neox_config.schema.paths import PathText
 
 __all__ = [
     "TRUNCATES",
@@ -74,13 +75,13 @@ class ScheduleConfig(Section):
 class Metric(Section):
     """One difficulty metric; its name is the one under which the analysis was saved."""
 
-    index_to_sample_path: str = param(
+    index_to_sample_path: PathText = param(
         origin="DSC",
         min_length=1,
         doc="Analysis file that lists samples by difficulty. The merged percentile file can be used only "
         "with percentiles.",
     )
-    index_to_metric_path: str = param(
+    index_to_metric_path: PathText = param(
         origin="DSC", min_length=1, doc="Analysis file that lists the difficulties."
     )
     difficulty_type: Literal["value", "percentile"] = param(
@@ -107,7 +108,7 @@ class Curriculum(Section):
     """Curriculum learning by one or more difficulty metrics."""
 
     enabled: bool = param(False, origin="DSC", doc="Train on easy samples first.")
-    data_cluster_path: str | None = param(
+    data_cluster_path: PathText | None = param(
         None,
         origin="DSC",
         resume="free",

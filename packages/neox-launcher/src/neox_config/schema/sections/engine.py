@@ -3,6 +3,7 @@
 from typing import Literal
 
 from neox_config.schema.parameter import Section, block, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["Aio", "CommsLogger", "DataTypes", "Eigenvalue", "EngineSection", "FlopsProfiler"]
 
@@ -29,7 +30,7 @@ class FlopsProfiler(Section):
         1, origin="DSC", gt=0, doc="Number of largest classes of modules to report at each depth."
     )
     detailed: bool = param(True, origin="DSC", doc="Report every module.")
-    output_file: str | None = param(
+    output_file: PathText | None = param(
         None, origin="DSC", none_means="the log of rank 0", doc="File for the report on all pipeline stages."
     )
 

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from neox_config.schema.parameter import Section, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["GenerationSection"]
 
@@ -84,10 +85,10 @@ class GenerationSection(Section, resume="free"):
     maximum_tokens: int = param(
         64, origin="NeoX", gt=0, doc="Maximum number of tokens to generate per prompt."
     )
-    sample_input_file: str | None = param(
+    sample_input_file: PathText | None = param(
         None, origin="NeoX", none_means="no file", doc="Text file with one prompt per line."
     )
-    sample_output_file: str | None = param(
+    sample_output_file: PathText | None = param(
         None,
         origin="NeoX",
         none_means="the name of the input file with .output.jsonl, or stdout without an input file",
@@ -104,7 +105,7 @@ class GenerationSection(Section, resume="free"):
         origin="NeoX",
         doc="Recompute the whole sequence for each token instead of caching keys and values.",
     )
-    eval_results_prefix: str = param(
+    eval_results_prefix: PathText = param(
         "",
         origin="NeoX",
         used_when="eval_tasks or eval_data is set",
@@ -121,7 +122,7 @@ class GenerationSection(Section, resume="free"):
         "iterations of a training: names of tasks, groups or tags, and patterns of names of tasks (mmlu_*). "
         "Requires pip install 'neox-model[eval]'.",
     )
-    eval_include_path: str | None = param(
+    eval_include_path: PathText | None = param(
         None,
         origin="ours",
         none_means="only tasks of the harness",
@@ -144,7 +145,7 @@ class GenerationSection(Section, resume="free"):
         used_when="eval_tasks or eval_data is set",
         doc="Maximum number of questions of each task, and of documents of eval_data.",
     )
-    eval_data: str | None = param(
+    eval_data: PathText | None = param(
         None,
         origin="ours",
         none_means="no further data",

@@ -4,6 +4,7 @@ from typing import Literal
 
 from neox_config.facts.hosts import MOST_HOSTS, MOST_SLOTS
 from neox_config.schema.parameter import Section, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["MPI_LAUNCHERS", "LaunchSection"]
 
@@ -16,7 +17,7 @@ _OTHER_HOSTS = "the job has another host than this one, or deepspeed_mpi is true
 class LaunchSection(Section, resume="free"):
     """Hosts, devices and the launch backend that starts one worker per device."""
 
-    hostfile: str | None = param(
+    hostfile: PathText | None = param(
         None,
         origin="DSL",
         none_means="the file named by DLTS_HOSTFILE, else /job/hostfile if it exists, else the Slurm "

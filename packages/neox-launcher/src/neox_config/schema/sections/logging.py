@@ -1,6 +1,7 @@
 """Logging of progress and metrics."""
 
 from neox_config.schema.parameter import Section, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["LoggingSection"]
 
@@ -12,14 +13,14 @@ class LoggingSection(Section, resume="free"):
     """Progress reports, TensorBoard, Weights & Biases and additional metrics."""
 
     log_interval: int = param(100, origin="Meg", gt=0, doc="Iterations between progress reports.")
-    log_dir: str | None = param(
+    log_dir: PathText | None = param(
         None,
         origin="NeoX",
         none_means="no log files",
         doc="Directory for metrics.jsonl (every metric of every iteration), hang reports, and what the "
         "ranks of a training print, in output/rank-00000.log and so on.",
     )
-    tensorboard_dir: str | None = param(
+    tensorboard_dir: PathText | None = param(
         None, origin="NeoX", none_means="no TensorBoard events", doc="Directory for TensorBoard event files."
     )
     use_wandb: bool | None = param(
@@ -99,7 +100,7 @@ class LoggingSection(Section, resume="free"):
         "and when memory runs out. Without a GPU, PyTorch's profiler traces the allocations of the operators "
         "in the profiled iterations instead (see profiling.md).",
     )
-    memory_profiling_path: str | None = param(
+    memory_profiling_path: PathText | None = param(
         None,
         origin="NeoX",
         none_means="the folder of the traces (see profile)",

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import SecretStr
 
 from neox_config.schema.parameter import Section, block, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["Comet", "CsvMonitor", "MonitorsSection", "TensorBoard", "Wandb"]
 
@@ -16,7 +17,7 @@ class TensorBoard(Section):
     """TensorBoard event files. Requires the package tensorboard."""
 
     enabled: bool = param(False, origin="DSC", doc="Write TensorBoard events to output_path/job_name.")
-    output_path: str = param("", origin="DSC", doc=_FOLDER)
+    output_path: PathText = param("", origin="DSC", doc=_FOLDER)
     job_name: str = param("DeepSpeedJobName", origin="DSC", min_length=1, doc=_JOB)
 
 
@@ -24,7 +25,7 @@ class CsvMonitor(Section):
     """One CSV file per metric."""
 
     enabled: bool = param(False, origin="DSC", doc="Write one CSV file per metric to output_path/job_name.")
-    output_path: str = param("", origin="DSC", doc=_FOLDER)
+    output_path: PathText = param("", origin="DSC", doc=_FOLDER)
     job_name: str = param("DeepSpeedJobName", origin="DSC", min_length=1, doc=_JOB)
 
 

@@ -1,6 +1,7 @@
 """The objective of the training: which tokens the model predicts, and from which others."""
 
 from neox_config.schema.parameter import Section, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["ObjectiveSection"]
 
@@ -94,7 +95,7 @@ class ObjectiveSection(Section, resume="training"):
         used_when=_ICT,
         doc="Embed queries and blocks with the same tower. false: with two separate towers.",
     )
-    bert_load: str | None = param(
+    bert_load: PathText | None = param(
         None,
         origin="Meg",
         none_means="newly initialized towers",
@@ -116,7 +117,7 @@ class ObjectiveSection(Section, resume="training"):
         used_when=_ICT,
         doc="Also use blocks of a single sentence, which then stays in its block.",
     )
-    titles_data_path: str | None = param(
+    titles_data_path: PathText | None = param(
         None,
         origin="Meg",
         none_means="blocks without titles",
@@ -132,7 +133,7 @@ class ObjectiveSection(Section, resume="training"):
         doc="Report, in evaluations, the share of queries whose block is among the best k blocks of the "
         "micro-batch of all data-parallel ranks, for each k of this list.",
     )
-    ict_load: str | None = param(
+    ict_load: PathText | None = param(
         None,
         origin="Meg",
         resume="free",
@@ -141,7 +142,7 @@ class ObjectiveSection(Section, resume="training"):
         doc="Folder of the checkpoints of the retrieval model with which neox-launch index-blocks and "
         "find-blocks embed texts.",
     )
-    block_data_path: str | None = param(
+    block_data_path: PathText | None = param(
         None,
         origin="Meg",
         resume="free",

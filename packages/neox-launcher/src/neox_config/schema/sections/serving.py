@@ -1,6 +1,7 @@
 """The server of `neox-launch serve`."""
 
 from neox_config.schema.parameter import Section, block, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["Serve", "ServingSection"]
 
@@ -18,7 +19,7 @@ class Serve(Section):
     port: int = param(
         8000, origin="ours", ge=0, le=65535, doc="TCP port; 0 for a free one, which is printed."
     )
-    api_key_file: str | None = param(
+    api_key_file: PathText | None = param(
         None,
         origin="ours",
         none_means="the variable NEOX_API_KEY, or no key if it is not set",
@@ -51,7 +52,7 @@ class Serve(Section):
         none_means="seq_length",
         doc="Largest max_tokens that a request may state. Requests without it get maximum_tokens.",
     )
-    chat_template: str | None = param(
+    chat_template: PathText | None = param(
         None,
         origin="ours",
         none_means="the one in the folder of vocab_file; without one, chats are refused",

@@ -3,6 +3,7 @@
 from neox_config.facts.conditions import one_of
 from neox_config.facts.tokenizers import TOKENIZER_FACTS, TokenizerName
 from neox_config.schema.parameter import Section, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["TokenizerSection"]
 
@@ -17,14 +18,14 @@ class TokenizerSection(Section, resume="model"):
     tokenizer_type: TokenizerName = param(
         "GPT2BPETokenizer", origin="Meg", doc=f"Tokenizer and the files it reads. {_FILES}."
     )
-    vocab_file: str | None = param(
+    vocab_file: PathText | None = param(
         None,
         origin="Meg",
         none_means="none; most tokenizers require one",
         used_when=f"tokenizer_type is not {_WITHOUT_VOCABULARY}",
         doc="Vocabulary or tokenizer file.",
     )
-    merge_file: str | None = param(
+    merge_file: PathText | None = param(
         None,
         origin="Meg",
         none_means="none",

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from neox_config.schema.parameter import Section, block, param
+from neox_config.schema.paths import PathText
 
 __all__ = ["OffloadOptimizer", "OffloadParam", "ZeroOptimization", "ZeroSection"]
 
@@ -15,7 +16,7 @@ class OffloadParam(Section):
     device: Literal["none", "cpu", "nvme"] = param(
         "none", origin="DSC", doc="Device to offload parameters to; nvme requires libaio."
     )
-    nvme_path: str | None = param(
+    nvme_path: PathText | None = param(
         None,
         origin="DSC",
         none_means="not set; required with nvme",
@@ -50,7 +51,7 @@ class OffloadOptimizer(Section):
     device: Literal["none", "cpu", "nvme"] = param(
         "none", origin="DSC", doc="Device to offload optimizer states to; nvme requires libaio."
     )
-    nvme_path: str | None = param(
+    nvme_path: PathText | None = param(
         None,
         origin="DSC",
         none_means="not set; required with nvme",
