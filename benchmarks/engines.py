@@ -127,9 +127,11 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
     from neox_model.assembly.optimizer import build_optimizer, build_schedule
     from neox_model.engine.build import build_engine, prepare_engine
     from neox_model.parallel.topology import create_groups
+    from neox_model.processes import leave_processes
     from neox_model.torch_compat import init_process_group
     from neox_model.train.data.batch import as_batch
     from neox_model.train.engine_step import EngineStep
+    from neox_model.worker import exit_worker
 
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", options.processes)
@@ -165,7 +167,9 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
         if rank == 0:
             results.put({"name": f"ZeRO {stage}, {precision}", **times})
     distributed.barrier()
-    distributed.destroy_process_group()
+    leave_processes()
+    # The end of a process of multiprocessing would finalize Python while threads of gloo run.
+    exit_worker(0)
 
 
 def times_in_turns(

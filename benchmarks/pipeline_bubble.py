@@ -79,7 +79,9 @@ def measure(rank: int, folder: Path, milliseconds: float, micro_batches: int) ->
 
     from neox_model.engine.torch_pipeline import SCHEDULE_CLASSES
     from neox_model.pipelining_compat import PipelineChunk
+    from neox_model.processes import leave_processes
     from neox_model.torch_compat import init_process_group
+    from neox_model.worker import exit_worker
 
     store = distributed.FileStore(str(folder / "store"), STAGES)
     init_process_group("gloo", store=store, rank=rank, world_size=STAGES)
@@ -128,7 +130,9 @@ def measure(rank: int, folder: Path, milliseconds: float, micro_batches: int) ->
         found[name] = min(shares[1:])
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
-    distributed.destroy_process_group()
+    leave_processes()
+    # The end of a process of multiprocessing would finalize Python while threads of gloo run.
+    exit_worker(0)
 
 
 def main() -> None:

@@ -9,7 +9,15 @@ from support.sources import ROOT, sources
 
 # Imported inside a function because they are optional, or only needed when something is compiled (pybind11),
 # or only needed on a terminal with a live line (the modules of the launcher that import rich).
-OPTIONAL = {"apex", "matplotlib", "pyarrow", "pybind11", "torch.utils.tensorboard", "wandb"} | {
+OPTIONAL = {
+    "apex",
+    "matplotlib",
+    "pyarrow",
+    "pybind11",
+    "sentencepiece",
+    "torch.utils.tensorboard",
+    "wandb",
+} | {
     "neox_launcher.controller.live_display",
     "neox_launcher.controller.screens",
 }
@@ -24,7 +32,7 @@ MAY_CATCH_EVERYTHING = {
     "neox_model.contracts",
     "neox_model.worker",
     "neox_model.checkpoint.object_store",
-    "neox_model.checkpoint.downloads",  # Its thread passes the exception on.
+    "neox_model.daemon_threads",  # The thread passes the exception on.
     "neox_model.checkpoint.outcome",
     "neox_model.metrics.writers.steady",
 }
@@ -52,6 +60,7 @@ MAY_ENCODE_NONFINITE = {
 MAY_INIT_PROCESS_GROUP = {
     "packages/neox-model/src/neox_model/torch_compat.py": "init_process_group of ours, with one thread",
     "packages/neox-model/src/neox_model/contracts/__main__.py": "before torch_compat is imported",
+    "packages/neox-model/tests/test_gloo.py": "as a program does",
 }
 INIT_PROCESS_GROUP = re.compile(
     r"\b(c10d|dist|distributed)\.init_process_group\(|from torch\.distributed import .*\binit_process_group\b"

@@ -71,6 +71,7 @@ ROOMS = {
         "errors": set(),
         "optional": {"errors"},
         "commands": set(),
+        "daemon_threads": set(),
         # -- plain arguments
         "torch_compat": set(),
         "pipelining_compat": set(),
@@ -87,7 +88,7 @@ ROOMS = {
         # -- read the configuration
         "worker": {"errors"},
         "doctor": {"assembly", "train", "worker", "processes", "versions", "errors"},
-        "processes": {"parallel", "torch_compat", "bounds", "errors"},
+        "processes": {"parallel", "torch_compat", "bounds", "daemon_threads", "errors"},
         "assembly": {
             *("layers", "optim", "parallel", "initialization", "deepspeed_compat", "torch_compat"),
             *("versions", "errors"),
@@ -95,7 +96,7 @@ ROOMS = {
         "engine": {
             *("assembly", "optim", "parallel", "deepspeed_compat", "pipelining_compat", "errors"),
         },
-        "checkpoint": {"engine", "parallel", "versions", "errors"},
+        "checkpoint": {"engine", "parallel", "versions", "daemon_threads", "errors"},
         "train": {
             *("assembly", "checkpoint", "engine", "metrics", "optim", "parallel", "processes", "worker"),
             *("convert", "generate", "scoring", "torch_compat", "versions", "optional", "errors"),
@@ -178,6 +179,7 @@ FENCES = {
     "compressed_tensors": ("neox_model.convert.reference",),
     "peft": ("neox_model.convert.reference",),
     "safetensors": (),
+    "sentencepiece": ("neox_data.tokenizers.ranked_files",),
     "starlette": ("neox_model.serve",),
     "tensorboard": ("neox_model.metrics.writers.tensorboard",),
     "torch.utils.tensorboard": ("neox_model.metrics.writers.tensorboard",),

@@ -42,6 +42,7 @@ def _run(folder: Path, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
+    from neox_model.processes import leave_processes
     from neox_model.torch_compat import init_process_group
 
     torch.set_num_threads(1)
@@ -59,7 +60,7 @@ def _run(folder: Path, rank: int) -> None:
     result = getattr(_load(call["file"]), call["name"])(**call["arguments"])
     _write(folder / f"result-{rank}.json", result)
     dist.barrier()
-    dist.destroy_process_group()
+    leave_processes()
 
 
 def run_and_exit(folder: Path, parent: int) -> NoReturn:

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from neox_model import processes
+
 # Rank 0 begins to exit with an operation under way, which rank 1 completes while rank 0 holds the lock of the
 # interpreter: the thread of gloo waits for it when the finalization begins. Rank 0 reads shared memory until
 # then, because reading a pipe would release the lock, and after all other functions, which release it, too.
@@ -58,6 +60,33 @@ distributed.all_reduce(torch.ones(4), group=group, async_op=True)
 distributed.destroy_process_group()
 EXIT(0)
 """
+# Rank 1 has joined the group, and does not answer the operation of rank 0.
+WITH_A_PEER_THAT_DOES_NOT_ANSWER = """
+import os, signal, sys, tempfile, time
+import torch
+from torch import distributed
+from neox_model import processes
+from neox_model.torch_compat import init_process_group
+from neox_model.worker import exit_worker
+
+path = tempfile.mktemp()
+child = os.fork()
+rank = 0 if child else 1
+init_process_group("gloo", store=distributed.FileStore(path, 2), rank=rank, world_size=2)
+distributed.barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+# Until it is stopped.
+os.waitpid(child, os.WUNTRACED)
+distributed.all_reduce(torch.ones(4), async_op=True)
+processes.LEAVE_SECONDS = 1.0
+began = time.monotonic()
+processes.leave_processes()
+print(time.monotonic() - began)
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+EXIT(0)
+"""
 ENDING = """
 import atexit, os, sys, threading, time
 from neox_model.worker import exit_worker
@@ -86,6 +115,22 @@ def test_the_finalization_of_the_interpreter_would_abort_it():
     done = run(WITH_AN_OPERATION_UNDER_WAY.replace("EXIT", "sys.exit"), capture_output=True)
     assert "terminate called without an active exception" in done.stderr
     assert done.returncode < 0
+
+
+def test_a_peer_that_does_not_answer_delays_the_end_for_no_longer_than_the_limit():
+    done = run(WITH_A_PEER_THAT_DOES_NOT_ANSWER.replace("EXIT", "exit_worker"), capture_output=True)
+    assert done.returncode == 0
+    assert 1 <= float(done.stdout) < 60
+    assert "the process group did not end within 1 s" in done.stderr
+
+
+def test_a_failure_to_leave_is_raised(monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("the reason")
+
+    monkeypatch.setattr(processes.distributed, "destroy_process_group", fail)
+    with pytest.raises(RuntimeError, match="the reason"):
+        processes.leave_processes()
 
 
 def test_threads_are_waited_for_and_registered_functions_are_called():

@@ -6,6 +6,7 @@ import sys
 
 import torch.distributed as dist
 
+from neox_model.parallel.topology import create_groups
 from neox_model.torch_compat import limit_gloo_threads
 from support.distributed import run_ranks
 from support.gloo import threads_of_gloo_groups
@@ -70,6 +71,24 @@ def test_every_way_of_forming_a_group_gives_it_one_worker_thread_and_a_planted_o
         assert first == 1
         assert all(threads == number for number, threads in limited)
         assert planted == groups + 1
+
+
+def form_beside_a_group_of_the_program() -> list[tuple[int, int]]:
+    """Count groups and threads with that of a program, and after one more."""
+    dist.ProcessGroupGloo.__init__ = inspect.unwrap(dist.ProcessGroupGloo.__init__)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    before = threads_of_gloo_groups()
+    create_groups(1, 1)
+    handle = dist.new_group([0])
+    after = threads_of_gloo_groups()
+    assert handle.size() == 1
+    return [before, after]
+
+
+def test_groups_beside_one_that_the_program_has_formed_have_one_worker_thread():
+    for before, after in run_ranks(form_beside_a_group_of_the_program, size=2):
+        assert (before, after) == ([1, 2], [2, 3])
 
 
 def test_operations_in_flight_together_do_not_corrupt_the_memory():

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from concurrent.futures import wait
 from datetime import timedelta
 from typing import Any
 
@@ -16,12 +17,14 @@ from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_launcher.worker.ranks import TORCHRUN_STORE_VARIABLE, read_rank
 from neox_launcher.worker.reporting import answer_questions
 from neox_model.bounds import untested_versions
+from neox_model.daemon_threads import in_daemon_thread
 from neox_model.parallel.flight_recorder import last_collectives
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import create_groups
 from neox_model.torch_compat import expand_segments, init_process_group
 
 __all__ = [
+    "LEAVE_SECONDS",
     "RANK_VARIABLES",
     "configure_allocator",
     "flat_values",
@@ -37,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """Variables of the environment that `join_alone` sets."""
+
+LEAVE_SECONDS = 60.0
+"""Limit of `leave_processes`."""
 
 # Variables of the environment from which PyTorch reads the settings of its allocator.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -118,8 +124,20 @@ def join_alone(backend: str, *, timeout: timedelta | None = None) -> None:
 
 
 def leave_processes() -> None:
-    """Destroy the process group; the last call of a worker that succeeded."""
-    distributed.destroy_process_group()
+    """Destroy the process group; the last call of a worker that succeeded, before `exit_worker`.
+
+    An operation that another process does not answer would block it: after a limit it is given up.
+    """
+    left = in_daemon_thread(distributed.destroy_process_group)
+    wait([left], LEAVE_SECONDS)
+    if left.done():
+        left.result()
+    else:
+        logger.warning(
+            "the process group did not end within %g s, because another process has not answered; "
+            "this process has done its part and ends; if the others do not, see their logs",
+            LEAVE_SECONDS,
+        )
 
 
 def load_tokenizer(config: NeoXConfig) -> Tokenizer:

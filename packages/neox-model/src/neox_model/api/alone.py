@@ -17,7 +17,6 @@ from neox_model.checkpoint import rng_state
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import create_groups
 from neox_model.processes import RANK_VARIABLES, configure_allocator, join_alone
-from neox_model.torch_compat import limit_gloo_threads
 
 __all__ = ["OwnState", "groups_of_one", "plain_state"]
 
@@ -103,8 +102,6 @@ def groups_of_one(resolved: Resolved) -> Iterator[Groups]:
             "this process is one of several, but a Trainer uses one process; train with neox-launch instead"
         )
     configure_allocator(resolved.config)
-    # DeepSpeed forms more groups, also beside that of the program.
-    limit_gloo_threads()
     if _JOINED.count == 0 and not is_joined:
         _JOINED.environment = {name: os.environ.get(name) for name in RANK_VARIABLES}
         join_alone(resolved.derived.backend or ("nccl" if torch.cuda.is_available() else "gloo"))

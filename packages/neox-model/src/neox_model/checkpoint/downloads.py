@@ -5,11 +5,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Thread
 
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.facts.stores import MULTIPART_BYTES, is_url
@@ -25,6 +23,7 @@ from neox_model.checkpoint.shard_file import LENGTH_BYTES, ShardFile, header_sto
 from neox_model.checkpoint.shards import ShardReader, write_durably
 from neox_model.checkpoint.storage import Storage
 from neox_model.checkpoint.stored_types import STORED_TYPES
+from neox_model.daemon_threads import in_daemon_thread
 from neox_model.parallel.groups import Groups
 
 __all__ = [
@@ -115,7 +114,7 @@ def local_folder(
     me = read_rank()
     task = None
     if me is None or me.local_rank == 0:
-        task = _in_background(
+        task = in_daemon_thread(
             lambda: download(_open(load, patience), chosen_name, manifest, folder, weights_only=weights_only)
         )
     # Not one collective that waits for the download, which may take longer than collectives may.
@@ -135,21 +134,6 @@ def _chosen_in(store: ObjectStore, name: str | None) -> tuple[str, bytes] | None
     if manifest is None:
         raise CheckpointError(f"{store.url} does not contain {name}; upload it again, or use another store")
     return name, manifest
-
-
-def _in_background(action: Callable[[], None]) -> Future[None]:
-    """Start a function in a thread that the end of this process does not wait for."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            action()
-            future.set_result(None)
-        except Exception as error:  # Raised again where the result is read.
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future
 
 
 def checkpoint_folder(

@@ -23,7 +23,7 @@ from torch import distributed
 from neox_config import NeoXConfig, Resolved
 from neox_launcher.worker.reporting import report_facts
 from neox_model.assembly.attention_backend import attention_backends
-from neox_model.processes import join_process_group
+from neox_model.processes import join_process_group, leave_processes
 from neox_model.train.determinism import use_deterministic_algorithms
 from neox_model.versions import cudnn_version, package_versions
 
@@ -59,7 +59,7 @@ def examine(resolved: Resolved, rank: int, local_rank: int) -> dict[str, Any]:
     facts["folders"], facts["local_folders"] = _folders(resolved.config, device)
     facts["all_reduce"] = _measure_all_reduce(device)
     report_facts(rank, facts)
-    distributed.destroy_process_group()
+    leave_processes()
     return facts
 
 

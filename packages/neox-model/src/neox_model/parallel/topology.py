@@ -7,6 +7,7 @@ import torch.distributed as dist
 from neox_config.facts.topology import Topology
 from neox_model.errors import LayoutError
 from neox_model.parallel.groups import Group, Groups
+from neox_model.torch_compat import limit_gloo_threads
 
 __all__ = ["create_groups", "group_of_stages", "topology_of_world"]
 
@@ -37,6 +38,8 @@ def create_groups(model_parallel_size: int, pipe_parallel_size: int) -> Groups:
     Raises:
         LayoutError: the sizes do not divide the world.
     """
+    # A program may have formed the world's group itself.
+    limit_gloo_threads()
     topology = topology_of_world(
         dist.get_world_size(),
         model_parallel_size=model_parallel_size,
