@@ -11,7 +11,7 @@ from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_model
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
-from neox_model.train.data.batch import Batch
+from neox_model.train.data.batch import Batch, weighted_by_micro_batch
 from support.layouts import VOCAB, Layout, settings_of
 from support.precision import (
     CLIPPING,
@@ -117,7 +117,7 @@ def _accumulate(
     """Sum one replica's gradients in `dtype`, then add them to the masters'; give its losses."""
     sums = {name: torch.zeros(master.shape, dtype=dtype) for name, master in masters.items()}
     losses = []
-    for batch in batches:
+    for batch in weighted_by_micro_batch(iter(batches), len(batches), torch.device("cpu")):
         loss = model(batch.inputs, batch.targets)
         (loss * factor).backward()
         losses.append(float(loss.detach()))

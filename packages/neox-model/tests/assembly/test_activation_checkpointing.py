@@ -46,7 +46,7 @@ def gradients(settings: dict[str, Any], groups: Groups) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
         tokens = torch.randint(0, 11, (2, 13), generator=generator)
-        model.loss_fn(model(tokens[:, :-1]), (tokens[:, 1:], torch.ones(2, 12))).backward()
+        model.loss_fn(model(tokens[:, :-1]), (tokens[:, 1:], torch.full((2, 12), 1 / 24))).backward()
     return {name: parameter.grad for name, parameter in named_logical_parameters(model)}
 
 

@@ -42,7 +42,7 @@ def compare(settings: dict[str, Any], theirs: nn.Module, joined: Joined) -> None
     logits = ours(tokens[:, :-1])
     expected = theirs(tokens[:, :-1]).logits
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-    ours.loss_fn(logits, (tokens[:, 1:], torch.ones(2, LENGTH))).backward()
+    ours.loss_fn(logits, (tokens[:, 1:], torch.full((2, LENGTH), 0.5 / LENGTH))).backward()
     nn.functional.cross_entropy(expected.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     for name, parameter in named_logical_parameters(ours):
         gradient = joined(name, lambda their: weights[their].grad)

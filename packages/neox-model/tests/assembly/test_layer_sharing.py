@@ -19,7 +19,7 @@ def model_of(**settings: Any) -> nn.Module:
 
 def loss_of(model: nn.Module) -> torch.Tensor:
     tokens = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(0))
-    return model.loss_fn(model(tokens[:, :-1]), (tokens[:, 1:], torch.ones(2, 12)))
+    return model.loss_fn(model(tokens[:, :-1]), (tokens[:, 1:], torch.full((2, 12), 1 / 24)))
 
 
 def layer_names(model: nn.Module) -> set[str]:

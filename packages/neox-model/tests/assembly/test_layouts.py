@@ -58,7 +58,9 @@ def micro_batches(count: int) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
     result = []
     for _ in range(count):
         tokens = torch.randint(0, VOCAB, (MICRO_BATCH, LENGTH + 1), generator=generator)
-        result.append((tokens[:, :-1], (tokens[:, 1:], torch.ones(MICRO_BATCH, LENGTH))))
+        result.append(
+            (tokens[:, :-1], (tokens[:, 1:], torch.full((MICRO_BATCH, LENGTH), 1 / (MICRO_BATCH * LENGTH))))
+        )
     return result
 
 

@@ -117,7 +117,7 @@ def loss_and_gradients(model, documents=None):
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 11, (2, 13), generator=generator)
     inputs = tokens[:, :-1] if documents is None else (tokens[:, :-1], documents, None)
-    loss = model.loss_fn(model(inputs), (tokens[:, 1:], torch.ones(2, 12)))
+    loss = model.loss_fn(model(inputs), (tokens[:, 1:], torch.full((2, 12), 1 / 24)))
     loss.backward()
     return loss.item(), [parameter.grad for parameter in model.parameters()]
 
@@ -268,7 +268,7 @@ def test_the_loss_is_fused(calls, settings):
         if settings:
             model = model.bfloat16()
         tokens = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(0))
-        loss = model(tokens[:, :-1], (tokens[:, 1:], torch.ones(2, 12)))
+        loss = model(tokens[:, :-1], (tokens[:, 1:], torch.full((2, 12), 1 / 24)))
         loss.backward()
         return loss, [parameter.grad for parameter in model.parameters()]
 
@@ -388,7 +388,7 @@ def stored_bytes(model):
 
     tokens = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(0))
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-        model.loss_fn(model(tokens[:, :-1]), (tokens[:, 1:], torch.ones(2, 12)))
+        model.loss_fn(model(tokens[:, :-1]), (tokens[:, 1:], torch.full((2, 12), 1 / 24)))
     return sum(size for size, _ in kept.values())
 
 

@@ -40,7 +40,7 @@ def model_of(**settings) -> nn.Module:
 def loss_of(model: nn.Module) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 11, (2, 13), generator=generator)
-    return model.loss_fn(model(tokens[:, :-1]), (tokens[:, 1:], torch.ones(2, 12)))
+    return model.loss_fn(model(tokens[:, :-1]), (tokens[:, 1:], torch.full((2, 12), 1 / 24)))
 
 
 def test_the_plan_is_the_model_in_order():

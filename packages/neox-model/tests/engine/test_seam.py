@@ -55,13 +55,14 @@ def plain_norms() -> dict[str, float]:
     from neox_model.assembly.model import build_model
     from neox_model.parallel.logical import named_logical_parameters
     from neox_model.parallel.topology import create_groups
+    from neox_model.train.data.batch import weighted_by_micro_batch
 
     resolved = resolved_from(SETTINGS | SMALL)
     groups = create_groups(1, 0)
     model = build_model(resolved, groups, vocab_size=layouts.VOCAB)
     batches = layouts.batches_of(resolved, groups)
     for _ in range(resolved.derived.accumulation):
-        batch = next(batches)
+        (batch,) = weighted_by_micro_batch(batches, 1, torch.device("cpu"))
         (model(batch.inputs, batch.targets) / resolved.derived.accumulation).backward()
     return {name: float(parameter.grad.norm()) for name, parameter in named_logical_parameters(model)}
 

@@ -373,12 +373,12 @@ def test_head_gives_batch_first_logits_without_a_bias():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_loss_is_the_mean_over_unmasked_tokens_and_so_is_its_gradient(dtype):
+def test_loss_is_the_weighted_mean_over_tokens_and_so_is_its_gradient(dtype):
     # 700 x 1000 numbers: more than one block of the cross entropy.
     logits = (torch.randn(7, 100, 1000) * 3).to(dtype).requires_grad_()
     labels = torch.randint(0, 1000, (7, 100))
     mask = (torch.rand(7, 100) > 0.3).float()
-    loss = LMLoss(1000)(logits, (labels, mask))
+    loss = LMLoss(1000)(logits, (labels, mask / mask.sum()))
     (gradient,) = torch.autograd.grad(loss, logits)
     plain = logits.detach().float().requires_grad_()
     each = functional.cross_entropy(plain.view(-1, 1000), labels.view(-1), reduction="none")

@@ -72,7 +72,7 @@ def test_in_bfloat16_only_the_factors_are_rounded(operator):
 def test_autocast_rounds_the_factors_and_the_gradients_arrive_in_float32():
     hidden, weight, labels, weights = inputs()
     targets = (labels.unsqueeze(0), weights.unsqueeze(0))
-    loss = LMLoss(VOCAB, is_mean=False, chunk_rows=5)
+    loss = LMLoss(VOCAB, chunk_rows=5)
     with torch.autocast("cpu", torch.bfloat16):
         given = loss.of_hidden(hidden.unsqueeze(1), weight, targets)
     rounded = [x.detach().bfloat16().requires_grad_() for x in (hidden, weight)]
@@ -110,14 +110,13 @@ def test_no_more_logits_exist_than_a_chunk_has(monkeypatch):
     assert max(shape[0] for shape in widest if shape[1] == VOCAB) == 5
 
 
-@pytest.mark.parametrize("is_mean", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_heads_loss_is_that_of_its_logits(is_mean, dtype):
+def test_the_heads_loss_is_that_of_its_logits(dtype):
     hidden = torch.randn(7, 3, WIDTH).to(dtype).requires_grad_()
     head = LMHead(VOCAB, WIDTH, init=None).to(dtype)
     torch.nn.init.normal_(head.weight, std=0.1)
-    targets = (torch.randint(0, VOCAB, (3, 7)), (torch.rand(3, 7) > 0.4).float())
-    loss = LMLoss(VOCAB, is_mean=is_mean, chunk_rows=4)
+    targets = (torch.randint(0, VOCAB, (3, 7)), (torch.rand(3, 7) > 0.4).float() / 12)
+    loss = LMLoss(VOCAB, chunk_rows=4)
     straight, by_logits = head(hidden, targets, loss), loss(head(hidden), targets)
     exact = 1e-6 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(straight, by_logits, rtol=exact, atol=exact)
@@ -127,11 +126,11 @@ def test_the_heads_loss_is_that_of_its_logits(is_mean, dtype):
         torch.testing.assert_close(mine, theirs, rtol=3 * exact, atol=3 * exact)
 
 
-def test_a_sum_is_not_divided():
+def test_the_loss_is_the_weighted_sum():
     logits, labels = torch.randn(2, 3, 5), torch.randint(0, 5, (2, 3))
     weights = torch.tensor([[0.5, 0.0, 2.0], [0.0, 0.25, 0.0]])
     each = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(2, 3)
-    torch.testing.assert_close(LMLoss(5, is_mean=False)(logits, (labels, weights)), (each * weights).sum())
+    torch.testing.assert_close(LMLoss(5)(logits, (labels, weights)), (each * weights).sum())
 
 
 def test_float16_cross_entropy_is_calculated_in_float16():
@@ -147,14 +146,14 @@ def test_float16_cross_entropy_is_calculated_in_float16():
         *(torch.autograd.grad(x, logits, ones.to(x.dtype))[0] for x in (half, exact)), atol=0.01, rtol=0.02
     )
     loss = LMLoss(50, dtype=torch.float16)(logits, (labels, ones))
-    torch.testing.assert_close(loss, half.float().mean())
+    torch.testing.assert_close(loss, half.float().sum())
 
 
 def test_a_float16_heads_gradients_are_made_when_the_loss_is_scaled():
     hidden = (torch.randn(4, 2, WIDTH) * 0.1).half().requires_grad_()
     head = LMHead(VOCAB, WIDTH, init=None).half()
     torch.nn.init.normal_(head.weight, std=1e-6)
-    targets = (torch.randint(0, VOCAB, (2, 4)), torch.ones(2, 4))
+    targets = (torch.randint(0, VOCAB, (2, 4)), torch.full((2, 4), 1 / 8))
     loss = head(hidden, targets, LMLoss(VOCAB))
     (gradient,) = torch.autograd.grad(loss * 2.0**15, hidden)
     assert (gradient != 0).float().mean() > 0.9

@@ -62,7 +62,7 @@ def loss_of(model: nn.Module, *, has_documents: bool) -> Tensor:
     if has_documents:
         documents = torch.tensor([[0] * 5 + [1] * 7, [0, 1, 1] + [2] * 9])
         inputs = (inputs, documents, torch.arange(LENGTH).expand(2, LENGTH))
-    return model.loss_fn(model(inputs).float(), (tokens[:, 1:], torch.ones(2, LENGTH)))
+    return model.loss_fn(model(inputs).float(), (tokens[:, 1:], torch.full((2, LENGTH), 0.5 / LENGTH)))
 
 
 def moved(name: str, whole: Tensor) -> Tensor:

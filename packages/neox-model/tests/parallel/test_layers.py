@@ -102,7 +102,7 @@ def check_equal_to_one_rank(group: Group, **options) -> None:
     losses = []
     for model, ranks in ((split, group), (whole, SINGLE_RANK)):
         logits = model(tokens)
-        loss = LMLoss(VOCAB, ranks)(logits, (labels, mask))
+        loss = LMLoss(VOCAB, ranks)(logits, (labels, mask / mask.sum()))
         loss.backward()
         losses.append((loss.detach(), gather_vocabulary(logits, ranks, VOCAB)))
     torch.testing.assert_close(losses[0], losses[1], atol=1e-5, rtol=1e-5)
@@ -131,7 +131,7 @@ def check_bfloat16(group: Group) -> None:
 def _loss_and_gradients(model: nn.Module, ranks: Group) -> tuple[float, dict[str, nn.Parameter]]:
     generator = torch.Generator().manual_seed(0)
     tokens, labels = torch.randint(0, VOCAB, (2, BATCH, LENGTH), generator=generator)
-    loss = LMLoss(VOCAB, ranks)(model(tokens), (labels, torch.ones(BATCH, LENGTH)))
+    loss = LMLoss(VOCAB, ranks)(model(tokens), (labels, torch.full((BATCH, LENGTH), 1 / (BATCH * LENGTH))))
     loss.backward()
     return loss.item(), dict(model.named_parameters())
 

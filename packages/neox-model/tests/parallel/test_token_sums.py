@@ -164,7 +164,7 @@ def loss(rows: int) -> tuple[nn.Module, Tensor]:
     head, of_hidden = LMHead(VOCABULARY, WIDTH, init=fill), LMLoss(VOCABULARY, chunk_rows=100)
     targets = labels, torch.ones(labels.shape)
     # Small logits, because the loss of logits that were rounded to 16 bit has other gradients.
-    return Calls(lambda x, head: head(x / 64, targets, of_hidden) * 1000, head=head), hidden(rows)
+    return Calls(lambda x, head: head(x / 64, targets, of_hidden), head=head), hidden(rows)
 
 
 def tied(rows: int) -> tuple[nn.Module, Tensor]:

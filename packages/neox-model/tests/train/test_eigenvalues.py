@@ -10,7 +10,7 @@ from torch.func import functional_call
 from neox_config.schema.sections.engine import Eigenvalue
 from neox_model.assembly.model import build_model
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
-from neox_model.train.data.batch import Batch, as_batch, unweighted
+from neox_model.train.data.batch import Batch, as_batch, weighted_by_micro_batch
 from neox_model.train.eigenvalues import Eigenvalues, MeasuringStep, largest_eigenvalue
 from neox_model.train.state import TrainState
 from support.distributed import run_ranks
@@ -27,7 +27,8 @@ def model_of(**settings: Any):
 
 def batches_of(count: int, seed: int = 0) -> list[Batch]:
     generator = torch.Generator().manual_seed(seed)
-    return [as_batch(torch.randint(VOCAB, (2, 7), generator=generator)) for _ in range(count)]
+    batches = (as_batch(torch.randint(VOCAB, (2, 7), generator=generator)) for _ in range(count))
+    return list(weighted_by_micro_batch(batches, count, torch.device("cpu")))
 
 
 def section(**values: Any) -> Eigenvalue:
@@ -151,7 +152,7 @@ def test_eigenvalues_are_measured_every_few_iterations_and_batches_are_trained_o
         state=state,
         interval=2,
         accumulation=3,
-        weighting=unweighted,
+        weighting=weighted_by_micro_batch,
         device=torch.device("cpu"),
     )
     batches = batches_of(3)

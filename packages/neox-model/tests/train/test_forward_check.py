@@ -41,7 +41,7 @@ def test_another_loss_is_refused_and_an_unknown_one_is_reported(caplog):
         "it contains no result",
         "the batch size has changed",
         "the first batch of the training data has changed",
-        "its loss is a mean over micro-batches, which have changed",
+        "its loss is a mean over micro-batches, as an older version computed it",
     ]
 
 
@@ -167,8 +167,7 @@ def test_every_layout_loads_the_model_that_was_saved_and_a_changed_weight_is_fou
     assert first == second
     damaged = first.pop("damaged")
     assert first.pop("first") == ""
-    assert {name for name, text in first.items() if "as when it was saved" in text} == {"tensor", "pipeline"}
-    assert all("micro-batches, which have changed" in first[name] for name in ("micro-batch", "data"))
+    assert all("as when it was saved" in text for text in first.values()), first
     assert damaged.startswith(f"the model loaded from {tmp_path / 'save'}, iteration 10 has the loss")
     batches = set()
     for iteration in (2, 4, 6, 8, 10):

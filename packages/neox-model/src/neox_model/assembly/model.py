@@ -228,7 +228,6 @@ def _loss(
         padded_vocab_size(config, vocab_size),
         group,
         operator=operator,
-        is_mean=config.training.loss_normalization == "micro_batch",
         keeps_gradients=splits_backward(config),
         dtype=torch.float16 if config.precision.fp16_lm_cross_entropy else None,
     )

@@ -48,7 +48,8 @@ class TowerModel(nn.Module):
 
         Args:
             inputs: (tokens, document ids, positions) of all queries and then of all their blocks.
-            targets: any; the block of each query has its place.
+            targets: the sum of their mask is the weight of the mean loss of the queries; the block of each
+                query has its place.
         """
         half = len(inputs[0]) // 2
         if SHARED in self.towers:
@@ -56,7 +57,9 @@ class TowerModel(nn.Module):
         else:
             query_BE = self.towers[QUERY](tuple(each[:half] for each in inputs))
             block_BE = self.towers[BLOCK](tuple(each[half:] for each in inputs))
-        return (query_BE, block_BE) if targets is None else self.loss_fn(query_BE, block_BE)
+        if targets is None:
+            return query_BE, block_BE
+        return self.loss_fn(query_BE, block_BE) * targets[1].sum()
 
     def embed(self, tower: str, inputs: tuple[Tensor, ...]) -> Tensor:
         """Return embeddings_BE of texts, float32.

@@ -54,7 +54,7 @@ def build(
     build_update = _build_own if resolved.config.zero.zero_optimization.stage == 0 else _build_zero
     inner, update = build_update(resolved, model, optimizer, schedule, groups)
     if resolved.derived.uses_pipeline:
-        return PipelineEngine(inner, update)
+        return PipelineEngine(inner, update, groups)
     return PlainEngine(inner, update, groups.data)
 
 
@@ -68,7 +68,7 @@ def build_forward(resolved: Resolved, model: nn.Module, *, groups: Groups) -> Fo
     }
     with _quiet():
         inner, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
-    return PipelineForward(inner)
+    return PipelineForward(inner, groups)
 
 
 def _build_own(

@@ -19,7 +19,7 @@ from neox_model.parallel.held import Held
 
 __all__ = ["BeforeUpdate", "Engine", "ForwardEngine", "Measure", "MicroBatch", "PendingUpdate", "Update"]
 
-# Inputs of the model, and (labels_BS, loss_mask_BS).
+# Inputs of the model, and (labels_BS, loss_mask_BS), whose mask has the weights of tokens in the loss.
 MicroBatch = tuple[Tensor | tuple[Tensor, ...], tuple[Tensor, Tensor]]
 
 # Returns a context manager around a phase of a step: see `Engine.measure_phases`.
@@ -125,7 +125,11 @@ class ForwardEngine(Protocol):
     """A model that is evaluated."""
 
     def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
-        """Return the mean loss of `count` micro-batches over all data-parallel ranks. Collective."""
+        """Return the mean loss over the tokens of `count` micro-batches, of all data-parallel ranks.
+
+        It is the sum of the micro-batches' losses over that of the weights of their tokens, which are their
+        masks; NaN if all of these are 0. Collective.
+        """
 
 
 class Engine(ForwardEngine, Protocol):

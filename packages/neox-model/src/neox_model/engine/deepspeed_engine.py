@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from neox_model.deepspeed_compat import (
@@ -27,7 +27,7 @@ from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
 from neox_model.optim.mixed_precision import guard_loss
-from neox_model.parallel.groups import Group
+from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.held import Held
 
 __all__ = ["PipelineEngine", "PipelineForward", "PlainEngine", "ZeroUpdate"]
@@ -193,7 +193,7 @@ class PlainEngine(_DeepSpeedEngine):
         return mean_over(self._data, total / count)
 
     def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
-        """Return the mean loss of the micro-batches, of which there must be `count`."""
+        """Return the mean loss over the tokens of the micro-batches, of which there must be `count`."""
         self._inner.eval()
         return mean_loss(self._inner, micro_batches, self._data)
 
@@ -214,21 +214,52 @@ class PipelineForward:
 
     Args:
         inner: DeepSpeed's engine.
+        groups: this rank's process groups.
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, groups: Groups) -> None:
         self._inner = inner
+        self._groups = groups
 
     def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
-        """Return the mean loss of `count` micro-batches, which the first and last stages receive."""
-        return self._inner.eval_batch(micro_batches, num_micro_batches=count).detach()
+        """Return the mean loss over the tokens of `count` micro-batches.
+
+        The first and last stages receive the micro-batches.
+        """
+        weights: list[Tensor] = []
+        mean = self._inner.eval_batch(_noted(micro_batches, weights), num_micro_batches=count).detach()
+        return mean / self._mean_weight(weights)
+
+    def _mean_weight(self, weights: list[Tensor]) -> Tensor:
+        """Return the mean weight of the micro-batches' tokens, which the last stage knows. Collective."""
+        pipe, device = self._groups.pipe, self._inner.device
+        mean = torch.zeros((), device=device)
+        if pipe.rank == pipe.size - 1:
+            mean += mean_over(self._groups.data, torch.stack(weights).mean())
+        if pipe.size > 1:
+            distributed.broadcast(mean, pipe.ranks[-1], group=pipe.process_group)
+        return mean
+
+
+def _noted(micro_batches: Iterator[MicroBatch], weights: list[Tensor]) -> Iterator[MicroBatch]:
+    """Yield the micro-batches, and add the weight of the tokens of each to a list."""
+    for inputs, targets in micro_batches:
+        weights.append(targets[1].sum())
+        yield inputs, targets
 
 
 class PipelineEngine(_DeepSpeedEngine, PipelineForward):
-    """An engine around a stage of a pipeline, whose last stage computes the loss inside the engine."""
+    """An engine around a stage of a pipeline, whose last stage computes the loss inside the engine.
 
-    def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate) -> None:
+    Args:
+        inner: DeepSpeed's engine.
+        update: its update.
+        groups: this rank's process groups.
+    """
+
+    def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate, groups: Groups) -> None:
         super().__init__(inner, update)
+        self._groups = groups
         inner.module.guard_losses(update.guard)
 
     def measure_phases(self, measure: Measure) -> None:

@@ -1,6 +1,6 @@
-"""Mean losses over micro-batches and data-parallel ranks, without a pipeline."""
+"""Mean losses over micro-batches and data-parallel ranks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, distributed, nn
@@ -8,7 +8,7 @@ from torch import Tensor, distributed, nn
 from neox_model.engine.contract import MicroBatch
 from neox_model.parallel.groups import Group
 
-__all__ = ["PlainForward", "mean_loss", "mean_over"]
+__all__ = ["PlainForward", "loss_and_weight", "mean_loss", "mean_over", "mean_over_tokens"]
 
 
 class PlainForward:
@@ -24,12 +24,12 @@ class PlainForward:
         self._data = data
 
     def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
-        """Return the mean loss of the micro-batches, of which there must be `count`."""
+        """Return the mean loss over the tokens of the micro-batches, of which there must be `count`."""
         return mean_loss(self._model, micro_batches, self._data)
 
 
 def mean_loss(model: Callable[..., Tensor], micro_batches: Iterator[MicroBatch], data: Group) -> Tensor:
-    """Return the mean of the micro-batches' losses, without gradients. Collective over the data group.
+    """Return the mean loss over the micro-batches' tokens, without gradients. Collective over the data group.
 
     Args:
         model: maps (inputs, targets) to the loss.
@@ -37,8 +37,24 @@ def mean_loss(model: Callable[..., Tensor], micro_batches: Iterator[MicroBatch],
         data: data-parallel group over which the mean is taken.
     """
     with torch.no_grad():
-        losses = [model(inputs, targets) for inputs, targets in micro_batches]
-        return mean_over(data, torch.stack(losses).mean())
+        sums = [loss_and_weight(model(inputs, targets), targets) for inputs, targets in micro_batches]
+        return mean_over_tokens(data, sums)
+
+
+def loss_and_weight(loss: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the loss of a micro-batch and the weight of its tokens, whose sum it is; float64 [2]."""
+    return torch.stack((loss.double(), targets[1].sum().double()))
+
+
+def mean_over_tokens(data: Group, sums: Sequence[Tensor]) -> Tensor:
+    """Return the mean loss over the tokens of all micro-batches of a group, float64. Collective.
+
+    Args:
+        data: data-parallel group over which the mean is taken.
+        sums: `loss_and_weight` of each micro-batch of this rank.
+    """
+    loss, weight = mean_over(data, torch.stack(list(sums)).sum(dim=0))
+    return loss / weight
 
 
 def mean_over(data: Group, loss: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class TorchEngine(SavedState):
         return self.update.guard(loss) / self._accumulation
 
     def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
-        """Return the mean loss of the micro-batches, of which there must be `count`."""
+        """Return the mean loss over the tokens of the micro-batches, of which there must be `count`."""
         self.model.eval()
         loss = mean_loss(self.model, micro_batches, self._data)
         if self._sharded is not None:

@@ -8,6 +8,7 @@ again after `forget_shapes`.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from neox_config.facts.pipeline_schedules import ScheduleName
 from neox_model.assembly.as_stages import Chunk, StagedModel
 from neox_model.engine.contract import Measure, MicroBatch
 from neox_model.engine.counters import Counters, SavedState
-from neox_model.engine.mean_loss import mean_over
+from neox_model.engine.mean_loss import loss_and_weight, mean_over, mean_over_tokens
 from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
@@ -90,15 +91,23 @@ class TorchPipelineForward:
         self._shapes = None
 
     def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
-        """Return the mean loss of `count` micro-batches, which the first and last stages receive."""
+        """Return the mean loss over the tokens of `count` micro-batches.
+
+        The first and last stages receive the micro-batches.
+        """
         self._staged.eval()
-        losses: list[Tensor] = []
+        sums: list[Tensor] = []
         with torch.no_grad():
             # As many at a time as there are stages: all stages are busy, and few activations are in memory.
             for first in range(0, count, self._groups.pipe.size):
                 length = min(self._groups.pipe.size, count - first)
-                losses += self._forward(list(islice(micro_batches, length)), length)
-        return self._mean(losses)
+                taken = list(islice(micro_batches, length))
+                losses = self._forward(taken, length)
+                # Only the last stage has losses.
+                sums += [
+                    loss_and_weight(loss, targets) for loss, (_, targets) in zip(losses, taken, strict=False)
+                ]
+            return self._of_last_stage(partial(mean_over_tokens, self._groups.data, sums))
 
     def _forward(self, taken: list[MicroBatch], count: int) -> list[Tensor]:
         """Run micro-batches through all stages, and return their losses on the last one.
@@ -180,17 +189,15 @@ class TorchPipelineForward:
                 )
         return self._shapes
 
-    def _mean(self, losses: Sequence[Tensor]) -> Tensor:
-        """Return the mean of the last stage's losses over micro-batches and replicas. Collective."""
+    def _of_last_stage(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Return a scalar that the last stage computes, float32. Collective."""
         pipe = self._groups.pipe
-        mean = torch.zeros((), device=self._device)
+        found = torch.zeros((), device=self._device)
         if self._staged.holds_last:
-            for loss in losses:
-                mean += loss
-            mean = mean_over(self._groups.data, mean / len(losses))
+            found += compute()
         if pipe.size > 1:
-            distributed.broadcast(mean, pipe.ranks[self._staged.stages[-1]], group=pipe.process_group)
-        return mean
+            distributed.broadcast(found, pipe.ranks[self._staged.stages[-1]], group=pipe.process_group)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +274,17 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
                     self._sharded.end_passes()
             self.update.mixed.step()
         self._counters.advance()
-        return self._mean(losses)
+        return self._of_last_stage(partial(self._mean, losses))
+
+    def _mean(self, losses: list[Tensor]) -> Tensor:
+        """Return the mean of the losses over micro-batches and replicas. Collective over the data group."""
+        total = torch.zeros((), device=self._device)
+        for loss in losses:
+            total += loss
+        return mean_over(self._groups.data, total / len(losses))
 
     def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
-        """Return the mean loss of `count` micro-batches, which the first and last stages receive."""
+        """Return the mean loss over the tokens of `count` micro-batches, as TorchPipelineForward."""
         with nullcontext() if self._sharded is None else self._sharded.gathered():
             return super().evaluate(micro_batches, count)
 

@@ -29,11 +29,11 @@ from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 from neox_model.train.accuracies import Accuracies, retrieval_accuracies
 from neox_model.train.characters import character_count
-from neox_model.train.data.batch import Batch
+from neox_model.train.data.batch import Batch, unweighted
 from neox_model.train.data.datasets import check_tokenizers
 from neox_model.train.data.objective import check_special_tokens, samples_of_objective
 from neox_model.train.data.position import Position
-from neox_model.train.data.streams import build_datasets, choose_weighting, open_streams
+from neox_model.train.data.streams import build_datasets, open_streams
 from neox_model.train.engine_step import as_micro_batches
 from neox_model.train.evaluate import PARTS, Evaluator
 
@@ -135,11 +135,10 @@ def _load_model(
         storage=find_storage(resolved.config, groups),
         evaluates=True,
     )
-    weighting = choose_weighting(resolved.config, groups)
     engine = build_forward(resolved, model, groups=groups)
 
     def losses(batches: Iterator[Batch], count: int) -> Tensor:
-        return engine.evaluate(as_micro_batches(weighting(batches, count, _device())), count)
+        return engine.evaluate(as_micro_batches(unweighted(batches, count, _device())), count)
 
     return losses, retrieval_accuracies(model)
 

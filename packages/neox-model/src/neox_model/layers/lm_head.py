@@ -73,14 +73,13 @@ class LMHead(nn.Module):
 
 
 class LMLoss:
-    """Cross entropy of a micro-batch: the mean over unmasked tokens, or a weighted sum.
+    """Cross entropy of a micro-batch: the weighted sum over its tokens.
 
-    Called as `loss(logits_BSV, (labels_BS, loss_mask_BS))`.
+    Called as `loss(logits_BSV, (labels_BS, loss_mask_BS))`; the mask has the weight of each token.
 
     Args:
         vocab_size: size of the logical vocabulary.
         group: the ranks over which the vocabulary is split; the call is collective over it.
-        is_mean: divide by the sum of the mask; False: the mask contains the final weights.
         dtype: dtype in which the cross entropy is computed; None: float32.
         chunk_rows: tokens per chunk of logits in `of_hidden`; None chooses by the device.
         keeps_gradients: see `projected_cross_entropy`.
@@ -92,7 +91,6 @@ class LMLoss:
         vocab_size: int,
         group: Group = SINGLE_RANK,
         *,
-        is_mean: bool = True,
         dtype: torch.dtype | None = None,
         chunk_rows: int | None = None,
         keeps_gradients: bool = False,
@@ -100,7 +98,6 @@ class LMLoss:
     ) -> None:
         self.vocab_size = vocab_size
         self.group = group
-        self.is_mean = is_mean
         self.dtype = dtype
         self.chunk_rows = chunk_rows
         self.keeps_gradients = keeps_gradients
@@ -146,8 +143,7 @@ class LMLoss:
 
     def weights(self, loss_mask: Tensor) -> Tensor:
         """Return the weight of each token in the loss."""
-        weights = loss_mask.float()
-        return weights / weights.sum().clamp(min=1.0) if self.is_mean else weights
+        return loss_mask.float()
 
 
 def gather_vocabulary(logits_BSV: Tensor, group: Group, vocab_size: int) -> Tensor:

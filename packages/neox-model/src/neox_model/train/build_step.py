@@ -26,6 +26,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.train.compression import TrainedCompression
 from neox_model.train.data.streams import Stream, choose_weighting
 from neox_model.train.eigenvalues import Eigenvalues, MeasuringStep
+from neox_model.train.empty_batches import EmptyMicroBatches
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.flops_profile import ProfiledStep
@@ -55,12 +56,28 @@ def build_step(training: Training) -> TrainStep:
         tokens=derived.train_batch_size * training.config.model.seq_length,
         weighting=choose_weighting(training.config, training.groups),
     )
-    step = _with_lengths(training, _with_eigenvalues(training, step))
+    step = _with_lengths(training, _with_eigenvalues(training, _with_warning(training, step)))
     return LeftOutBatches(
         _with_profile(training, _with_spikes(training, step)),
         accumulation=derived.accumulation,
         is_left_out=lambda: training.state.leaves_out_next,
     )
+
+
+def _with_warning(training: Training, step: TrainStep) -> TrainStep:
+    """Wrap the step to warn of micro-batches without a target, if there may be some and they are averaged."""
+    config, state = training.config, training.state
+    data = config.data
+    has_labels = data.train_label_data_paths is not None
+    leaves_out = data.eod_mask_loss or has_labels or data.pack_impl != "packed" or is_masked(config)
+    if not leaves_out or config.training.loss_normalization != "micro_batch":
+        return step
+
+    def is_due() -> bool:
+        following = state.iteration + 1
+        return following % config.logging.log_interval == 0 or following == state.last_iteration
+
+    return EmptyMicroBatches(step, training.groups, is_due=is_due)
 
 
 def _with_eigenvalues(training: Training, step: TrainStep) -> TrainStep:
@@ -183,16 +200,7 @@ def build_forward_check(
         partial(_digest_of_first_batch, training, streams["train"]),
         samples=derived.train_batch_size,
         computes_in=derived.computes_in,
-        micro_batch=derived.micro_batch_size if _averages_micro_batches(training.config) else 0,
     )
-
-
-def _averages_micro_batches(config: NeoXConfig) -> bool:
-    """Return whether a mean over micro-batches differs from that over all tokens that count in the loss."""
-    data = config.data
-    has_labels = data.train_label_data_paths is not None
-    leaves_out = data.eod_mask_loss or has_labels or data.pack_impl != "packed" or is_masked(config)
-    return leaves_out and config.training.loss_normalization == "micro_batch"
 
 
 def _digest_of_first_batch(training: Training, open_stream: Callable[..., Stream]) -> str:

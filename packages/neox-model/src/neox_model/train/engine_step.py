@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from neox_model.engine.contract import Engine, MicroBatch
-from neox_model.train.data.batch import Batch, TokenWeighting, unweighted
+from neox_model.train.data.batch import Batch, TokenWeighting, unweighted, weighted_by_micro_batch
 from neox_model.train.step import StepReport
 
 __all__ = ["EngineStep", "as_micro_batches"]
@@ -30,7 +30,7 @@ class EngineStep:
         *,
         accumulation: int,
         tokens: int = 0,
-        weighting: TokenWeighting = unweighted,
+        weighting: TokenWeighting = weighted_by_micro_batch,
     ) -> None:
         self._engine = engine
         self._accumulation = accumulation
@@ -41,7 +41,8 @@ class EngineStep:
         """Train on the next micro-batches."""
         update = self._engine.update
         loss_scale = update.loss_scale
-        loss = self._engine.train_batch(self._next(batches, self._accumulation))
+        weighted = self._weighting(batches, self._accumulation, self._engine.device)
+        loss = self._engine.train_batch(as_micro_batches(weighted))
         return StepReport(
             loss=loss,
             grad_norm=update.grad_norm,
@@ -51,15 +52,13 @@ class EngineStep:
         )
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
-        """Return the mean loss of the next micro-batches over all data-parallel ranks.
+        """Return the mean loss over the unmasked tokens of the next micro-batches of all data-parallel ranks.
 
         It is that of the model which a checkpoint of this moment contains.
         """
+        taken = unweighted(batches, num_micro_batches, self._engine.device)
         with self._engine.update.with_shared_weights():
-            return self._engine.evaluate(self._next(batches, num_micro_batches), num_micro_batches)
-
-    def _next(self, batches: Iterator[Batch], count: int) -> Iterator[MicroBatch]:
-        return as_micro_batches(self._weighting(batches, count, self._engine.device))
+            return self._engine.evaluate(as_micro_batches(taken), num_micro_batches)
 
 
 def as_micro_batches(batches: Iterator[Batch]) -> Iterator[MicroBatch]:

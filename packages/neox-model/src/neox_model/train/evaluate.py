@@ -27,7 +27,7 @@ class Evaluation:
     """The result of one evaluation.
 
     Args:
-        loss: mean of the micro-batches' losses, nats per token.
+        loss: mean over the tokens that count in the loss, nats per token; NaN if there are none.
         tokens_per_character: of the texts; None if it is not counted.
         accuracies: share of the queries whose block is among the best k, by k; empty without retrieval.
     """
@@ -95,7 +95,8 @@ class Evaluator:
     Logs that one starts, unless the one before of the same part was quick.
 
     Args:
-        mean_loss: function of (stream, number of micro-batches) that returns their mean loss; collective.
+        mean_loss: function of (stream, number of micro-batches) that returns the mean loss over their tokens;
+            collective.
         open_stream: part -> function of the first sample that opens the stream there.
         iterations: iterations per evaluation, each of `accumulation` micro-batches.
         accumulation: micro-batches per iteration.

@@ -45,4 +45,4 @@ class TrainStep(Protocol):
         """Train on the next micro-batches. Collective over all ranks."""
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
-        """Return the mean loss of the next micro-batches over all data-parallel ranks. Collective."""
+        """Return the mean loss over the next micro-batches' unmasked tokens, of all ranks. Collective."""

@@ -4,7 +4,14 @@ import torch.distributed as dist
 
 from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.parallel.topology import create_groups
-from neox_model.train.data.batch import Batch, DocumentEnds, as_batch, unweighted, weighted_globally
+from neox_model.train.data.batch import (
+    Batch,
+    DocumentEnds,
+    as_batch,
+    unweighted,
+    weighted_by_micro_batch,
+    weighted_globally,
+)
 from support.distributed import run_ranks
 
 CPU = torch.device("cpu")
@@ -54,6 +61,16 @@ def test_micro_batches_are_unchanged():
     stream = iter(masked_batches())
     assert [batch.loss_mask_BS.sum().item() for batch in unweighted(stream, 3, CPU)] == [4, 1, 2]
     assert len(list(stream)) == 1
+
+
+def test_weights_of_a_micro_batch_divide_by_its_unmasked_tokens():
+    weighted = list(weighted_by_micro_batch(iter(masked_batches()), 4, CPU))
+    assert [batch.loss_mask_BS[0].tolist() for batch in weighted] == [
+        [0.25] * 4,
+        [1, 0, 0, 0],
+        [0.5, 0.5, 0, 0],
+        [0] * 4,
+    ]
 
 
 def test_global_weights_divide_by_all_unmasked_tokens():

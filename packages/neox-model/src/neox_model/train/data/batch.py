@@ -24,14 +24,15 @@ __all__ = [
     "as_retrieval_batch",
     "as_tower_inputs",
     "unweighted",
+    "weighted_by_micro_batch",
     "weighted_globally",
 ]
 
 # The document of padding, which no token is part of.
 _PADDING = -1
 
-# (micro-batches, number of them per average, device) -> that number of micro-batches, with the weights of
-# tokens in the loss.
+# (micro-batches, number of them per average, device) -> that number of micro-batches, whose masks have the
+# weights of tokens in the loss.
 TokenWeighting = Callable[[Iterator["Batch"], int, torch.device], Iterator["Batch"]]
 
 
@@ -177,8 +178,18 @@ def _positions(tokens_BS: Tensor, ends: DocumentEnds) -> Tensor:
 
 
 def unweighted(batches: Iterator[Batch], count: int, device: torch.device) -> Iterator[Batch]:
-    """Yield the next `count` micro-batches on a device; each is averaged over its unmasked tokens."""
+    """Yield the next `count` micro-batches on a device; the loss of each is a sum over tokens."""
     return (batch.to(device) for batch in islice(batches, count))
+
+
+def weighted_by_micro_batch(batches: Iterator[Batch], count: int, device: torch.device) -> Iterator[Batch]:
+    """Yield the next `count` micro-batches on a device; the loss of each is its mean over unmasked tokens.
+
+    Without any it is 0.
+    """
+    for batch in unweighted(batches, count, device):
+        weights_BS = batch.loss_mask_BS / batch.loss_mask_BS.sum().clamp(min=1.0)
+        yield batch._replace(loss_mask_BS=weights_BS)
 
 
 def weighted_globally(

@@ -23,7 +23,7 @@ from neox_model.train.data.batch import (
     as_batch,
     as_masked_batch,
     as_retrieval_batch,
-    unweighted,
+    weighted_by_micro_batch,
     weighted_globally,
 )
 from neox_model.train.data.curriculum import prefetch_threads
@@ -204,7 +204,9 @@ def open_streams(
 
 
 def choose_weighting(config: NeoXConfig, groups: Groups) -> TokenWeighting:
-    """Return the weighting of tokens in the loss, according to `loss_normalization`."""
-    if config.training.loss_normalization == "global":
-        return partial(weighted_globally, data=groups.data)
-    return unweighted
+    """Return the weighting of tokens in the loss of a training, according to `loss_normalization`."""
+    weightings: dict[str, TokenWeighting] = {
+        "micro_batch": weighted_by_micro_batch,
+        "global": partial(weighted_globally, data=groups.data),
+    }
+    return weightings[config.training.loss_normalization]
