@@ -134,7 +134,7 @@ install_all() {
     DS_BUILD_OPS=0 stage "DeepSpeed" pip_install --no-build-isolation deepspeed
     # All four in one command, so that pip uses these folders and does not search an index for their names.
     stage "our four packages with their extensions, transformers and the tools for tests" \
-        pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch]' \
+        pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch,sentencepiece]' \
         -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot,onnx,peft,eval,serve,packed]' \
         pytest hypothesis coverage mypy ruff safetensors transformers accelerate openai rank-bm25 tenacity types-PyYAML
     # Used only to compare data files and sample orders, so its dependencies are not installed.

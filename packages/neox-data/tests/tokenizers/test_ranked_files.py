@@ -1,5 +1,6 @@
 import base64
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,12 @@ from click.testing import CliRunner
 
 from neox_data.errors import TokenizerError
 from neox_data.indexed import IndexedDatasetWriter, open_indexed
+from neox_data.preprocess.chat_tokens import encode_conversation
 from neox_data.preprocess.cli import main
 from neox_data.search import documents_with, token_matcher
 from neox_data.tokenizers import build_tokenizer
 
-NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 BPE, UNIGRAM = 2, 1
 
 
@@ -30,16 +32,18 @@ def piece(text: str, score: float, kind: int) -> bytes:
     return field(1, field(1, text.encode()) + bytes([2 << 3 | 5]) + struct.pack("<f", score) + field(3, kind))
 
 
-def model(kind: int = BPE, end: str = "</s>") -> bytes:
-    """Return a SentencePiece model: the bytes, the letters of "hello world", and two merges."""
+def model(
+    kind: int = BPE, end: str = "</s>", more: bytes = b"", rules: bytes = b"", trainer: bytes = b""
+) -> bytes:
+    """Return a SentencePiece model: the bytes, the letters of "hello world", and three merges."""
     pieces = [piece("<unk>", 0, UNKNOWN), piece("<s>", 0, CONTROL), piece(end, 0, CONTROL)]
     pieces += [piece(f"<0x{byte:02X}>", 0, BYTE) for byte in range(256)]
     merges = ["he", "ll", "\u2581w"]
     letters = [*sorted(set("hello world") - {" "}), "\u2581"]
     pieces += [piece(text, -rank, NORMAL) for rank, text in enumerate([*merges, *letters])]
-    trainer = field(3, kind) + field(35, 1)
-    normalizer = field(1, b"identity") + field(3, 1) + field(4, 1) + field(5, 1)
-    return b"".join(pieces) + field(2, trainer) + field(3, normalizer)
+    trainer = field(3, kind) + field(35, 1) + trainer
+    normalizer = field(1, b"identity") + field(3, 1) + field(4, 1) + field(5, 1) + rules
+    return b"".join(pieces) + more + field(2, trainer) + field(3, normalizer)
 
 
 @pytest.fixture
@@ -114,7 +118,6 @@ def test_different_files_have_different_fingerprints(tmp_path: Path, sentencepie
 @pytest.mark.parametrize(
     ("kind", "name", "content", "message"),
     [
-        ("SentencePieceTokenizer", "a.model", model(kind=UNIGRAM), "cannot read .*a.model: only BPE"),
         ("SentencePieceTokenizer", "a.model", b"nonsense", "not a sentencepiece model"),
         (
             "SentencePieceTokenizer",
@@ -132,6 +135,100 @@ def test_unusable_file_is_reported(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TokenizerError, match=message):
         build_tokenizer(kind, vocab_file=tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (model(kind=UNIGRAM), "a unigram model"),
+        (model(rules=field(2, b"rules")), "a model that normalizes texts"),
+        (model(more=piece("<code>", 0, USER_DEFINED)), "a model with user-defined symbols"),
+        (model(more=piece("old", 0, UNUSED)), "a model with unused pieces"),
+        (model(trainer=field(35, 0)), "a model without byte fallback"),
+        (model(trainer=field(24, 1)), "a model with spaces behind words"),
+        (model(rules=field(5, 0)), "a model that does not escape spaces"),
+        (model(more=piece("<0x", -99, NORMAL) + piece("41>", -99, NORMAL)), "merges the spelling of bytes"),
+    ],
+)
+def test_a_model_for_the_library_is_refused_without_it(
+    content: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    (tmp_path / "a.model").write_bytes(content)
+    message = (
+        rf'a\.model is .*{reason}, which requires the library sentencepiece; install it with pip install "neo'
+    )
+    with pytest.raises(TokenizerError, match=message):
+        build_tokenizer("SentencePieceTokenizer", vocab_file=tmp_path / "a.model")
+
+
+def test_control_symbols_in_a_text_are_text(sentencepiece: Path) -> None:
+    tokenizer = build_tokenizer("SentencePieceTokenizer", vocab_file=sentencepiece)
+    assert tokenizer.encode("<s>he") == [269, *(3 + byte for byte in b"<s>"), 259]
+    assert tokenizer.decode([1, 269, 259]) == "<s> he"
+    assert encode_conversation("<s>he</s>ll", tokenizer) == [1, 269, 259, 2, 269, 260]
+    assert [tokenizer.token_id(text) for text in ("</s>", "<0x41>", "he")] == [2, 3 + 0x41, 259]
+    assert tokenizer.special_ids == {0, 1, 2}
+
+
+def test_no_merge_makes_a_control_symbol_or_the_unknown_one_of_a_text(tmp_path: Path) -> None:
+    texts = ["<", "s", ">", "u", "n", "k", "s>", "k>", "un", "<un"]
+    more = b"".join(piece(text, -99 - rank, NORMAL) for rank, text in enumerate(texts))
+    (tmp_path / "a.model").write_bytes(model(more=more))
+    tokenizer = build_tokenizer("SentencePieceTokenizer", vocab_file=tmp_path / "a.model")
+    ids = tokenizer.encode("<s> <unk>")
+    assert [tokenizer.entry(number) for number in ids] == ["\u2581", "<", "s>", "\u2581", "<un", "k>"]
+
+
+def test_spaces_that_a_model_removes_are_plain_ones(sentencepiece: Path) -> None:
+    tokenizer = build_tokenizer("SentencePieceTokenizer", vocab_file=sentencepiece)
+    assert tokenizer.encode("  he   he \u2581 ") == tokenizer.encode("he he")
+    assert tokenizer.encode("\nhe\n") == [269, 13, 259, 13]
+    assert tokenizer.encode("  ") == tokenizer.encode("") == []
+
+
+@pytest.mark.parametrize("kind", ["TiktokenTokenizer", "SentencePieceTokenizer"])
+def test_half_of_a_surrogate_pair_is_an_error(kind: str, tiktoken: Path, sentencepiece: Path) -> None:
+    file = {"TiktokenTokenizer": tiktoken, "SentencePieceTokenizer": sentencepiece}[kind]
+    with pytest.raises(TokenizerError, match="cannot be encoded as UTF-8"):
+        build_tokenizer(kind, vocab_file=file).encode_flat(["a", "\ud800"])
+
+
+# Letters, a digit and marks of Unicode 17, which tiktoken does not classify as such.
+NEW = (
+    "\U00016ea0",
+    "\U00010940",
+    "\U00011db0",
+    "\U0001e6c0",
+    "\ua7ce",
+    "\u088f",
+    "\U00011de0",
+    "\u1acf",
+    "\U00010efa",
+)
+
+
+@pytest.mark.parametrize("encoding", ["r50k_base", "cl100k_base", "o200k_base"])
+def test_letters_of_unicode_17_divide_words_as_in_tiktoken(encoding: str, tmp_path: Path) -> None:
+    last = sorted({letter.encode()[-1] for letter in NEW})
+    pairs = [bytes([byte]) + other for byte in last for other in (b"<", b"a", b"1")] + [b"<d", b" \xf0"]
+    ranks = [bytes([byte]) for byte in range(256)] + pairs
+    path = tmp_path / f"{encoding}.tiktoken"
+    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(text), rank) for rank, text in enumerate(ranks)))
+    tokenizer = build_tokenizer("TiktokenTokenizer", vocab_file=path)
+    joined = {text: rank for rank, text in enumerate(ranks)}
+    for letter in NEW:
+        content = letter.encode()
+        # Punctuation joins it, and so do letters behind it where one other character may begin a word.
+        assert tokenizer.encode(f"{letter}<div") == [*content[:-1], joined[content[-1:] + b"<"], *b"div"]
+        first = content[-1] if encoding == "r50k_base" else joined[content[-1:] + b"a"]
+        assert tokenizer.encode(f"{letter}abc")[: len(content)] == [*content[:-1], first]
+        ids = tokenizer.encode(f"a{letter}<|endoftext|>{letter}<")
+        assert ids == [97, *content, tokenizer.end_of_document, *content[:-1], joined[content[-1:] + b"<"]]
+    texts = ["plain <div", f"{NEW[0]}<div", "\u4f60\U0001f600", f"a{NEW[1]}"]
+    ids, sizes = tokenizer.encode_flat(texts)
+    assert ids.tolist() == [number for text in texts for number in tokenizer.encode(text)]
+    assert sizes.tolist() == [len(tokenizer.encode(text)) for text in texts]
 
 
 def test_missing_and_additional_files_are_reported(tmp_path: Path, sentencepiece: Path) -> None:

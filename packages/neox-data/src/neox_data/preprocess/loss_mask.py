@@ -295,9 +295,14 @@ class MaskedEncoder:
         return _Encoded(ids, np.repeat(counts, sizes), _per_document(sizes, [*map(len, documents)]))
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        if not isinstance(self._tokenizer, LibraryBackedTokenizer):
+        if isinstance(self._tokenizer, LibraryBackedTokenizer):
+            return self._tokenizer.encode_parts(texts)
+        if self._mask.adds_special:
             return self._tokenizer.encode_flat(texts)
-        return self._tokenizer.encode_parts(texts)
+        # A chat template writes special tokens.
+        rows = [self._tokenizer.encode_with_special(text) for text in texts]
+        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+        return np.fromiter(chain.from_iterable(rows), np.int64, int(sizes.sum())), sizes
 
 
 def _as_wholes(tokenizer: LibraryBackedTokenizer, documents: Sequence[Sequence[Segment]]) -> _Encoded:

@@ -88,6 +88,10 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text."""
 
+    def encode_with_special(self, text: str) -> list[int]:
+        """Return the ids of a text in which special tokens are written, such as a rendered conversation."""
+        return self.encode(text)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text; may use several threads."""
         return [self.encode(text) for text in texts]

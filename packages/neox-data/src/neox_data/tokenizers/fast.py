@@ -8,7 +8,6 @@ is encoded with both.
 import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
 import gigatoken
@@ -16,19 +15,10 @@ import numpy as np
 
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers.base import Tokenizer
+from neox_data.tokenizers.gigatoken_encoding import encode_exactly
 from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 
 __all__ = ["FastEncoder", "fast_encoder"]
-
-# Letters and digits added in Unicode 17. gigatoken 0.10 classifies them as such, the tokenizers library 0.23
-# does not yet, so they split words differently next to these characters, and only these. First and last
-# character of each range.
-_NEW_LETTERS = (
-    (0x88F, 0x88F), (0xC5C, 0xC5C), (0xCDC, 0xCDC), (0xA7CE, 0xA7CF), (0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4),
-    (0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x11DB0, 0x11DE9), (0x16EA0, 0x16ED3),
-    (0x16FF2, 0x16FF6), (0x187F8, 0x187FF), (0x18D09, 0x18D1E), (0x18D80, 0x18DF2), (0x1E6C0, 0x1E6FF),
-    (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479),
-)  # fmt: skip
 
 # Characters of a batch that are encoded with both.
 _CHECKED_CHARACTERS = 500
@@ -115,25 +105,8 @@ class FastEncoder:
         self._memory_bytes = _memory_bytes()
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and counts; texts with new letters are encoded by the tokenizers library."""
-        ids, sizes = self._encode_fast(texts)
-        strange = [
-            number for number, text in enumerate(texts) if not text.isascii() and _has_new_letters(text)
-        ]
-        if not strange:
-            return ids, sizes
-        rows = np.split(ids, np.cumsum(sizes)[:-1])
-        exact = self._tokenizer.encode_batch([texts[number] for number in strange])
-        for number, row in zip(strange, exact, strict=True):
-            rows[number] = np.array(row, ids.dtype)
-        return np.concatenate(rows), np.fromiter(map(len, rows), np.int64, len(rows))
-
-    def _encode_fast(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        if not texts:
-            return np.empty(0, np.uint32), np.empty(0, np.int64)
-        rows = self._encoder.encode_batch(list(texts)).layout
-        offsets = np.asarray(rows.offsets)
-        return np.asarray(rows.content.data)[offsets[0] : offsets[-1]], np.diff(offsets)
+        """Return ids and counts; texts with new characters are encoded by the tokenizers library."""
+        return encode_exactly(self._encoder, texts, self._tokenizer.encode_batch)
 
 
 def fast_encoder(tokenizer: Tokenizer, sample: Callable[[], Sequence[str]]) -> FastEncoder:
@@ -159,19 +132,6 @@ def fast_encoder(tokenizer: Tokenizer, sample: Callable[[], Sequence[str]]) -> F
         started.result()
     encoder.check(texts)
     return encoder
-
-
-def _has_new_letters(text: str) -> bool:
-    characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-    return bool(_new_letters()[characters].any())
-
-
-@cache
-def _new_letters() -> np.ndarray:
-    table = np.zeros(0x110000, bool)
-    for first, last in _NEW_LETTERS:
-        table[first : last + 1] = True
-    return table
 
 
 def _memory_bytes() -> int:
