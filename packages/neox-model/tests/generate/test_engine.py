@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from neox_config.derive.generation import generation_mode, without_effect
 from neox_config.errors import NeoXError
 from neox_data.tokenizers import build_tokenizer
+from neox_data.tokenizers.char_level import CharLevelTokenizer
 from neox_model.generate import run
 from neox_model.generate.batch import Batch
 from neox_model.generate.engine import Engine, Request
@@ -83,6 +85,26 @@ def test_a_stop_token_ends_a_reply_as_end_of_document_does(steps_per_read):
         "end-of-document",
     )
     assert (second.text, second.finish_reason) == ("hij", "end-of-document")
+
+
+class DropsFirstSpace(CharLevelTokenizer):
+    """As SentencePiece: the space in front of a text is not decoded."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return super().decode(ids).removeprefix(" ")
+
+
+def test_a_reply_keeps_the_space_between_it_and_its_prompt():
+    asked = Engine(Batch(scripted("ab cde"), slots=2, capacity=12), DropsFirstSpace())
+    plain, stopped = asked.replies([ask("b"), ask("ab", 20, " c")])
+    assert (plain.text, plain.finish_reason) == (" cde", "end-of-document")
+    assert (stopped.text, stopped.finish_reason) == ("", "stop-string")
+    asked.submit(ask("b"))
+    texts = []
+    while asked.is_busy:
+        texts += [update.text for update in asked.step()]
+    assert texts[0] == " "
+    assert "".join(texts) == " cde"
 
 
 def test_a_stop_token_that_the_tokenizer_lacks_is_refused():
