@@ -79,3 +79,16 @@ def test_progress_bars_are_hidden_also_if_the_harness_requests_them(shows, capsy
     shown = capsys.readouterr()
     assert ("3/3" in shown.err, shown.out) == (shows, "a line of a task\n")
     assert lm_eval.api.model.tqdm is kept
+
+
+def test_texts_are_decoded_without_their_prompt_as_by_the_backend_for_transformers():
+    words = [" a", " b", "c"]
+
+    def alone(text: str, tokens: list[int], *, drops: bool) -> str:
+        decoded = lambda ids: "".join(words[one] for one in ids).removeprefix(" " * drops)
+        model = SimpleNamespace(_tokenizer=SimpleNamespace(decode=decoded))
+        return HarnessModel._alone(model, SimpleNamespace(text=text, tokens=tokens))
+
+    assert alone(" a b", [0, 1], drops=True) == "a b"
+    assert alone(" a b", [0, 1], drops=False) == " a b"
+    assert alone("c a", [2, 0], drops=True) == "c a"

@@ -31,7 +31,7 @@ from neox_config.errors import ConfigError, NeoXError
 from neox_config.problems import did_you_mean
 from neox_data.tokenizers import Tokenizer
 from neox_model.errors import ModelError
-from neox_model.generate.engine import Engine, Request, not_finite
+from neox_model.generate.engine import Engine, Reply, Request, not_finite
 from neox_model.generate.sampling import Sampling
 from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.parallel.groups import Groups
@@ -83,7 +83,7 @@ class HarnessModel(TemplateLM):
         seed: int,
     ) -> None:
         super().__init__()
-        self._scorer, self._engine = scorer, engine
+        self._scorer, self._engine, self._tokenizer = scorer, engine, tokenizer
         self._encoder, self._end = TextEncoder(tokenizer), tokenizer.end_of_document
         self._prefix_text = tokenizer.decode([self._encoder.prefix])
         self._groups = groups
@@ -202,7 +202,15 @@ class HarnessModel(TemplateLM):
             replies = [(number, reply) for number, reply in updates if reply is not None]
             if not all(reply.is_finite for _, reply in replies):
                 raise NotFiniteError(not_finite())
-            yield [(number, reply.text) for number, reply in replies]
+            yield [(number, self._alone(reply)) for number, reply in replies]
+
+    def _alone(self, reply: Reply) -> str:
+        """Return a text as the harness's backend for transformers does, which decodes it without its prompt.
+
+        Decoders of SentencePiece then drop its first space.
+        """
+        keeps = self._tokenizer.decode(reply.tokens).startswith(" ")
+        return reply.text if keeps else reply.text.removeprefix(" ")
 
     def _request(self, context: str, given: Mapping[str, Any], *, number: tuple[Any, int]) -> Request:
         settings = dict(normalize_gen_kwargs(dict(given), _MAXIMUM_TOKENS))
