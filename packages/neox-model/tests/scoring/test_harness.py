@@ -85,7 +85,9 @@ def test_texts_are_decoded_without_their_prompt_as_by_the_backend_for_transforme
     words = [" a", " b", "c"]
 
     def alone(text: str, tokens: list[int], *, drops: bool) -> str:
-        decoded = lambda ids: "".join(words[one] for one in ids).removeprefix(" " * drops)
+        def decoded(ids: list[int]) -> str:
+            return "".join(words[one] for one in ids).removeprefix(" " * drops)
+
         model = SimpleNamespace(_tokenizer=SimpleNamespace(decode=decoded))
         return HarnessModel._alone(model, SimpleNamespace(text=text, tokens=tokens))
 
