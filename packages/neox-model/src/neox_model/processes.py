@@ -126,7 +126,7 @@ def join_alone(backend: str, *, timeout: timedelta | None = None) -> None:
 def leave_processes() -> None:
     """Destroy the process group; the last call of a worker that succeeded, before `exit_worker`.
 
-    An operation that another process does not answer would block it: after a limit it is given up.
+    An operation that another process does not answer would block it: after a limit it is left behind.
     """
     left = in_daemon_thread(distributed.destroy_process_group)
     wait([left], LEAVE_SECONDS)

@@ -121,8 +121,8 @@ def _started(outcome: Outcome, hosts: int) -> Finding:
     remedy = "see the error above; docs/launching.md has a section on each launcher"
     if outcome.facts:
         remedy = (
-            "see the error above; if the hosts reach the launcher but not each other, check firewalls and the "
-            "address and port of rank 0"
+            "see the error above; if the hosts reach the launcher but not each other, check firewalls and "
+            "the address and port of rank 0"
         )
     return Finding(name=name, is_good=False, found=str(outcome.first_failure), remedy=remedy)
 

@@ -112,7 +112,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def notes(self) -> list[str]:
-        """Return what is to be known of the results so far, in sentences."""
+        """Return notes on the results so far, as sentences."""
         if not self._encoder.added or not self._rolling_tasks:
             return []
         return [
