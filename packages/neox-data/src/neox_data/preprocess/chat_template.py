@@ -169,7 +169,7 @@ class ChatTemplate:
             if message["role"] != "assistant":
                 continue
             before = render(messages[:number], add_generation_prompt=True)
-            after = render(messages[: number + 1])
+            after = render(messages[: number + 1]) if number + 1 < len(messages) else whole
             if not (after.startswith(before) and whole.startswith(after) and len(before) >= end):
                 raise ValueError(
                     f"the template changes earlier text with message {number + 1}, so that the assistant's "

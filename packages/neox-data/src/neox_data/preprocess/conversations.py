@@ -83,9 +83,10 @@ def _of_json(value: Any, name: str) -> Any:
 
 
 def _without_nulls(value: Any, notes: set[str]) -> Any:
-    """Return a copy of a value of JSON whose objects have no null keys, however deeply they are nested."""
-    if not isinstance(value, dict | list):
+    """Return a value of JSON whose objects have no null keys, however deeply they are nested."""
+    if not _has_null_keys(value):
         return value
+    notes.add(NULLS)
     holder = [value]
     left: list[Any] = [holder]
     while left:
@@ -93,14 +94,25 @@ def _without_nulls(value: Any, notes: set[str]) -> Any:
         for place, each in one.items() if isinstance(one, dict) else enumerate(one):
             if isinstance(each, dict):
                 one[place] = {key: inner for key, inner in each.items() if inner is not None}
-                if len(one[place]) < len(each):
-                    notes.add(NULLS)
             elif isinstance(each, list):
                 one[place] = [*each]
             else:
                 continue
             left.append(one[place])
     return holder[0]
+
+
+def _has_null_keys(value: Any) -> bool:
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            if None in one.values():
+                return True
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return False
 
 
 def _message(value: Any, name: str, notes: set[str]) -> dict[str, Any]:
