@@ -563,6 +563,11 @@ def test_the_result_is_the_plain_mean_and_its_exponential():
     assert str(result) == "loss 2.5000, perplexity 12.18"
 
 
+def test_an_evaluation_without_a_target_names_the_reason():
+    assert str(Evaluation(math.nan)).startswith("loss nan: no token of the samples counts in the loss")
+    assert math.isnan(Evaluation(math.nan).perplexity)
+
+
 def test_a_loss_beyond_floats_has_infinite_perplexity():
     assert Evaluation(1000.0).perplexity == math.inf
 

@@ -56,17 +56,15 @@ class Evaluation:
         return found if per_character is None else found | {f"perplexity_per_character/{name}": per_character}
 
     def __str__(self) -> str:
+        if math.isnan(self.loss):
+            return (
+                "loss nan: no token of the samples counts in the loss, or the model computes NaN; check the "
+                "labels, or increase eval-iters"
+            )
         found = f"loss {self.loss:.4f}, perplexity {self.perplexity:.4g}"
         found += "".join(f", top {k} accuracy {share:.1%}" for k, share in self.accuracies.items())
         per_character = self.perplexity_per_character
         return found if per_character is None else f"{found}, perplexity per character {per_character:.4g}"
-
-
-def _with_targets_noted(batches: Iterator[Batch], found: list[bool]) -> Iterator[Batch]:
-    """Yield the batches, and add to a list whether a token of each counts in the loss."""
-    for batch in batches:
-        found.append(bool(batch.loss_mask_BS.any()))
-        yield batch
 
 
 def _exponential(value: float) -> float:
@@ -155,14 +153,7 @@ class Evaluator:
             progress = ProgressLines(name, "micro-batches", count)
             batches = progress.track(stream)
             batches = batches if self._characters is None else noted(batches, sequences)
-            with_targets: list[bool] = []
-            loss = float(self._mean_loss(_with_targets_noted(batches, with_targets), count))
-        if math.isnan(loss) and with_targets and not any(with_targets):
-            logger.warning(
-                "%s: no token of its samples counts in the loss, so that their mean loss is not a number; check "
-                "the labels, or increase eval-iters",
-                name,
-            )
+            loss = float(self._mean_loss(batches, count))
         (self._quick.discard if progress.is_slow else self._quick.add)(part)
         ratio = None if self._characters is None else self._characters.tokens_per_character(sequences)
         accuracies = {} if self._accuracies is None else self._accuracies.of_all_ranks()

@@ -63,8 +63,10 @@ class TrainingSection(Section, resume="training"):
     loss_normalization: Literal["micro_batch", "global"] = param(
         "micro_batch",
         origin="ours",
-        doc="How the loss is averaged. micro_batch: mean over the unmasked tokens of each micro-batch, then "
-        "mean over micro-batches; global: mean over all unmasked tokens of the global batch.",
+        doc="How the loss of a training is averaged. micro_batch: mean over the unmasked tokens of each "
+        "micro-batch, then mean over micro-batches, of which one without such tokens counts as 0; global: "
+        "mean over all unmasked tokens of the global batch. Evaluations always report the mean over all "
+        "unmasked tokens.",
     )
     seed: int = param(
         1234,
