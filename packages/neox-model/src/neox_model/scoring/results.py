@@ -30,7 +30,7 @@ class Results:
         per_character: also report the perplexity per character.
         tasks: what the harness returned; None without tasks.
         tables: the results of the tasks as text.
-        notes: what is to be known of the results of the tasks, in sentences.
+        notes: what a reader must know of the results of the tasks, as sentences.
         seconds: duration.
     """
 
