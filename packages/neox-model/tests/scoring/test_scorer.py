@@ -27,7 +27,7 @@ from neox_model.scoring.endings import NotFiniteError, StoppedError
 from neox_model.scoring.perplexity import measure_perplexity, ratio_of
 from neox_model.scoring.results import Results, write_results
 from neox_model.scoring.scorer import Part, Scorer, rolling_parts
-from neox_model.serve.logprobs import TokenNames, completion_logprobs
+from neox_model.serve.logprobs import ShownToken, TokenNames, completion_logprobs
 from support.distributed import run_ranks
 
 TOKENIZER = build_tokenizer("CharLevelTokenizer")
@@ -134,7 +134,7 @@ def test_scores_generation_server_and_harness_have_one_rule_for_padding(likely_p
     first_score, second_score = scorer().score([Part(prompt, [token]), Part(prompt, [second])])
     assert (first_score.is_greedy, second_score.is_greedy) == (True, False)
     assert first_score.log_likelihood == pytest.approx(value, abs=1e-6)
-    shown = completion_logprobs(TokenNames(TOKENIZER), [token], [value], [top], [0])
+    shown = completion_logprobs(TokenNames(TOKENIZER), [ShownToken(token, value, top, 0)])
     # The harness's client of servers calls a token greedy if it is the first of these.
     assert max(shown["top_logprobs"][0].values()) == shown["token_logprobs"][0] == value
     pytest.importorskip("lm_eval")
