@@ -59,7 +59,7 @@ test-architecture: install  ## Rules of the repository: imports, names, document
 test-contracts: $(if $(PYTHON_ENV),,install)  ## What we use of torch and DeepSpeed beyond their documentation (PYTHON_ENV=FOLDER: in another environment)
 	@OMP_NUM_THREADS=1 $(or $(PYTHON_ENV),.venv)/bin/python -m pytest -q $(wildcard packages/neox-model/tests/test_*_compat.py)
 
-test-versions:  ## Contracts and fast tests with the oldest and the newest versions allowed; writes docs/reports/versions.md (an hour; ENVIRONMENTS=oldest)
+test-versions:  ## Contracts and fast tests with the oldest and the newest versions allowed; writes docs/reports/versions.md (an hour; ENVIRONMENTS=oldest to choose)
 	@python3 tools/versions.py $(ENVIRONMENTS)
 
 coverage: install  ## Line and branch coverage of the packages' fast tests
