@@ -26,6 +26,7 @@ from neox_data.tokenizers.huggingface import is_tokenizer_json
 from neox_data.tokenizers.sentencepiece_model import (
     BYTE,
     CONTROL,
+    SPACE,
     UNKNOWN,
     UNUSED,
     SentencePieceModel,
@@ -35,9 +36,6 @@ __all__ = ["RankedFileTokenizer", "SentencePieceTokenizer", "TiktokenTokenizer"]
 
 # The files of tiktoken do not mark special tokens. Source code has `<s>` in several tokens, not in one.
 _SPECIAL_FORM = re.compile(r"</?(s|unk|pad|mask)>|<\|[^<>|]+\|>")
-# SentencePiece writes spaces so.
-_SPACE = "\u2581"
-_SEVERAL_SPACES = re.compile(" {2,}")
 _INSTALL = 'pip install "neox-data[sentencepiece]"'
 
 
@@ -179,7 +177,7 @@ class SentencePieceTokenizer(RankedFileTokenizer):
         self._model = model = SentencePieceModel(content)
         self._library: Any = None
         if model.beyond_gigatoken is None:
-            self._gigatoken = gigatoken.Tokenizer.from_sentencepiece(model.for_gigatoken)
+            self._gigatoken = gigatoken.Tokenizer.from_json(model.for_gigatoken())
         else:
             self.engine = "sentencepiece"
             self._library = _library(path, content, model.beyond_gigatoken)
@@ -189,7 +187,7 @@ class SentencePieceTokenizer(RankedFileTokenizer):
             if number in bytes_
             else model.unknown_text.encode()
             if piece.kind == UNKNOWN
-            else piece.text.replace(_SPACE, " ").encode()
+            else piece.text.replace(SPACE, " ").encode()
             for number, piece in enumerate(model.pieces)
         ]
         return {number: piece.text.encode() for number, piece in enumerate(model.pieces)}
@@ -203,17 +201,12 @@ class SentencePieceTokenizer(RankedFileTokenizer):
 
     def _encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if self._library is None:
-            return encode_flat(self._gigatoken, [self._normalized(text) for text in texts])
+            if self._model.removes_spaces:
+                texts = [text.lstrip(" ").rstrip(" " + SPACE) for text in texts]
+            return encode_flat(self._gigatoken, texts)
         rows = self._library.encode([text.encode() for text in texts])
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(chain.from_iterable(rows), np.uint32, int(sizes.sum())), sizes
-
-    def _normalized(self, text: str) -> str:
-        """Return a text without the spaces that the model removes, of which gigatoken removes others."""
-        if not self._model.removes_spaces:
-            return text
-        text = text.lstrip(" ").rstrip(" " + _SPACE)
-        return _SEVERAL_SPACES.sub(" ", text) if "  " in text else text
 
     def encode_with_special(self, text: str) -> list[int]:
         """Return the ids of a text in which control symbols are written; the parts between are texts.
@@ -243,7 +236,7 @@ class SentencePieceTokenizer(RankedFileTokenizer):
                 continue
             text, piece = self._texts[number], pieces[number]
             if is_beginning:
-                if piece.kind not in (CONTROL, UNKNOWN) and piece.text.startswith(_SPACE):
+                if piece.kind not in (CONTROL, UNKNOWN) and piece.text.startswith(SPACE):
                     text, is_beginning = text[1:], removes_all
                 is_beginning = is_beginning and not text
             found.append(text)
