@@ -86,7 +86,7 @@ def loss_of(model, generator, resolved):
     if resolved.config.data.reset_attention_mask:
         documents = (torch.arange(LENGTH) >= 5).long().repeat(BATCH, 1)
         inputs = (inputs, documents, torch.arange(LENGTH).expand(BATCH, -1))
-    return model(inputs, (tokens[:, 1:], torch.ones(BATCH, LENGTH)))
+    return model(inputs, (tokens[:, 1:], torch.full((BATCH, LENGTH), 1 / (BATCH * LENGTH))))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
