@@ -240,11 +240,8 @@ def activation_bytes_per_layer(
 
 def _kept_by_norm(shape: Shape, layout: Layout, width: int, device: str) -> int:
     """Return the bytes per token of a norm: its input, or two float32 tensors if it is several operators."""
-    facts = NORM_FACTS[shape.norm]
-    if not layout.compiles_on(device) and device not in facts.one_operator_on:
-        return 8 * width
-    widens = not layout.compiles_on(device) and device in facts.widens_on
-    return (max(4, layout.element_bytes) if widens else layout.element_bytes) * width
+    is_one = layout.compiles_on(device) or device in NORM_FACTS[shape.norm].one_operator_on
+    return (layout.element_bytes if is_one else 8) * width
 
 
 def _kept_by_mlp(shape: Shape, layout: Layout, *, is_compiled: bool) -> int:

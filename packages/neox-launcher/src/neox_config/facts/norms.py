@@ -22,7 +22,6 @@ class NormFacts:
         scalars: single numbers among the weights.
         one_operator_on: types of devices on which autograd stores only the input, as for one operator of
             PyTorch. A formula of several operators stores two float32 tensors.
-        widens_on: those of them on which the input is stored in float32.
     """
 
     epsilon: str
@@ -30,7 +29,6 @@ class NormFacts:
     scalars: int = 0
     has_bias: bool = False
     one_operator_on: tuple[str, ...] = ()
-    widens_on: tuple[str, ...] = ()
 
     def num_weights(self, width: int, *, with_bias: bool = True) -> int:
         """Return the number of weights of a norm over `width` channels."""
@@ -39,11 +37,7 @@ class NormFacts:
 
 
 _LAYER_NORM = NormFacts(
-    epsilon="layernorm_epsilon",
-    vectors=2,
-    has_bias=True,
-    one_operator_on=("cpu", "cuda"),
-    widens_on=("cpu",),
+    epsilon="layernorm_epsilon", vectors=2, has_bias=True, one_operator_on=("cpu", "cuda")
 )
 
 NORM_FACTS: Mapping[str, NormFacts] = {

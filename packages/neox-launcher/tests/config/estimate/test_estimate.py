@@ -573,8 +573,7 @@ def test_a_retrieval_model_stores_the_activations_of_two_texts(segment):
     layout = Layout(micro_batch=4, segment_layers=segment)
     shape = make_shape(6, 256, 4, 128, 2048, position="rotary", is_tied=False)
     layer, inputs = activation_bytes_per_layer(shape, layout, device="cpu"), 4 * 4 * 128 * 256
-    # On a CPU the norm stores its input in float32.
-    norm = 4 * 128 * 256 * 4
+    norm = 4 * 128 * 256 * layout.element_bytes
     for towers in (1, 2):
         model = replace(shape, towers=towers, embedding_size=64)
         assert activation_bytes_per_layer(model, layout, device="cpu") == 2 * layer

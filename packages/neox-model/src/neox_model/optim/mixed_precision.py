@@ -307,13 +307,13 @@ def _gradient(parameter: Parameter, master: Parameter) -> Tensor | None:
 def _move_gradient_to(master: Parameter) -> Callable[[Tensor], None]:
     """Return a hook that adds a parameter's gradient to its master weight's, in the master weight's dtype."""
 
-    @torch.no_grad()
     def move(parameter: Tensor) -> None:
         assert parameter.grad is not None
+        gradient = parameter.grad.detach()
         if master.grad is None:
-            master.grad = parameter.grad.to(master.dtype)
+            master.grad = gradient.to(master.dtype)
         else:
-            master.grad.add_(parameter.grad)
+            master.grad.add_(gradient)
         parameter.grad = None
 
     return move

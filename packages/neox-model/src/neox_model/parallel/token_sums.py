@@ -5,11 +5,16 @@ ignores what is below 1/256 of it, so that the gradients of 16,384 tokens are ov
 adds them in float32, and everywhere those of biases, RMS norms and matrix products.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 __all__ = ["embedding", "layer_norm"]
+
+# Up to as many numbers, copies in float32 take less time than a function in Python.
+_FEW = 2**15
 
 
 def _adds_in_16_bits(tensor: Tensor) -> bool:
@@ -25,6 +30,8 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     """
     if not (_adds_in_16_bits(weight) and weight.requires_grad and torch.is_grad_enabled()):
         return functional.embedding(indices, weight)
+    if weight.numel() <= _FEW:
+        return functional.embedding(indices, weight.float()).to(weight.dtype)
     # The gradients of equal indices are added in float32; then each row of the table gets one.
     distinct, places = indices.unique(return_inverse=True)
     rows = functional.embedding(distinct, weight).float()
@@ -42,6 +49,31 @@ def layer_norm(inputs: Tensor, weight: Tensor, bias: Tensor | None, epsilon: flo
     """
     if not _adds_in_16_bits(inputs):
         return functional.layer_norm(inputs, weight.shape, weight, bias, epsilon)
-    wide_bias = None if bias is None else bias.float()
-    wide = functional.layer_norm(inputs.float(), weight.shape, weight.float(), wide_bias, epsilon)
-    return wide.to(inputs.dtype)
+    if torch.compiler.is_compiling() or inputs.numel() <= _FEW:
+        wide_bias = None if bias is None else bias.float()
+        wide = functional.layer_norm(inputs.float(), weight.shape, weight.float(), wide_bias, epsilon)
+        return wide.to(inputs.dtype)
+    result: Tensor = _LayerNorm.apply(inputs, weight, bias, epsilon)
+    return result
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Keeps the 16-bit inputs, and computes the backward pass in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+        wide_bias = None if bias is None else bias.float()
+        result, mean, inverse = torch.native_layer_norm(
+            inputs, weight.shape, weight.float(), wide_bias, epsilon
+        )
+        ctx.save_for_backward(inputs, weight, mean, inverse)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight, mean, inverse = ctx.saved_tensors
+        # Autograd casts the results. They do not depend on the bias: any tensor of its shape can be passed.
+        wide, size = weight.float(), weight.shape
+        return *torch.ops.aten.native_layer_norm_backward(
+            gradient.float(), inputs.float(), size, mean, inverse, wide, wide, ctx.needs_input_grad[:3]
+        ), None
