@@ -363,6 +363,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             refuse_copied_folder,
             refuse_moved_checkpoints,
             _datasets,
+            _share_of_training,
             _documents_for_training,
             trained_documents,
             _curricula,
@@ -433,11 +434,18 @@ def _datasets(config: NeoXConfig) -> Iterator[Problem]:
 
 
 def _documents_for_training(config: NeoXConfig) -> Iterator[Problem]:
-    data = config.data
-    count = None if data.data_path is None else count_documents(data.data_path)
-    if count is not None and "train" not in parts_with_documents(data.split, count):
-        what = f"leaves no document for training: {data.data_path} has {count:,}"
+    count, empty = _empty_parts(config)
+    if "train" in empty:
+        what = f"leaves no document for training: {config.data.data_path} has {count:,}"
         problem = Problem("split", what, "give training a larger share", value=in_words(config.data.split))
+        yield problem.located(_place_of_split(config), None)
+
+
+def _share_of_training(config: NeoXConfig) -> Iterator[Problem]:
+    split = config.data.split
+    if config.data.data_path is not None and "train" in parts_without_share(split):
+        what, remedy = "has no share for training", "write three numbers, as in 969,30,1"
+        problem = Problem("split", what, remedy, value=in_words(split))
         yield problem.located(_place_of_split(config), None)
 
 
