@@ -26,7 +26,7 @@ def test_evaluation_and_generation_equal_the_forward_pass_of_training(dtype):
     model, exact = built({"enabled": True, "dtype": dtype}), built({})
     tokens_BS = torch.randint(VOCABULARY, (2, 13), generator=torch.Generator().manual_seed(3))
     inputs_BS, labels_BS = tokens_BS[:, :-1], tokens_BS[:, 1:]
-    targets = labels_BS, torch.ones_like(labels_BS, dtype=torch.float32)
+    targets = labels_BS, torch.full(labels_BS.shape, 1 / labels_BS.numel())
     trained = model.train()(inputs_BS, targets).detach()
     with torch.no_grad():
         assert torch.equal(model.eval()(inputs_BS, targets), trained)
