@@ -413,7 +413,7 @@ def test_an_answer_of_a_chat_is_that_of_transformers(tmp_path):
     assert (ended.text, ended.finish_reason) == (text[:place], "stop-string")
     for wrong, message in (
         ([], "there is no message; pass"),
-        ("ab", "messages is str, not a list of messages; pass"),
+        ("ab", "messages is text, but not JSON (Expecting value at column 1); pass"),
         (["ab"], "message 1 of messages is not an object with role and content"),
         ([{"role": "user", "content": "ab"}] * 99, "use a shorter prompt"),
     ):

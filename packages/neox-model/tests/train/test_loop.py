@@ -69,10 +69,10 @@ class Recorder(Hook):
         self.calls.append(("end", state.iteration))
 
 
-def run(*hooks, last=4, iteration=0, evaluated=0, due=None):
+def run(*hooks, last=4, iteration=0, evaluated=0):
     state = TrainState(last_iteration=last, samples_per_iteration=SAMPLES, iteration=iteration)
     # As a checkpoint of this iteration holds it, for hooks that evaluate every second iteration.
-    state.samples, state.validation_samples, state.due_validation = SAMPLES * iteration, evaluated, due
+    state.samples, state.validation_samples = SAMPLES * iteration, evaluated
     Loop(state, CountingStep(), iter(range(iteration, 100)), hooks).run()
     return state
 
@@ -547,11 +547,7 @@ def test_urgent_stop_skips_the_evaluation():
     hurried.on_step = lambda state, report: state.request_stop("a signal asked for it", is_hurried=True)
     stopped = run(hurried, *make_evaluate_hook(log, interval=1)[1:], last=5)
     assert log == []
-    # The training that resumes does what is due.
-    assert stopped.due_validation == 0
-    again = {"iteration": 1, "evaluated": stopped.validation_samples, "due": stopped.due_validation}
-    run(*make_evaluate_hook(log, interval=9)[1:], last=2, **again)
-    assert log == [*range(6), "closed", *range(6, 12), "closed"]
+    assert stopped.validation_samples == 3 * SAMPLES
 
 
 def test_the_result_is_the_plain_mean_and_its_exponential():

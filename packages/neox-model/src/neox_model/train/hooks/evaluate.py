@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 class ReserveHook(Hook):
     """Reserves the samples of an evaluation that is due, before the save of its iteration.
 
-    So the save comes before an evaluation that may take long, and a training that resumes from it begins with
-    this evaluation.
+    So the save comes before an evaluation that may take long, and a training that resumes goes on with
+    the samples behind.
 
     Args:
         samples: number of samples of an evaluation.
@@ -33,10 +33,9 @@ class ReserveHook(Hook):
         self._samples, self._interval = samples, interval
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Reserve samples every `interval` iterations; `on_end` evaluates after the last one."""
+        """Reserve samples every `interval` iterations."""
         if self._interval and state.iteration % self._interval == 0:
-            first = state.take_validation_samples(self._samples)
-            state.due_validation = first if state.iteration < state.last_iteration else None
+            state.due_validation = state.take_validation_samples(self._samples)
 
 
 class EvaluateHook(Hook):
@@ -68,30 +67,21 @@ class EvaluateHook(Hook):
         self._before_evaluation = before_evaluation
         self._while_evaluating = while_evaluating
 
-    def on_start(self, state: TrainState) -> None:
-        """Validate if this was due when the checkpoint was saved."""
-        if not state.finished:
-            self._validate(state)
-
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Validate if it is due, unless shutdown is urgent: then the training that resumes does."""
-        if not state.is_hurried:
-            self._validate(state)
+        """Validate if it is due, unless `on_end` follows or shutdown is urgent."""
+        first, state.due_validation = state.due_validation, None
+        if first is None or state.iteration >= state.last_iteration or state.is_hurried:
+            return
+        self._evaluate("valid", first, state)
+        if self._evaluator.has("valid"):
+            found = self._evaluator.results["valid"]
+            logger.info("iteration %d: %s %s", state.iteration, PARTS["valid"], found)
 
     def on_end(self, state: TrainState) -> None:
         """Validate and test unless the training was stopped before its last iteration."""
         if state.stop_reason is None:
             self._evaluate("valid", state.validation_samples, state)
             self._evaluate("test", 0, state)
-
-    def _validate(self, state: TrainState) -> None:
-        if state.due_validation is None:
-            return
-        self._evaluate("valid", state.due_validation, state)
-        state.due_validation = None
-        if self._evaluator.has("valid"):
-            found = self._evaluator.results["valid"]
-            logger.info("iteration %d: %s %s", state.iteration, PARTS["valid"], found)
 
     def _evaluate(self, part: str, first: int, state: TrainState) -> None:
         name = PARTS[part]
