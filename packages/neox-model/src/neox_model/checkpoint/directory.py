@@ -218,7 +218,12 @@ def keep_newest(directory: Path, number: int, iteration: int) -> None:
 
 def _is_writable(folder: Path) -> bool:
     """Return whether nothing of a checkpoint is protected, so that it is deleted whole; of a link, always."""
-    return folder.is_symlink() or all(os.access(path, os.W_OK) for path in (folder, *folder.iterdir()))
+    # First the folder: what is in one that cannot be read cannot be listed.
+    if folder.is_symlink():
+        return True
+    return os.access(folder, os.R_OK | os.W_OK | os.X_OK) and all(
+        os.access(path, os.W_OK) for path in folder.iterdir()
+    )
 
 
 def _discard(path: Path) -> bool:
