@@ -414,7 +414,7 @@ def test_an_answer_of_a_chat_is_that_of_transformers(tmp_path):
     for wrong, message in (
         ([], "there is no message; pass"),
         ("ab", "messages is text, but not JSON (Expecting value at column 1); pass"),
-        (["ab"], "message 1 of messages is not an object with role and content"),
+        (["ab"], "message 1 of messages is text, but not JSON (Expecting value at column 1); pass"),
         ([{"role": "user", "content": "ab"}] * 99, "use a shorter prompt"),
     ):
         with pytest.raises(neox_model.NeoXError, match=re.escape(message)):
