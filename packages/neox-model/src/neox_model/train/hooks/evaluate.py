@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 class ReserveHook(Hook):
     """Reserves the samples of an evaluation that is due, before the save of its iteration.
 
-    So the save comes before an evaluation that may take long, and a training that resumes goes on with
-    the samples behind.
+    So the save comes before an evaluation that may take long, and a resumed training reads the next
+    samples.
 
     Args:
         samples: number of samples of an evaluation.
