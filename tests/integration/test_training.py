@@ -278,13 +278,14 @@ def train_and_count_threads(is_limited: bool, folder: str, **settings: Any) -> t
     """Train; return the number of gloo groups and of their worker threads, which torch does not limit."""
     from torch import distributed
 
-    from neox_model.parallel.topology import create_groups
+    from neox_model.parallel import topology
     from neox_model.train.run import train_in
 
     if not is_limited:
+        topology.limit_gloo_threads = lambda: None
         distributed.ProcessGroupGloo.__init__ = inspect.unwrap(distributed.ProcessGroupGloo.__init__)
     resolved = resolved_from(SETTINGS | settings, devices=int(os.environ["WORLD_SIZE"]))
-    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    groups = topology.create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
     train_in(groups, resolved)
     return threads_of_gloo_groups()
 
