@@ -121,7 +121,7 @@ def test_a_template_cannot_reach_python() -> None:
     [
         ({}, "contains no chat template; name a folder"),
         ({"tokenizer_config.json": "{"}, "tokenizer_config.json: not JSON"),
-        ({"tokenizer_config.json": "[" * 5000}, "tokenizer_config.json: the JSON is nested too deeply"),
+        ({"tokenizer_config.json": "[" * 200_000}, "tokenizer_config.json: the JSON is nested too deeply"),
         ({"chat_template.jinja": "{% if"}, "is not a valid chat template"),
         ({"chat_template.jinja": "{{ " + "[" * 5000}, "is not a valid chat template"),
     ],

@@ -81,8 +81,9 @@ def test_arguments_that_are_objects_stay_objects(kind: str) -> None:
     messages = conversation({"city": "Rome"})
     try:
         text = rendered_by_transformers(written, messages)
-    except TypeError:
-        with pytest.raises(ValueError, match="the chat template rejects it: TypeError"):
+    # Slices are hashable since Python 3.12.
+    except (TypeError, KeyError) as error:
+        with pytest.raises(ValueError, match=f"the chat template rejects it: {type(error).__name__}"):
             counted(written, messages)
     else:
         assert counted(written, messages) == (text.removeprefix("user:w?;assistant:"), set())
@@ -126,7 +127,7 @@ def test_calls_of_all_forms_are_decoded() -> None:
     ("text", "reason"),
     [
         ('{"city": "Ro', r"not JSON \(Unterminated string starting at at column 10\)"),
-        ('{"a": ' + "[" * 5000, "the JSON is nested too deeply"),
+        ('{"a": ' + "[" * 200_000, "the JSON is nested too deeply"),
         ('{"a": ' + "9" * 6000 + "}", "the JSON has a whole number of more than 4,300 digits"),
     ],
 )
