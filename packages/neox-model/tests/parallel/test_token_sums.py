@@ -118,8 +118,8 @@ def adapter(rows: int) -> tuple[nn.Module, Tensor]:
     return Calls(lambda x, adapter: adapter(x), adapter=matrix.adapter), hidden(rows)
 
 
-def word_embedding(rows: int, entries: int = VOCABULARY) -> tuple[nn.Module, Tensor]:
-    return VocabParallelEmbedding(entries, WIDTH, init=fill), tokens(rows)
+def word_embedding(rows: int) -> tuple[nn.Module, Tensor]:
+    return VocabParallelEmbedding(VOCABULARY, WIDTH, init=fill), tokens(rows)
 
 
 def positions(rows: int) -> tuple[nn.Module, Tensor]:
@@ -186,7 +186,6 @@ CASES: dict[str, Callable[[int], tuple[nn.Module, Tensor]]] = {
     "product that is computed again": recomputed_product,
     "adapter": adapter,
     "word embedding": word_embedding,
-    "large word embedding": lambda rows: word_embedding(rows, entries=2000),
     "position embedding": positions,
     "position embedding of all samples": broadcast_positions,
     "relative bias": relative_bias,
@@ -240,30 +239,24 @@ def test_gradients_over_many_tokens_are_as_exact_as_over_one(case, dtype, rows):
     assert max(errors.values()) <= 0.005, errors
 
 
-# Few rows are copied in float32, many are not.
-with_rows = pytest.mark.parametrize("rows", [40, 2048])
-
-
-def layer_norm_of(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def layer_norm_of(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(2)
-    values = (torch.randn(rows, WIDTH) + 0.3, torch.rand(WIDTH) + 0.5, torch.randn(WIDTH))
+    values = (torch.randn(2048, WIDTH) + 0.3, torch.rand(WIDTH) + 0.5, torch.randn(WIDTH))
     return tuple(value.bfloat16().to(dtype).requires_grad_() for value in values)  # type: ignore[return-value]
 
 
-@with_rows
-def test_second_derivatives_of_a_layer_norm(rows):
+def test_second_derivatives_of_a_layer_norm():
     found = []
     for dtype in (torch.bfloat16, torch.float64):
-        given = layer_norm_of(rows, dtype)
+        given = layer_norm_of(dtype)
         first = torch.autograd.grad(layer_norm(*given, 1e-5).pow(2).sum(), given, create_graph=True)
         found.append(torch.autograd.grad(sum(each.pow(2).sum() for each in first[1:]), given))
     for here, exact in zip(*found, strict=True):
         assert float((here.double() - exact).norm() / exact.norm()) <= 0.02
 
 
-@with_rows
-def test_a_compiled_layer_norm_has_the_same_gradients(rows):
-    given = layer_norm_of(rows, torch.bfloat16)
+def test_a_compiled_layer_norm_has_the_same_gradients():
+    given = layer_norm_of(torch.bfloat16)
     compiled = torch.compile(layer_norm, backend="aot_eager", fullgraph=True)
     results = [norm(*given, 1e-5) for norm in (layer_norm, compiled)]
     torch.testing.assert_close(*results, rtol=0.01, atol=0.01)
@@ -272,12 +265,11 @@ def test_a_compiled_layer_norm_has_the_same_gradients(rows):
         assert float((mine - theirs).float().norm() / theirs.float().norm()) <= 0.005
 
 
-@with_rows
 @pytest.mark.parametrize("trained", [(True, False, False), (False, True, True)])
-def test_only_requested_gradients_of_a_layer_norm_are_computed(trained, rows):
+def test_only_requested_gradients_of_a_layer_norm_are_computed(trained):
     given = [
         value.detach().requires_grad_(is_trained)
-        for value, is_trained in zip(layer_norm_of(rows, torch.bfloat16), trained, strict=True)
+        for value, is_trained in zip(layer_norm_of(torch.bfloat16), trained, strict=True)
     ]
     layer_norm(*given, 1e-5).pow(2).sum().backward()
     assert tuple(value.grad is not None for value in given) == trained

@@ -13,9 +13,6 @@ from torch.nn import functional
 
 __all__ = ["embedding", "layer_norm"]
 
-# Up to as many numbers, copies in float32 take less time than a function in Python.
-_FEW = 2**15
-
 
 def _adds_in_16_bits(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.dtype in (torch.bfloat16, torch.float16)
@@ -30,8 +27,6 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     """
     if not (_adds_in_16_bits(weight) and weight.requires_grad and torch.is_grad_enabled()):
         return functional.embedding(indices, weight)
-    if weight.numel() <= _FEW:
-        return functional.embedding(indices, weight.float()).to(weight.dtype)
     # The gradients of equal indices are added in float32; then each row of the table gets one.
     distinct, places = indices.unique(return_inverse=True)
     rows = functional.embedding(distinct, weight).float()
@@ -49,7 +44,8 @@ def layer_norm(inputs: Tensor, weight: Tensor, bias: Tensor | None, epsilon: flo
     """
     if not _adds_in_16_bits(inputs):
         return functional.layer_norm(inputs, weight.shape, weight, bias, epsilon)
-    if torch.compiler.is_compiling() or inputs.numel() <= _FEW:
+    if torch.compiler.is_compiling():
+        # Fused with the copies in float32, which then take no memory.
         wide_bias = None if bias is None else bias.float()
         wide = functional.layer_norm(inputs.float(), weight.shape, weight.float(), wide_bias, epsilon)
         return wide.to(inputs.dtype)
