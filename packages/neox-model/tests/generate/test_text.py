@@ -3,13 +3,14 @@ import random
 import pytest
 
 from neox_data.tokenizers import build_tokenizer
+from neox_data.tokenizers.continued import ContinuedText
 from neox_model.generate.text import ReplyText
 
 BYTES = build_tokenizer("CharLevelTokenizer")
 
 
 def pieces(tokens: list[int], *stop: str) -> list[str]:
-    text = ReplyText(BYTES.decode, stop)
+    text = ReplyText(BYTES.continued(), stop)
     taken = []
     for token in tokens:
         is_stopped = text.add(token)
@@ -27,7 +28,7 @@ def test_characters_appear_whole():
 
 
 def test_a_long_text_is_taken_in_pieces_that_are_not_copied_again():
-    text = ReplyText(BYTES.decode, ("absent",))
+    text = ReplyText(BYTES.continued(), ("absent",))
     for number in range(3000):
         text.add(ord("b") + number % 7)
         assert len(text.take()) == 1
@@ -72,7 +73,8 @@ def test_the_beginning_of_a_stop_string_is_shown_if_the_text_ends_there():
 
 def test_a_stop_string_in_front_of_an_incomplete_character_ends_the_text():
     parts = [b"ab", b"stop\xe4"]
-    text = ReplyText(lambda ids: b"".join(parts[one] for one in ids).decode(errors="replace"), ("stop",))
+    decoded = ContinuedText(lambda ids: b"".join(parts[one] for one in ids).decode(errors="replace"))
+    text = ReplyText(decoded, ("stop",))
     text.add(0)
     text.add(1)
     assert text.finish() == "ab"
@@ -80,7 +82,7 @@ def test_a_stop_string_in_front_of_an_incomplete_character_ends_the_text():
 
 def test_the_first_of_several_stop_strings_in_one_token_ends_the_text():
     parts = ["a", "bstop and end"]
-    text = ReplyText(lambda ids: "".join(parts[one] for one in ids), ("end", "stop"))
+    text = ReplyText(ContinuedText(lambda ids: "".join(parts[one] for one in ids)), ("end", "stop"))
     assert [text.add(0), text.add(1)] == [False, True]
     assert text.finish() == "ab"
 
@@ -88,7 +90,7 @@ def test_the_first_of_several_stop_strings_in_one_token_ends_the_text():
 def test_a_token_has_the_text_that_it_has_behind_others():
     """As in SentencePiece: a space in front of the first word is dropped."""
     words = [" one", " two", " three"]
-    text = ReplyText(lambda ids: "".join(words[one] for one in ids).removeprefix(" "))
+    text = ReplyText(ContinuedText(lambda ids: "".join(words[one] for one in ids).removeprefix(" ")))
     taken = []
     for token in range(3):
         text.add(token)

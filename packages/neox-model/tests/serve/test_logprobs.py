@@ -59,7 +59,7 @@ def shown_of(
     tokenizer: Tokenizer, prompt: list[int], tokens: list[int], *stop: str, start: int = 0, step: int = 1
 ) -> tuple[str, list[ShownToken]]:
     """Return the text and the tokens of a reply that arrives in parts of `step` tokens."""
-    reply = ReplyText(tokenizer.decode, stop, prompt=prompt, joined=tokenizer.joined_ids)
+    reply = ReplyText(tokenizer.continued(prompt), stop)
     shown = ShownTokens(tokenizer, NAMES[tokenizer], prompt, start)
     text, found = "", []
     for first in range(0, len(tokens), step):

@@ -250,12 +250,7 @@ class Engine:
                 continue
             room = min(left, request.maximum_tokens)
             limit: FinishReason = "seq-length" if left < request.maximum_tokens else "maximum-tokens"
-            text = ReplyText(
-                self._tokenizer.decode,
-                request.stop_strings,
-                prompt=request.prompt,
-                joined=self._tokenizer.joined_ids,
-            )
+            text = ReplyText(self._tokenizer.continued(request.prompt), request.stop_strings)
             entering.append(_Running(ticket=ticket, room=room, limit=limit, text=text))
             admissions.append(
                 Admission(prompt, request.sampling, room, request.top_count, request.scores_prompt)

@@ -1,6 +1,6 @@
 """The text of a reply while its tokens arrive: whole characters, and where a stop string ends it."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 
 from neox_data.tokenizers.continued import ContinuedText
 
@@ -8,25 +8,15 @@ __all__ = ["ReplyText"]
 
 
 class ReplyText:
-    """Decodes tokens as they arrive, behind those of the prompt.
+    """The text of tokens that arrive, up to a stop string.
 
     Args:
-        decode: converts ids to text.
+        text: decodes them.
         stop_strings: the text ends before the first of them, which is not part of it.
-        prompt: ids of the prompt.
-        joined: ids of tokens whose text depends on those behind them, `Tokenizer.joined_ids`.
     """
 
-    def __init__(
-        self,
-        decode: Callable[[Sequence[int]], str],
-        stop_strings: Sequence[str] = (),
-        *,
-        prompt: Sequence[int] = (),
-        joined: Collection[int] = (),
-    ) -> None:
-        self._text = ContinuedText(decode, prompt, joined=joined)
-        self._stop_strings = stop_strings
+    def __init__(self, text: ContinuedText, stop_strings: Sequence[str] = ()) -> None:
+        self._text, self._stop_strings = text, stop_strings
         # What was taken, and the text behind it: a text that grew as one string would be copied every time.
         self._taken: list[str] = []
         self._rest = ""
