@@ -125,6 +125,81 @@ def test_chats_are_completions_of_the_rendered_conversation(server):
     assert "".join(delta.content or "" for delta in deltas) == choice.message.content
 
 
+# Short, because the model has room for 96 letters.
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    "{% for m in messages %}{{ m.role[0] }}{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.function.name }}{{ call.function.arguments }}>{% endfor %}"
+    ";{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+)
+
+
+def rendered_with_tools(messages: list) -> str:
+    """Return the text of a conversation, whose messages are objects of the client or dicts."""
+    text = "[f]"
+    for message in messages:
+        fields = message if isinstance(message, dict) else message.model_dump()
+        calls = (call["function"] for call in fields.get("tool_calls") or ())
+        written = "".join("<{name}{arguments}>".format(**call) for call in calls)
+        text += f"{fields['role'][0]}{fields['content'] or ''}{written};"
+    return text + "a"
+
+
+def test_a_conversation_of_six_turns_with_tools_and_streams_takes_what_the_client_returned(folder):
+    openai = pytest.importorskip("openai")
+    from openai.types.chat import ChatCompletionMessage
+
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": null}'}}
+    messages: list = []
+
+    def streamed(chats, **options):
+        chunks = [*chats.create(stream=True, stream_options={"include_usage": True}, **options)]
+        texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+        return {"role": "assistant", "content": "".join(texts)}, chunks[-1].usage
+
+    def helped(chats, **options):
+        with chats.stream(stream_options={"include_usage": True}, **options) as stream:
+            for _ in stream:
+                pass
+        final = stream.get_final_completion()
+        return final.choices[0].message.model_dump(), final.usage
+
+    def whole(chats, **options):
+        found = chats.create(**options)
+        return found.choices[0].message, found.usage
+
+    def dumped(chats, **options):
+        found = chats.create(logprobs=True, top_logprobs=2, **options)
+        return found.choices[0].message.model_dump(), found.usage
+
+    def read(chats, **options):
+        found = chats.parse(**options)
+        return found.choices[0].message, found.usage
+
+    (folder / "tools.jinja").write_text(WITH_TOOLS)
+    with serving(folder, "--set", "serve.chat_template=tools.jinja") as server:
+        chats = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0
+        ).chat.completions
+        for number, turn in enumerate((whole, streamed, helped, dumped, read, whole)):
+            messages.append({"role": "user", "content": "uvwxyz"[number]})
+            if number == 3:
+                messages.append(ChatCompletionMessage(role="assistant", content=None, tool_calls=[call]))
+                messages.append({"role": "tool", "tool_call_id": "1", "content": "3"})
+            prompt = rendered_with_tools(messages)
+            text = server.complete(prompt=prompt, max_tokens=4)[1]["choices"][0]["text"]
+            # The client's helpers refuse an answer that is cut at max_tokens.
+            stop = text[2:3] or ";"
+            options = {"model": "runs", "temperature": 0, "max_tokens": 4, "stop": stop}
+            answer, usage = turn(chats, messages=messages, tools=[tool], **options)
+            messages.append(answer)
+            assert rendered_with_tools(messages) == f"{prompt}{text.partition(stop)[0]};a", turn.__name__
+            assert usage.prompt_tokens == len(prompt)
+    assert len(messages) == 14
+
+
 def test_log_probabilities_with_echo_are_those_of_the_model(server):
     text = "abcdeab"
     status, body = server.complete(prompt=text, max_tokens=0, echo=True, logprobs=2)

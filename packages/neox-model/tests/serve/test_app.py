@@ -223,6 +223,33 @@ def test_a_rendered_conversation_has_the_beginning_that_its_template_writes_and_
     assert ChatAnswer(model, BODY).requests[0].stop_strings == ("</s>", "<|endoftext|>")
 
 
+CALLING = b"""{
+    "messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    ],
+    "tools": [{"type": "function", "function": {"name": "f"}}]
+}"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("{{ m.content }}", "[f]a"),  # Would write None.
+        ("{{ '' + m.content }}", "[f]a"),  # Would fail.
+        ("{{ m.content if m.content is string else m.tool_calls[0].function.name }}", "[f]af"),
+    ],
+)
+def test_tools_and_null_contents_are_what_the_template_can_write(answer, text):
+    tools = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    source = "{% for m in messages %}" + answer + "{% endfor %}"
+    body = parsed(ChatBody, CALLING)
+    model = served(LETTERS, ChatTemplate(tools + source, name="chat.jinja", tokens={}))
+    assert LETTERS.decode(list(ChatAnswer(model, body).requests[0].prompt)) == text
+    with pytest.raises(ApiError, match="tools: the chat template does not write them"):
+        ChatAnswer(served(LETTERS, ChatTemplate(source, name="chat.jinja", tokens={})), body)
+
+
 def test_an_address_has_one_server_also_while_it_loads_its_model():
     with listening_socket("127.0.0.1", 0) as first, pytest.raises(NeoXError, match="Address already in use"):
         listening_socket("127.0.0.1", first.getsockname()[1])

@@ -73,7 +73,7 @@ def test_stop_strings_have_a_largest_length():
         ),
         (CompletionBody, {"prompt": [1.5]}, f"prompt is [1.5]; {PROMPT}"),
         (CompletionBody, {"prompt": [[]]}, f"prompt is [[]]; {PROMPT}"),
-        (CompletionBody, {"prompt": None}, f"prompt is null; {PROMPT}"),
+        (CompletionBody, {"prompt": [None]}, f"prompt is [null]; {PROMPT}"),
         (CompletionBody, {"temperature": -1}, "temperature is -1; send a number of at least 0"),
         (CompletionBody, {"repetition_penalty": 0}, "repetition_penalty is 0; send a number above 0"),
         (CompletionBody, {"n": 1000}, "n is 1000; send a number of at most 128"),
@@ -105,7 +105,38 @@ def test_stop_strings_have_a_largest_length():
             "max_new_tokens is not a field of this request; use max_tokens",
         ),
         (CompletionBody, {"temprature": 1}, "temprature is not a field of this request; use temperature"),
-        (CompletionBody, {"qqqq": 1}, "qqqq is not supported by this server; remove it"),
+        (CompletionBody, {"qqqq": 1}, "qqqq: 1 is not supported by this server; remove it"),
+        (
+            ChatBody,
+            {"messages": [USER], "web_search_options": {}},
+            "web_search_options: {} is not supported by this server; remove it",
+        ),
+        (
+            ChatBody,
+            {"messages": [USER], "functions": [1]},
+            "functions is not a field of this request; use tools",
+        ),
+        (
+            ChatBody,
+            {"messages": [USER], "tool_choice": "required"},
+            "tool_choice is \"required\"; send 'auto' or 'none'",
+        ),
+        (
+            ChatBody,
+            {"messages": [USER], "tools": [{"type": "custom", "function": {"name": "f"}}]},
+            "tools[0].type is \"custom\"; send 'function'",
+        ),
+        (
+            ChatBody,
+            {"messages": [USER, {"role": "assistant", "refusal": "no"}]},
+            'messages[1].refusal: "no" is not supported by this server; remove it',
+        ),
+        (
+            ChatBody,
+            {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": []}]},
+            "messages[1].content is missing; send a text, or a list of parts of the type text",
+        ),
+        (ChatBody, {"messages": None}, f"messages is missing; {MESSAGES}"),
         (
             CompletionBody,
             {"presence_penalty": 0.5},
@@ -147,21 +178,20 @@ def test_all_errors_of_a_request_are_reported_together():
     body = {"temprature": 1, "max_tokens": "5", "suffix": "b", "stop": [""], "top_p": 3}
     error = refused(CompletionBody, body)
     assert (error.param, error.message) == (
-        "suffix",
-        '5 errors in the request to /v1/completions: (1) suffix: "b" is not supported by this server; '
-        'remove it (2) max_tokens is "5"; send a whole number (3) stop is [""]; send a text of 1 to 256 '
-        "characters, or a list of at most 16 (4) top_p is 3; send a number of at most 1 (5) temprature is "
-        "not a field of this request; use temperature",
+        "max_tokens",
+        '5 errors in the request to /v1/completions: (1) max_tokens is "5"; send a whole number (2) stop is '
+        '[""]; send a text of 1 to 256 characters, or a list of at most 16 (3) top_p is 3; send a number of '
+        'at most 1 (4) temprature is not a field of this request; use temperature (5) suffix: "b" is not '
+        "supported by this server; remove it",
     )
-    body = {"messages": [USER], "top_logprobs": 3, "max_tokens": 3, "max_completion_tokens": 4, "best_of": 2}
+    body = {"messages": [USER], "top_logprobs": 3, "max_tokens": 3, "max_completion_tokens": 4}
     assert refused(ChatBody, body).message == (
-        "3 errors in the request to /v1/chat/completions: (1) best_of: 2 is not supported by this "
-        "server; remove it (2) top_logprobs requires logprobs: true; add it (3) max_tokens is 3, but "
-        "max_completion_tokens is 4; send one of them"
+        "2 errors in the request to /v1/chat/completions: (1) top_logprobs requires logprobs: true; add it "
+        "(2) max_tokens is 3, but max_completion_tokens is 4; send one of them"
     )
     many = refused(CompletionBody, {f"field {number}": 1 for number in range(50)}).message
     assert many.startswith("50 errors ")
-    assert many.endswith(" (10) field 9 is not supported by this server; remove it and 40 more")
+    assert many.endswith(" (10) field 9: 1 is not supported by this server; remove it and 40 more")
 
 
 @pytest.mark.parametrize("place", ["name", "value"])
@@ -177,3 +207,78 @@ def test_the_texts_of_a_request_are_its_prompts_times_n(prompt, count):
     assert parsed(CompletionBody, json.dumps({"prompt": prompt, "n": 3}).encode()).count == count
     chat = {"messages": [{"role": "user", "content": "a"}], "n": 3}
     assert parsed(ChatBody, json.dumps(chat).encode()).count == 3
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": null}'}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
+# Requests that mean the same as `{"messages": [USER, ANSWER]}`, or with a call: what programs write.
+ANSWER = {"role": "assistant", "content": "b"}
+FUNCTION = {"name": "f", "parameters": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"refusal": None},
+        {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
+        {"tool_calls": [], "parsed": None, "name": None, "reasoning_content": None, "unknown": None},
+        {"content": [{"type": "text", "text": "b", "annotations": None, "cache_control": None}]},
+    ],
+)
+def test_fields_of_a_message_that_change_nothing_are_left_out(fields):
+    body = parsed(ChatBody, json.dumps({"messages": [USER, ANSWER | fields]}).encode())
+    assert [message.for_template() for message in body.messages] == [USER, ANSWER]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prediction": None, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "s"},
+        {
+            "audio": None,
+            "functions": [],
+            "function_call": "none",
+            "web_search_options": None,
+            "metadata": None,
+        },
+        {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": None, "x": None}},
+        {"response_format": {"type": "text", "json_schema": None}, "logit_bias": {"5": None}, "stop": None},
+        {"tools": None, "tool_choice": None, "parallel_tool_calls": False, "reasoning_effort": "none"},
+    ],
+)
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_null_and_neutral_fields_of_a_request_are_left_out(kind, fields):
+    base: dict[str, Any] = {"messages": [USER]}
+    if kind is CompletionBody:
+        base = {"prompt": "a"}
+        fields = {name: value for name, value in fields.items() if value is None or name in kind.neutral}
+    body = parsed(kind, json.dumps(base | fields).encode())
+    plain = parsed(kind, json.dumps(base).encode())
+    without = {"stream", "stream_options", "prompt_cache_key", "safety_identifier", "parallel_tool_calls"}
+    assert body.model_dump(exclude=without) == plain.model_dump(exclude=without)
+
+
+def test_calls_and_their_answers_reach_the_template_in_one_order_without_what_clients_add():
+    read = {"arguments": CALL["function"]["arguments"], "name": "f", "parsed_arguments": {"a": 1}}
+    asked = {
+        "tool_calls": [{"index": 0, "function": read, "type": "function", "id": "c"}],
+        "parsed": {"x": 1},
+    }
+    answer = {"role": "tool", "tool_call_id": "c", "content": "3"}
+    body = parsed(
+        ChatBody,
+        json.dumps(
+            {
+                "messages": [USER, {"content": None, "role": "assistant", **asked}, answer],
+                "tools": [
+                    {"function": {"strict": True, **FUNCTION, "description": None}, "type": "function"}
+                ],
+            }
+        ).encode(),
+    )
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    shown = [message.for_template() for message in body.messages]
+    assert json.dumps(shown[:2]) == json.dumps([USER, call])
+    assert shown[2] == answer
+    assert json.dumps(body.tools_for_template) == json.dumps([{"type": "function", "function": FUNCTION}])
+    assert body.model_copy(update={"tool_choice": "none"}).tools_for_template is None

@@ -125,17 +125,28 @@ class ChatTemplate:
             return ""  # A template that requires other messages.
         return after if answer else ""
 
-    def prompt(self, messages: Sequence[dict[str, Any]]) -> str:
+    def prompt(
+        self, messages: Sequence[dict[str, Any]], *, tools: Sequence[dict[str, Any]] | None = None
+    ) -> str:
         """Return the text of a conversation up to where the assistant's next message begins.
+
+        Null contents are empty texts where the template cannot write them.
+
+        Args:
+            messages: the conversation.
+            tools: descriptions of the functions that the assistant may call.
 
         Raises:
             ValueError: the template does not accept the messages.
         """
-        render = partial(self._render, add_generation_prompt=True)
-        messages = decoded_arguments(messages, render, set())
-        _refuse_marks(messages)
-        text = render(messages)
-        _refuse_written_null(messages, text, render)
+        render = partial(self._render, add_generation_prompt=True, tools=tools)
+        _refuse_marks(tools or ())
+        try:
+            _, text = _rendered(messages, render, set())
+        except ValueError:
+            if not _has_null_content(messages):
+                raise
+            _, text = _rendered(_with_empty_content(messages), render, set())
         return text.replace(_BEGIN, "").replace(_END, "")
 
     def segments(
@@ -158,10 +169,8 @@ class ChatTemplate:
             ValueError: the template does not accept the messages, or does not show what the assistant wrote.
         """
         render = partial(self._render, tools=tools, documents=documents)
-        messages = decoded_arguments(messages, render, set() if notes is None else notes)
-        _refuse_marks([*messages, *(tools or ()), *(documents or ())])
-        whole = render(messages)
-        _refuse_written_null(messages, whole, render)
+        _refuse_marks([*(tools or ()), *(documents or ())])
+        messages, whole = _rendered(messages, render, set() if notes is None else notes)
         if _BEGIN in whole:
             return _marked_segments(whole)
         spans, end = [], 0
@@ -199,15 +208,32 @@ class ChatTemplate:
             raise ValueError(f"the chat template rejects it: {type(error).__name__}: {error}") from None
 
 
-def _refuse_written_null(
-    messages: Sequence[dict[str, Any]], whole: str, render: Callable[[Sequence[dict[str, Any]]], str]
-) -> None:
-    """Refuse a template that writes the word None where a message has null as content."""
-    if all(message.get("content", "") is not None for message in messages):
-        return
-    empty = [{**message, "content": message.get("content") or ""} for message in messages]
-    if whole.count(_NULL) > render(empty).count(_NULL):
-        raise ValueError("the template writes None for a message with null as content, or without content")
+def _rendered(
+    messages: Sequence[dict[str, Any]], render: Callable[[Sequence[dict[str, Any]]], str], notes: set[str]
+) -> tuple[Sequence[dict[str, Any]], str]:
+    """Return messages with arguments as the template takes them, and their text.
+
+    Raises:
+        ValueError: the template does not accept them, or writes the word None where a content is null.
+    """
+    messages = decoded_arguments(messages, render, notes)
+    _refuse_marks(messages)
+    whole = render(messages)
+    if _has_null_content(messages):
+        empty = render(_with_empty_content(messages))
+        if whole.count(_NULL) > empty.count(_NULL):
+            raise ValueError(
+                "the template writes None for a message with null as content, or without content"
+            )
+    return messages, whole
+
+
+def _has_null_content(messages: Sequence[dict[str, Any]]) -> bool:
+    return any(message.get("content", "") is None for message in messages)
+
+
+def _with_empty_content(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**message, "content": message.get("content") or ""} for message in messages]
 
 
 def _refuse_marks(messages: Sequence[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from neox_data.preprocess.texts import decode, of_json
 
-__all__ = ["NULLS", "is_empty", "messages_in", "objects_in"]
+__all__ = ["NULLS", "is_empty", "messages_in", "objects_in", "without_nulls"]
 
 NULLS = (
     "nulls inside tool calls, tools or documents were left out, as Arrow adds them to objects that lack a "
@@ -58,7 +58,7 @@ def objects_in(value: Any, name: str, notes: set[str] | None = None) -> list[dic
     if isinstance(value, str | bytes):
         value = _of_json(value, name) if value.strip() else None
     else:
-        value = _without_nulls(value, set() if notes is None else notes)
+        value = without_nulls(value, set() if notes is None else notes)
     if value is None or value == {}:
         return None
     found = [_of_json(each, name) for each in value] if isinstance(value, list) else None
@@ -82,7 +82,7 @@ def _of_json(value: Any, name: str) -> Any:
         raise ValueError(f"{name} is text, but {error}") from None
 
 
-def _without_nulls(value: Any, notes: set[str]) -> Any:
+def without_nulls(value: Any, notes: set[str]) -> Any:
     """Return a value of JSON whose objects have no null keys, however deeply they are nested."""
     if not _has_null_keys(value):
         return value
@@ -130,7 +130,7 @@ def _message(value: Any, name: str, notes: set[str]) -> dict[str, Any]:
     if content is not None and not isinstance(content, str):
         content = _joined(content, name)
     shown = {
-        key: each if key == "content" else _without_nulls(each, notes)
+        key: each if key == "content" else without_nulls(each, notes)
         for key, each in message.items()
         if each is not None or key == "content"
     }

@@ -230,8 +230,16 @@ class ChatAnswer(Answer):
                 code="no_chat_template",
             )
         self._shows_tokens = bool(body.logprobs)
+        tools = body.tools_for_template
+        if tools and "tools" not in model.template.variables:
+            raise ApiError(
+                400,
+                "tools: the chat template does not write them, so that the model would not see them; remove "
+                "them, or set serve.chat-template to a template that uses tools",
+                param="tools",
+            )
         try:
-            text = model.template.prompt([message.for_template() for message in body.messages])
+            text = model.template.prompt([message.for_template() for message in body.messages], tools=tools)
         except ValueError as error:
             raise ApiError(400, f"messages: {error}", param="messages") from error
         tokens = model.encode_rendered(text)

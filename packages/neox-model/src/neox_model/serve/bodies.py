@@ -1,11 +1,12 @@
 """The bodies of requests: fields of OpenAI's API, and what this server cannot do, refused by name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
+from neox_data.preprocess.conversations import without_nulls
 from neox_model.serve.errors import ApiError, shown
 from neox_model.serve.wording import Wrong, about_fields, wrong_request
 
@@ -40,22 +41,8 @@ _FORMS: Mapping[str, str] = {
     "messages": "a list of objects with role and content",
     "role": "system, developer, user, assistant or tool",
     "content": "a text, or a list of parts of the type text",
-}
-# Values that change nothing, of fields that this server does not implement.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "suffix": (None, ""),
-    "best_of": (None, 1),
-    "tools": (None, []),
-    "functions": (None, []),
-    "tool_choice": (None, "none"),
-    "response_format": (None, {"type": "text"}),
-    "parallel_tool_calls": (None, True, False),
-    "modalities": (None, ["text"]),
-    # These say who asks and why, and do not change the answer.
-    "store": (None, False),
+    "arguments": "a text of JSON, or an object",
+    "Message": "an object with role and content",
 }
 
 # Fields of other servers, and what to do instead.
@@ -65,19 +52,25 @@ _FIELDS_OF_OTHERS = {
     "num_return_sequences": "use n",
     "stop_sequences": "use stop",
     "parameters": "send what it contains as fields of the request",
+    "functions": "use tools",
 }
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """Fields that are not implemented, and their values that change nothing."""
+
     @model_validator(mode="before")
     @classmethod
-    def _has_few_fields(cls, body: Any) -> Any:
-        """Refuse an object with very many fields, each of which would be an error."""
-        if isinstance(body, dict) and len(body) > _MOST_FIELDS:
+    def _without_neutral(cls, body: Any) -> Any:
+        """Leave out what changes nothing, and refuse very many fields, each of which would be an error."""
+        if not isinstance(body, dict):
+            return body
+        if len(body) > _MOST_FIELDS:
             raise ApiError(400, f"an object has {len(body):,} fields; correct the request")
-        return body
+        return {name: value for name, value in body.items() if value not in cls.neutral.get(name, ())}
 
 
 class StreamOptions(_Body):
@@ -101,9 +94,21 @@ class SharedBody(_Body):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    # These say who asks and why, and how the answer is computed or kept; they do not change it.
     user: str | None = None
+    safety_identifier: str | None = None
     metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
+    neutral = {
+        "frequency_penalty": [0],
+        "presence_penalty": [0],
+        "logit_bias": [{}],
+        "service_tier": ["auto", "default"],
+        "store": [False],
+    }
     path: ClassVar[str]
     """Where it is sent."""
     elsewhere: ClassVar[Mapping[str, str]]
@@ -128,6 +133,7 @@ class SharedBody(_Body):
 class CompletionBody(SharedBody):
     """Body of /v1/completions."""
 
+    neutral = SharedBody.neutral | {"suffix": [""], "best_of": [1]}
     path = "/v1/completions"
     elsewhere = {
         **_FIELDS_OF_OTHERS,
@@ -167,18 +173,61 @@ class TextPart(_Body):
     text: str
 
 
+class FunctionCall(_Body):
+    """What the assistant calls."""
+
+    name: str
+    arguments: str | dict[str, Any]
+    # What OpenAI's client adds when it reads the arguments.
+    parsed_arguments: Annotated[Any, Field(exclude=True)] = None
+
+
+class ToolCall(_Body):
+    """A call in a message of the assistant."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    # Its place in a stream.
+    index: Annotated[int | None, Field(exclude=True)] = None
+
+
 class Message(_Body):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    # What OpenAI's client adds when it reads the content.
+    parsed: Annotated[Any, Field(exclude=True)] = None
+
+    neutral = {"annotations": [[]], "refusal": [""]}
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as templates expect it."""
         content = self.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
+        text = "".join(part.text for part in content) if isinstance(content, list) else content
+        fields = self.model_dump(exclude={"content"}, exclude_none=True)
+        return {"role": self.role, "content": text} | {name: each for name, each in fields.items() if each}
+
+
+class Function(_Body):
+    """A function that the assistant may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    # About calls that a server reads from the answer; here the answer is a text.
+    strict: Annotated[bool | None, Field(exclude=True)] = None
+
+
+class Tool(_Body):
+    """A tool that the assistant may call."""
+
+    type: Literal["function"]
+    function: Function
 
 
 class ChatBody(SharedBody):
@@ -193,10 +242,33 @@ class ChatBody(SharedBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_TOKENS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+
+    neutral = SharedBody.neutral | {
+        "functions": [[]],
+        "function_call": ["auto", "none"],
+        "modalities": [["text"]],
+        "reasoning_effort": ["none"],
+        "response_format": [{"type": "text"}],
+        "verbosity": ["medium"],
+    }
+
+    @property
+    def tools_for_template(self) -> list[dict[str, Any]] | None:
+        """Return the tools that the model may call, as templates expect them."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
     def contradictions(self) -> Iterator[Wrong]:
         """Yield what is wrong between fields that are right by themselves."""
         yield from super().contradictions()
+        for number, message in enumerate(self.messages):
+            if message.content is None and not message.tool_calls:
+                place = f"messages[{number}].content"
+                yield Wrong(place, f"{place} is missing; send {_FORMS['content']}")
         if self.top_logprobs is not None and not self.logprobs:
             yield Wrong("top_logprobs", "top_logprobs requires logprobs: true; add it")
         both = self.max_tokens, self.max_completion_tokens
@@ -211,21 +283,18 @@ Body = TypeVar("Body", bound=SharedBody)
 
 
 def parsed(kind: type[Body], content: bytes) -> Body:
-    """Return the body of a request.
+    """Return the body of a request. A field with null is no field, at any depth.
 
     Raises:
         ApiError: it is not JSON, or fields are unknown or wrong; all of them are named.
     """
-    fields = _fields(content)
-    wrong = list(_unsupported(fields, kind))
-    known = {name: value for name, value in fields.items() if name not in _NEUTRAL}
+    fields = without_nulls(_fields(content), set())
     try:
-        body = kind.model_validate(known)
+        body = kind.model_validate(fields)
     except ValidationError as error:
-        found = about_fields(error, known, kind.model_fields, forms=_FORMS, elsewhere=kind.elsewhere)
-        raise wrong_request([*wrong, *found], kind.path) from error
-    wrong += body.contradictions()
-    if wrong:
+        found = about_fields(error, fields, kind.model_fields, forms=_FORMS, elsewhere=kind.elsewhere)
+        raise wrong_request(found, kind.path) from error
+    if wrong := list(body.contradictions()):
         raise wrong_request(wrong, kind.path)
     return body
 
@@ -238,11 +307,3 @@ def _fields(content: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ApiError(400, f"the body is {shown(found)}; send an object of JSON with the fields")
     return found
-
-
-def _unsupported(fields: Mapping[str, Any], kind: type[SharedBody]) -> Iterator[Wrong]:
-    """Yield the fields that are not implemented, and have values that would change the answer."""
-    for name, allowed in _NEUTRAL.items():
-        if name in fields and name not in kind.model_fields and fields[name] not in allowed:
-            value = shown(fields[name])
-            yield Wrong(name, f"{name}: {value} is not supported by this server; remove it")
