@@ -2,8 +2,6 @@
 
 import importlib
 import inspect
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 from unittest.mock import patch
 
 import deepspeed
@@ -22,24 +20,7 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import nn
 
 from neox_model import deepspeed_compat
-from neox_model.contracts.expect import expect, expect_error
-from neox_model.deepspeed_compat import (
-    allow_any_precision,
-    counters,
-    disable_compilation,
-    forget_process_group,
-    is_partitioned,
-    keep_gradients,
-    loss_scale_state,
-    measure_instructions,
-    measure_reduction,
-    never_raise_at_minimum_scale,
-    restore_counters,
-    restore_loss_scale,
-    why_not_async_io,
-    zero_masters,
-    zero_masters_to_model,
-)
+from neox_model.contracts.expect import expect, expect_error, expect_in_source, noting
 from neox_model.errors import ModelError
 
 __all__: list[str] = []
@@ -54,7 +35,7 @@ def no_operator_is_compiled_at_startup() -> None:
         patch.object(deepspeed.ops, "__compatible_ops__", deepspeed.ops.__compatible_ops__),
         patch.object(OpBuilder, "jit_load", OpBuilder.jit_load),
     ):
-        disable_compilation()
+        deepspeed_compat.disable_compilation()
         expect(compiler.compile, wrapped)
         with expect_error(ModelError, "operators are not compiled at startup"):
             AsyncIOBuilder().jit_load(verbose=False)
@@ -62,10 +43,10 @@ def no_operator_is_compiled_at_startup() -> None:
 
 def muon_compiles_functions_at_import_by_the_replaced_function() -> None:
     """Check runtime.compiler.compile in deepspeed.runtime.zero.muon."""
-    disable_compilation()
+    deepspeed_compat.disable_compilation()
     module = importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     original = importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-    _expect_in_source(original, "compiler.compile()")
+    expect_in_source(original, "compiler.compile()")
     expect(inspect.isclass(module.MuonWithAuxAdam), True)
 
 
@@ -73,7 +54,7 @@ def precisions_of_the_accelerator_are_allowed() -> None:
     """Check is_fp16_supported of the accelerator."""
     kind = type(get_accelerator())
     before = kind.is_fp16_supported
-    with allow_any_precision():
+    with deepspeed_compat.allow_any_precision():
         expect(get_accelerator().is_fp16_supported(), True)
     expect(kind.is_fp16_supported, before)
 
@@ -81,7 +62,7 @@ def precisions_of_the_accelerator_are_allowed() -> None:
 def a_missing_operator_for_nvme_has_a_reason() -> None:
     """Check deepspeed.git_version_info.installed_ops and AsyncIOBuilder.NAME."""
     expect(AsyncIOBuilder.NAME in installed_ops, True, "the presence of its operator")
-    reason = why_not_async_io() or "is not installed"
+    reason = deepspeed_compat.why_not_async_io() or "is not installed"
     expect(reason.startswith(("is not installed", "cannot be loaded")), True, reason)
 
 
@@ -89,7 +70,7 @@ def the_process_group_is_forgotten() -> None:
     """Check deepspeed.comm.comm.cdb."""
     with patch.object(deepspeed.comm.comm, "cdb", object()):
         expect(deepspeed.comm.is_initialized, deepspeed.comm.comm.is_initialized)
-        forget_process_group()
+        deepspeed_compat.forget_process_group()
         expect(deepspeed.comm.comm.cdb, None)
 
 
@@ -106,7 +87,7 @@ def every_instruction_of_a_pipeline_is_a_phase() -> None:
             self._INSTRUCTION_MAP = {kind: lambda engine, kind=kind: kind.__name__ for kind in kinds}
 
     engine = Engine()
-    measure_instructions(engine, _noting(phases))
+    deepspeed_compat.measure_instructions(engine, noting(phases))
     names = [kind.__name__ for kind in kinds]
     expect([run(engine) for run in engine._INSTRUCTION_MAP.values()], names)
     expect(phases, [deepspeed_compat._PHASES[name] for name in names])
@@ -114,9 +95,9 @@ def every_instruction_of_a_pipeline_is_a_phase() -> None:
 
 def attributes_of_pipelines_are_those_that_we_set() -> None:
     """Check pipeline_enable_backward_allreduce, tied_comms and ds_pipe_replicated of pipelines."""
-    _expect_in_source(PipelineEngine, "if self.pipeline_enable_backward_allreduce:")
+    expect_in_source(PipelineEngine, "if self.pipeline_enable_backward_allreduce:")
     for text in ("for attr_name in comm['weight_attr']:", "self.tied_comms", "p.ds_pipe_replicated = True"):
-        _expect_in_source(deepspeed.pipe.PipelineModule, text)
+        expect_in_source(deepspeed.pipe.PipelineModule, text)
 
 
 def the_loss_scale_is_read_and_restored() -> None:
@@ -132,14 +113,14 @@ def the_loss_scale_is_read_and_restored() -> None:
     )
     optimizer = type("Optimizer", (), {"loss_scaler": scaler})()
     with patch.object(deepspeed.comm, "get_rank", lambda: 0):
-        before = loss_scale_state(optimizer)
+        before = deepspeed_compat.loss_scale_state(optimizer)
         expect(before, {"cur_scale": 2.0**16, "cur_iter": 0, "last_overflow_iter": -1, "cur_hysteresis": 2})
         for _ in range(2):
             scaler.update_scale(True)
-        expect(loss_scale_state(optimizer) != before, True, "another scale after overflows")
-        restore_loss_scale(optimizer, before)
-        expect(loss_scale_state(optimizer), before)
-        never_raise_at_minimum_scale(optimizer)
+        expect(deepspeed_compat.loss_scale_state(optimizer) != before, True, "another scale after overflows")
+        deepspeed_compat.restore_loss_scale(optimizer, before)
+        expect(deepspeed_compat.loss_scale_state(optimizer), before)
+        deepspeed_compat.never_raise_at_minimum_scale(optimizer)
         for _ in range(40):
             scaler.update_scale(True)
         expect(scaler.cur_scale, 1.0)
@@ -174,7 +155,7 @@ def states_on_nvme_are_known_by_the_parameter() -> None:
     info.add_state_tensors([state])
     expect([file.compute_tensor.tolist() for file in info.tensors], [[1.0] * 4, [0.0] * 4])
     reading = "swap_info = self.swap_params_info[OptimizerSwapper.parameter_id(parameter)]"
-    _expect_in_source(PartitionedOptimizerSwapper, reading)
+    expect_in_source(PartitionedOptimizerSwapper, reading)
 
 
 def masters_and_settings_of_stage_1_with_sums_in_float32_are_found() -> None:
@@ -199,11 +180,11 @@ def masters_and_settings_of_stage_3_are_found() -> None:
 
 def _train_with_zero(stage: int, precision: str, sums: str, expected: str) -> None:
     """Check what our functions find of an engine of one rank with a small model."""
-    disable_compilation()
+    deepspeed_compat.disable_compilation()
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 5))
     before = [parameter.detach().flatten().clone() for parameter in model.parameters()]
-    with allow_any_precision():
+    with deepspeed_compat.allow_any_precision():
         inner, *_ = deepspeed.initialize(
             model=model,
             optimizer=torch.optim.AdamW(model.parameters(), lr=0.1),
@@ -217,39 +198,27 @@ def _train_with_zero(stage: int, precision: str, sums: str, expected: str) -> No
         )
     optimizer = inner.optimizer
     expect(type(optimizer).__name__, expected)
-    expect([is_partitioned(parameter) for parameter in model.parameters()], [stage == 3] * 4)
-    masters = list(zero_masters(optimizer))
+    expect([deepspeed_compat.is_partitioned(parameter) for parameter in model.parameters()], [stage == 3] * 4)
+    masters = list(deepspeed_compat.zero_masters(optimizer))
     expect([list(held.local_shape) for held in masters], [[2, 3], [2], [5, 2], [5]])
     values = [held.holder.detach().flatten()[held.offset : held.offset + held.numel] for held in masters]
     torch.testing.assert_close(values, before, atol=0.01, rtol=0)
     for value in values:
         value.fill_(0.5)
-    zero_masters_to_model(optimizer)
+    deepspeed_compat.zero_masters_to_model(optimizer)
     with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=stage == 3):
         expect([bool((parameter == 0.5).all()) for parameter in model.parameters()], [True] * 4)
     phases: list[str] = []
-    measure_reduction(inner, _noting(phases))
+    deepspeed_compat.measure_reduction(inner, noting(phases))
     inner.backward(inner(torch.ones(2, 3, dtype=next(model.parameters()).dtype)).float().sum())
     inner.step()
     expect(phases, ["backward_allreduce"])
-    expect(counters(inner), {"global_steps": 1, "global_samples": 2})
+    expect(deepspeed_compat.counters(inner), {"global_steps": 1, "global_samples": 2})
     restored = {"global_steps": 7, "global_samples": 9}
-    restore_counters(inner, restored)
-    expect(counters(inner), restored)
+    deepspeed_compat.restore_counters(inner, restored)
+    expect(deepspeed_compat.counters(inner), restored)
     expect(inner.enable_backward_allreduce, True)
-    keep_gradients(inner, is_pipeline=False)
+    deepspeed_compat.keep_gradients(inner, is_pipeline=False)
     expect(inner.enable_backward_allreduce, False)
     scale = {"cur_hysteresis", "cur_iter", "cur_scale", "last_overflow_iter"}
-    expect(set(loss_scale_state(optimizer)), scale if precision == "fp16" else set())
-
-
-def _noting(phases: list[str]) -> Any:
-    def measure(phase: str) -> AbstractContextManager[None]:
-        phases.append(phase)
-        return nullcontext()
-
-    return measure
-
-
-def _expect_in_source(owner: Any, text: str) -> None:
-    expect(text in inspect.getsource(owner), True, f"{text!r} in the source of {owner.__name__}")
+    expect(set(deepspeed_compat.loss_scale_state(optimizer)), scale if precision == "fp16" else set())

@@ -1,10 +1,11 @@
 """Compare what a contract finds with what it expects, also where Python leaves assertions out."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-__all__ = ["ContractError", "expect", "expect_error"]
+__all__ = ["ContractError", "expect", "expect_error", "expect_in_source", "noting"]
 
 
 class ContractError(Exception):
@@ -34,3 +35,22 @@ def expect_error(kind: type[Exception], message: str = "") -> Iterator[None]:
         expect(message in str(error), True, f"{message!r} in {str(error)!r}")
     else:
         raise ContractError(f"no {kind.__name__} is raised")
+
+
+def expect_in_source(owner: Any, text: str) -> None:
+    """Raise an error if the source of a class, function or module does not contain a text.
+
+    Raises:
+        ContractError: it does not.
+    """
+    expect(text in inspect.getsource(owner), True, f"{text!r} in the source of {owner.__name__}")
+
+
+def noting(phases: list[str]) -> Callable[[str], AbstractContextManager[None]]:
+    """Return a context of each phase that adds the name of the phase to a list."""
+
+    def measure(phase: str) -> AbstractContextManager[None]:
+        phases.append(phase)
+        return nullcontext()
+
+    return measure

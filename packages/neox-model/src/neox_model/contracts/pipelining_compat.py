@@ -3,8 +3,6 @@
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleavedZeroBubble
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from neox_model.contracts.expect import expect
+from neox_model.contracts.expect import expect, noting
 from neox_model.pipelining_compat import PipelineChunk, log_no_schedules
 
 __all__ = ["OVERRIDDEN"]
@@ -106,11 +104,6 @@ def _run_schedule(name: str) -> None:
     phases: list[str] = []
     collected: list[bool] = []
 
-    @contextmanager
-    def measure(phase: str) -> Iterator[None]:
-        phases.append(phase)
-        yield
-
     hidden = torch.empty((2, 3), device="meta", requires_grad=True)
     chunks = [
         _Watched(
@@ -121,7 +114,7 @@ def _run_schedule(name: str) -> None:
             outputs=[torch.empty((), device="meta", requires_grad=True) if number else hidden],
             device=torch.device("cpu"),
             group=torch.distributed.group.WORLD,
-            measure=measure,
+            measure=noting(phases),
             after_weights=lambda: collected.append(True),
         )
         for number in range(rank, 2, size)

@@ -23,30 +23,7 @@ from torch.optim import AdamW, Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from neox_model import torch_compat
-from neox_model.contracts.expect import expect, expect_error
-from neox_model.torch_compat import (
-    CPU_ATTENTION_FLOPS,
-    chosen_attention,
-    compile_deterministically,
-    dump_memory_snapshot,
-    flight_recorder_entries,
-    foreach_copy_,
-    foreach_mul_,
-    foreach_norm,
-    has_packed_products,
-    leave_new_memory_unfilled,
-    limit_gloo_threads,
-    limit_graphs,
-    mark_optimizer_methods,
-    on_out_of_memory,
-    pack_weight,
-    packed_product,
-    recompile_limit_error,
-    record_memory_history,
-    runtime_cudnn,
-    skip_on_device,
-    stop_memory_history,
-)
+from neox_model.contracts.expect import expect, expect_error, expect_in_source
 
 __all__: list[str] = []
 
@@ -54,19 +31,19 @@ __all__: list[str] = []
 def foreach_operations_change_and_measure_every_tensor_of_a_list() -> None:
     """Check torch._foreach_copy_, torch._foreach_mul_ and torch._foreach_norm."""
     tensors = [torch.zeros(2), torch.zeros(2, 2)]
-    foreach_copy_(tensors, [torch.full((2,), 3.0), torch.full((2, 2), 2.0, dtype=torch.float64)])
-    foreach_mul_(tensors, torch.tensor(2.0))
+    torch_compat.foreach_copy_(tensors, [torch.full((2,), 3.0), torch.full((2, 2), 2.0, dtype=torch.float64)])
+    torch_compat.foreach_mul_(tensors, torch.tensor(2.0))
     expect([tensor.tolist() for tensor in tensors], [[6.0, 6.0], [[4.0, 4.0], [4.0, 4.0]]])
-    norms = foreach_norm([tensor.bfloat16() for tensor in tensors], 2, dtype=torch.float32)
+    norms = torch_compat.foreach_norm([tensor.bfloat16() for tensor in tensors], 2, dtype=torch.float32)
     torch.testing.assert_close(list(norms), [torch.tensor(72.0).sqrt(), torch.tensor(8.0)])
 
 
 def a_packed_weight_gives_the_product() -> None:
     """Check torch.ops.mkldnn._reorder_linear_weight and torch.ops.mkldnn._linear_pointwise."""
-    expect(has_packed_products(), torch.backends.mkldnn.is_available())
-    if has_packed_products():
+    expect(torch_compat.has_packed_products(), torch.backends.mkldnn.is_available())
+    if torch_compat.has_packed_products():
         inputs_RI, weight_OI = torch.randn(3, 8), torch.randn(5, 8)
-        outputs_RO = packed_product(inputs_RI, pack_weight(weight_OI, 3))
+        outputs_RO = torch_compat.packed_product(inputs_RI, torch_compat.pack_weight(weight_OI, 3))
         torch.testing.assert_close(outputs_RO, inputs_RI @ weight_OI.T)
 
 
@@ -76,7 +53,7 @@ def the_flight_recorder_gives_a_list_of_entries() -> None:
     expect(names != [], True, "the presence of one of them")
     dumps = [getattr(_distributed_c10d, name)() for name in names]
     expect([type(json.loads(dump)) for dump in dumps], [dict] * len(names))
-    expect(type(flight_recorder_entries()), list)
+    expect(type(torch_compat.flight_recorder_entries()), list)
 
 
 def fused_optimizers_leave_a_step_out_if_found_inf_is_1() -> None:
@@ -86,7 +63,7 @@ def fused_optimizers_leave_a_step_out_if_found_inf_is_1() -> None:
         weight = nn.Parameter(torch.ones(2))
         optimizer = AdamW([weight], lr=0.5, fused=True)
         weight.grad = torch.ones(2)
-        skip_on_device(optimizer, torch.tensor(found))
+        torch_compat.skip_on_device(optimizer, torch.tensor(found))
         optimizer.step()
         changed.append(not torch.equal(weight, torch.ones(2)))
     expect(changed, [False, True])
@@ -107,32 +84,34 @@ def a_function_with_the_mark_is_called_without_the_compiler() -> None:
 
 def methods_of_optimizers_have_the_mark() -> None:
     """Check the mark __dynamo_disable of the methods of Optimizer."""
-    mark_optimizer_methods()
+    torch_compat.mark_optimizer_methods()
     for name in ("zero_grad", "state_dict", "load_state_dict"):
         expect("__dynamo_disable" in vars(inspect.unwrap(vars(Optimizer)[name])), True, f"the mark of {name}")
 
 
 def settings_of_the_compiler_exist() -> None:
     """Check torch._dynamo.exc.FailOnRecompileLimitHit, recompile_limit and fail_on_recompile_limit_hit."""
-    expect(issubclass(recompile_limit_error(), Exception), True, "an error")
+    expect(issubclass(torch_compat.recompile_limit_error(), Exception), True, "an error")
     settings = torch.compiler.config
     with (
         _restored(settings, "recompile_limit", 8),
         _restored(settings, "fail_on_recompile_limit_hit", False),
     ):
-        limit_graphs(2)
+        torch_compat.limit_graphs(2)
         expect((settings.recompile_limit, settings.fail_on_recompile_limit_hit), (2, True))
 
 
 def settings_of_determinism_exist() -> None:
     """Check torch._inductor.config.deterministic and torch.utils.deterministic.fill_uninitialized_memory."""
-    for owner, name, before, change, after in (
-        (torch._inductor.config, "deterministic", False, compile_deterministically, True),
-        (torch.utils.deterministic, "fill_uninitialized_memory", True, leave_new_memory_unfilled, False),
+    of_compiler: Any = torch._inductor.config
+    of_memory: Any = torch.utils.deterministic
+    with (
+        _restored(of_compiler, "deterministic", False),
+        _restored(of_memory, "fill_uninitialized_memory", True),
     ):
-        with _restored(owner, name, before):
-            change()
-            expect(getattr(owner, name), after)
+        torch_compat.compile_deterministically()
+        torch_compat.leave_new_memory_unfilled()
+        expect((of_compiler.deterministic, of_memory.fill_uninitialized_memory), (True, False))
 
 
 @contextmanager
@@ -154,8 +133,8 @@ def the_memory_history_is_recorded_and_stopped() -> None:
         asked.append(given)
 
     with patch.object(torch._C, "_cuda_record_memory_history", record, create=True):
-        record_memory_history(123)
-        stop_memory_history()
+        torch_compat.record_memory_history(123)
+        torch_compat.stop_memory_history()
     (recording, stopping) = asked
     expect((recording[0], recording[2], recording[3]), ("all", "python", 123))
     expect(stopping[0], None)
@@ -169,7 +148,7 @@ def a_memory_snapshot_is_written() -> None:
         patch.object(torch.cuda.memory, "_snapshot", lambda *given, **named: snapshot),
     ):
         path = Path(folder) / "snapshot.pickle"
-        dump_memory_snapshot(path)
+        torch_compat.dump_memory_snapshot(path)
         expect(pickle.loads(path.read_bytes()), snapshot)
 
 
@@ -180,7 +159,7 @@ def the_observer_of_out_of_memory_receives_four_arguments() -> None:
     attached: list[Any] = []
     called = []
     with patch.object(torch._C, name, attached.append, create=True):
-        on_out_of_memory(lambda: called.append(True))
+        torch_compat.on_out_of_memory(lambda: called.append(True))
     attached[0](0, 1 << 20, 1 << 30, 0)
     expect(called, [True])
 
@@ -199,7 +178,7 @@ def operations_of_attention_on_a_cpu_are_counted() -> None:
     """
     query = torch.randn(2, 3, 4, 8, requires_grad=True)
     key, value = torch.randn(2, 3, 6, 8), torch.randn(2, 3, 6, 8)
-    with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION_FLOPS) as counter:
+    with FlopCounterMode(display=False, custom_mapping=torch_compat.CPU_ATTENTION_FLOPS) as counter:
         output = nn.functional.scaled_dot_product_attention(query, key, value)
         forward = counter.get_total_flops()
         output.sum().backward()
@@ -221,7 +200,7 @@ def gloo_groups_take_options_from_their_constructor() -> None:
     form = inspect.unwrap(group_type.__init__)
     with patch.object(group_type, "__init__", form):
         torchs = group_type(distributed.HashStore(), 0, 1, timeout=timeout).options  # type: ignore[attr-defined]
-        limit_gloo_threads()
+        torch_compat.limit_gloo_threads()
         limited = group_type(distributed.HashStore(), 0, 1, timeout=timeout).options  # type: ignore[attr-defined]
     expect(limited._threads, 1, "the number of worker threads")  # type: ignore[attr-defined]
     expect(len(limited._devices), len(torchs._devices), "the number of devices")  # type: ignore[attr-defined]
@@ -252,19 +231,18 @@ def the_numbers_of_backends_are_those_of_the_names() -> None:
 def the_choice_depends_on_arguments_and_not_on_values() -> None:
     """Check torch._fused_sdp_choice."""
     query = torch.empty(2, 4, 16, 8)
-    expect(chosen_attention(query, query, query, is_causal=True), SDPBackend.FLASH_ATTENTION)
-    expect(chosen_attention(query, query, query, dropout_p=0.5), SDPBackend.MATH)
+    expect(torch_compat.chosen_attention(query, query, query, is_causal=True), SDPBackend.FLASH_ATTENTION)
+    expect(torch_compat.chosen_attention(query, query, query, dropout_p=0.5), SDPBackend.MATH)
 
 
 def cudnn_is_reported_where_pytorch_refuses_its_version() -> None:
     """Check torch._C._cudnn.getVersionInt."""
-    expect((runtime_cudnn() or 90000) > 80000, True, "a possible version of cuDNN")
+    expect((torch_compat.runtime_cudnn() or 90000) > 80000, True, "a possible version of cuDNN")
     library = SimpleNamespace(getVersionInt=lambda: 91002)
     for cuda, expected in (("13.0", 91002), (None, None)):
         with (
             patch.object(torch.version, "cuda", cuda),
             patch.object(torch._C, "_cudnn", library, create=True),
         ):
-            expect(runtime_cudnn(), expected)
-    source = inspect.getsource(cudnn.m)  # type: ignore[attr-defined]
-    expect("_cudnn.getVersionInt()" in source, True, "its use by torch.backends.cudnn")
+            expect(torch_compat.runtime_cudnn(), expected)
+    expect_in_source(cudnn.m, "_cudnn.getVersionInt()")  # type: ignore[attr-defined]
