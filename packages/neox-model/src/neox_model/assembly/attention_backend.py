@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,11 @@ _PREFERRED_SINCE = 91501
 _DEPRIORITIZED = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 _DROPOUT_STEPS = 16
 _WIDTH_STEP, _LARGEST_WIDTH = 8, 128
+
+_UNKNOWN = (
+    "for a reason that is not known here; torch.backends.cuda.can_use_cudnn_attention with debug=True prints "
+    "PyTorch's"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +120,12 @@ def attention_backends(resolved: Resolved, device: torch.device) -> list[Attenti
     return found
 
 
-def log_backends(backends: Iterable[AttentionBackend]) -> None:
+def log_backends(backends: Sequence[AttentionBackend]) -> None:
     """Log the backend of each kind of attention, and each note once."""
-    notes: dict[str, None] = {}
     for backend in backends:
         layers = counted(backend.layers, f"{backend.kind} layer")
         logger.info("scaled_dot_product_attention of %s: %s backend", layers, backend.name)
-        if backend.note is not None:
-            notes[backend.note] = None
-    for note in notes:
+    for note in dict.fromkeys(backend.note for backend in backends if backend.note):
         logger.info("%s", note)
 
 
@@ -137,78 +139,46 @@ def why_not_cudnn(call: Call, chosen: str) -> str | None:
     is_preferred = call.capability is not None and call.capability[0] in _PREFERRING_GENERATIONS
     if chosen == _CUDNN or not is_preferred:
         return None
-    reasons = [text(call) for holds, text in _REASONS.values() if holds(call)]
     return (
         f"attention runs on the {chosen} backend, not on cuDNN's, which is faster on this GPU: "
-        f"{'; '.join(reasons) or _UNKNOWN}"
+        f"{'; '.join(_reasons(call)) or _UNKNOWN}"
     )
 
 
-# Reasons ----------------------------------------------------------------------------------------------------
-
-
-def _old_cudnn(call: Call) -> str:
-    found = "no cuDNN" if call.cudnn is None else f"cuDNN {version_of_cudnn(call.cudnn)}"
-    return (
-        f"{found} is loaded, and PyTorch prefers it since {version_of_cudnn(_PREFERRED_SINCE)}; install a "
-        "PyTorch with a newer one, and remove folders with another cuDNN from LD_LIBRARY_PATH"
-    )
-
-
-def _coarse_dropout(call: Call) -> str:
-    below = math.floor(call.dropout * _DROPOUT_STEPS) / _DROPOUT_STEPS
-    above = below + 1 / _DROPOUT_STEPS
-    return (
-        f"attention-dropout {call.dropout:g} is not a multiple of 1/{_DROPOUT_STEPS}; set {below:g} or "
-        f"{above:g}"
-    )
-
-
-def _uneven_width(call: Call) -> str:
-    below = call.head_width // _WIDTH_STEP * _WIDTH_STEP
-    return (
-        f"heads of {call.head_width} channels (hidden-size / num-attention-heads) are not a multiple of "
-        f"{_WIDTH_STEP}; the next multiples are {below} and {below + _WIDTH_STEP}"
-    )
-
-
-def _wide_heads(call: Call) -> str:
-    return (
-        f"heads of {call.head_width} channels (hidden-size / num-attention-heads) are wider than "
-        f"{_LARGEST_WIDTH}; use more heads, or for 256 channels a PyTorch with cuDNN since 9.22.1"
-    )
-
-
-# Setting -> whether it is a reason, and the reason with what would allow cuDNN's attention.
-_REASONS: Mapping[str, tuple[Callable[[Call], bool], Callable[[Call], str]]] = {
-    "precision": (
-        lambda call: call.dtype == torch.float32,
-        lambda call: "it computes in 16 bits alone; set precision: bfloat16",
-    ),
-    "deterministic": (
-        lambda call: call.is_deterministic,
-        lambda call: "it is not deterministic; deterministic: false allows it",
-    ),
-    "attention-dropout": (
-        lambda call: (call.dropout * _DROPOUT_STEPS) % 1 != 0,
-        _coarse_dropout,
-    ),
-    "head width": (lambda call: call.head_width % _WIDTH_STEP != 0, _uneven_width),
-    "widest head": (lambda call: call.head_width > _LARGEST_WIDTH, _wide_heads),
-    "pos-emb": (
-        lambda call: call.trains_mask,
-        lambda call: "it has no gradient for the bias of pos-emb: rpe; use another position embedding",
-    ),
-    "cuDNN": (lambda call: call.cudnn is None or call.cudnn < _PREFERRED_SINCE, _old_cudnn),
-    "environment": (
-        lambda call: call.is_deprioritized,
-        lambda call: f"the variable {_DEPRIORITIZED} is 1; unset it",
-    ),
-}
-_UNKNOWN = (
-    "for a reason that is not known here; torch.backends.cuda.can_use_cudnn_attention with debug=True prints "
-    "PyTorch's"
-)
+def _reasons(call: Call) -> Iterator[str]:
+    """Yield each reason why PyTorch does not run cuDNN's attention, with what would allow it."""
+    if call.dtype == torch.float32:
+        yield "it computes in 16 bits alone; set precision: bfloat16"
+    if call.is_deterministic:
+        yield "it is not deterministic; deterministic: false allows it"
+    if (call.dropout * _DROPOUT_STEPS) % 1 != 0:
+        below = math.floor(call.dropout * _DROPOUT_STEPS) / _DROPOUT_STEPS
+        yield (
+            f"attention-dropout {call.dropout:g} is not a multiple of 1/{_DROPOUT_STEPS}; set {below:g} or "
+            f"{below + 1 / _DROPOUT_STEPS:g}"
+        )
+    heads = f"heads of {call.head_width} channels (hidden-size / num-attention-heads) are"
+    if call.head_width % _WIDTH_STEP != 0:
+        narrower = call.head_width // _WIDTH_STEP * _WIDTH_STEP
+        yield (
+            f"{heads} not a multiple of {_WIDTH_STEP}; the next multiples are {narrower} and "
+            f"{narrower + _WIDTH_STEP}"
+        )
+    if call.head_width > _LARGEST_WIDTH:
+        yield (
+            f"{heads} wider than {_LARGEST_WIDTH}; use more heads, or for 256 channels a PyTorch with cuDNN "
+            "since 9.22.1"
+        )
+    if call.trains_mask:
+        yield "it has no gradient for the bias of pos-emb: rpe; use another position embedding"
+    if call.cudnn is None or call.cudnn < _PREFERRED_SINCE:
+        found = "no cuDNN" if call.cudnn is None else f"cuDNN {version_of_cudnn(call.cudnn)}"
+        yield (
+            f"{found} is loaded, and PyTorch prefers it since {version_of_cudnn(_PREFERRED_SINCE)}; install "
+            "a PyTorch with a newer one, and remove folders with another cuDNN from LD_LIBRARY_PATH"
+        )
+    if call.is_deprioritized:
+        yield f"the variable {_DEPRIORITIZED} is 1; unset it"
 
 
 # The call of a layer ----------------------------------------------------------------------------------------
