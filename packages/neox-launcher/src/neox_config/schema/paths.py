@@ -7,7 +7,7 @@ have the expanded path.
 import os
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 from pydantic.fields import FieldInfo
 
@@ -42,13 +42,11 @@ class PathError(ValueError):
 
 def is_path(declared: FieldInfo) -> bool:
     """Return whether a parameter is a path, or a list of paths."""
-    return any(isinstance(each, _Path) for each in declared.metadata) or _has_mark(declared.annotation)
+    return any(map(_has_mark, (*declared.metadata, declared.annotation)))
 
 
-def _has_mark(annotation: Any) -> bool:
-    if get_origin(annotation) is Annotated:
-        return any(isinstance(each, _Path) for each in annotation.__metadata__)
-    return any(map(_has_mark, get_args(annotation)))
+def _has_mark(part: Any) -> bool:
+    return isinstance(part, _Path) or any(map(_has_mark, get_args(part)))
 
 
 def expand_paths(value: Any) -> Any:

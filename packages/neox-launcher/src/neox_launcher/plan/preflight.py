@@ -229,13 +229,11 @@ def notes_on_data(config: NeoXConfig) -> list[Problem]:
     count, empty = _empty_parts(config)
     words = {"valid": "validation", "test": "the test"}
     return [*notes_on_labels(config), *_notes_on_shares(config)] + [
-        Problem(
-            "split",
+        _of_split(
+            config,
             f"leaves no document for {words[part]}, which is therefore skipped: {config.data.data_path} has "
             f"{count:,}",
             "give it a larger share, or set eval-iters: 0",
-            value=in_words(config.data.split),
-            place=_place_of_split(config),
         )
         for part in empty
         if part in words and config.training.eval_iters
@@ -253,8 +251,7 @@ def _notes_on_shares(config: NeoXConfig) -> list[Problem]:
         return []
     parts = "validation and the test, which are" if "test" in without else "validation, which is"
     what = f"has no share for {parts} therefore skipped"
-    remedy = "write three numbers, as in 969,30,1, or set eval-iters: 0"
-    return [Problem("split", what, remedy, value=in_words(split), place=_place_of_split(config))]
+    return [_of_split(config, what, "write three numbers, as in 969,30,1, or set eval-iters: 0")]
 
 
 def notes_on_save(config: NeoXConfig) -> list[Problem]:
@@ -336,8 +333,10 @@ def notes_on_record(config: NeoXConfig) -> list[Problem]:
     ]
 
 
-def _place_of_split(config: NeoXConfig) -> Place:
-    return place_of(config.sources, "split") or Place(DEFAULTS)
+def _of_split(config: NeoXConfig, what: str, remedy: str) -> Problem:
+    """Return a problem of `split`, whose default is as wrong as a given value."""
+    place = place_of(config.sources, "split") or Place(DEFAULTS)
+    return Problem("split", what, remedy, value=in_words(config.data.split), place=place)
 
 
 def _empty_parts(config: NeoXConfig) -> tuple[int, list[str]]:
@@ -437,16 +436,12 @@ def _documents_for_training(config: NeoXConfig) -> Iterator[Problem]:
     count, empty = _empty_parts(config)
     if "train" in empty:
         what = f"leaves no document for training: {config.data.data_path} has {count:,}"
-        problem = Problem("split", what, "give training a larger share", value=in_words(config.data.split))
-        yield problem.located(_place_of_split(config), None)
+        yield _of_split(config, what, "give training a larger share")
 
 
 def _share_of_training(config: NeoXConfig) -> Iterator[Problem]:
-    split = config.data.split
-    if config.data.data_path is not None and "train" in parts_without_share(split):
-        what, remedy = "has no share for training", "write three numbers, as in 969,30,1"
-        problem = Problem("split", what, remedy, value=in_words(split))
-        yield problem.located(_place_of_split(config), None)
+    if config.data.data_path is not None and "train" in parts_without_share(config.data.split):
+        yield _of_split(config, "has no share for training", "write three numbers, as in 969,30,1")
 
 
 def _continues_texts(config: NeoXConfig) -> Iterator[Problem]:
@@ -501,8 +496,7 @@ def _evaluations(config: NeoXConfig) -> Iterator[Problem]:
     count = None if data.data_path is None else count_documents(data.data_path)
     if count is not None and not set(EVALUATED) & set(parts_with_documents(data.split, count)):
         what = f"leaves no document for validation and the test: {data.data_path} has {count:,}"
-        problem = Problem("split", what, "give one of them a larger share", value=in_words(data.split))
-        yield problem.located(_place_of_split(config), None)
+        yield _of_split(config, what, "give one of them a larger share")
 
 
 def _texts_and_tasks(config: NeoXConfig) -> Iterator[Problem]:
