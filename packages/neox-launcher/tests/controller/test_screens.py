@@ -336,3 +336,36 @@ def test_only_a_checkpoint_that_can_be_loaded_is_offered(request_, tmp_path, is_
     failed = replace(DONE, outcome=FAILED, saved_before=written_checkpoints(tmp_path / "ck pt"))
     shown = rows(render_end(plan_launch(request, gpus=0), request, failed, width=120))
     assert {"generate", "evaluate"} & shown.keys() == ({"generate", "evaluate"} if is_complete else set())
+
+
+@pytest.mark.usefixtures("checkpoint")
+@pytest.mark.parametrize(
+    ("result", "iterations"),
+    [
+        # 10 iterations of 2 s after a start of 10 s: with another start, 90 - 10 s are left for 40 of them.
+        ({"seconds": 30.0, "seconds_per_iteration": 2.0}, 50),
+        # Without a speed, the start counts as iterations.
+        ({"seconds": 30.0}, 40),
+        ({"seconds": 97.0, "seconds_per_iteration": 2.0}, None),
+        ({"seconds": 30.0, "saved_before": frozenset({("global_step2", 0.0)})}, None),
+        ({"seconds": 30.0, "iteration": 6}, None),
+    ],
+)
+def test_a_training_that_leaves_more_than_a_fifth_of_its_time_is_shown_how_to_use_it(
+    request_, result, iterations
+):
+    request = replace(request_, overrides=(*SAME, "save=ck pt", "num-gpus=2", "planned-seconds=120"))
+    found = replace(DONE, **result)
+    shown = rows(render_end(plan_launch(request, gpus=0), request, found, width=120))
+    if iterations is None:
+        assert "extend" not in shown
+        return
+    words = shlex.split(shown["extend"])
+    settings = tuple(words[number + 1] for number, word in enumerate(words) if word == "--set")
+    assert plan_launch(replace(request, overrides=settings), gpus=0).resolved.config.training.iterations == (
+        iterations
+    )
+    assert {"override-lr-scheduler=true", "planned-seconds=120"} <= set(settings)
+    unplanned = replace(request, overrides=request.overrides[:-1])
+    shown = rows(render_end(plan_launch(unplanned, gpus=0), unplanned, found, width=120))
+    assert "extend" not in shown

@@ -81,7 +81,7 @@ def test_the_time_on_a_cpu_is_a_range_from_its_measured_speed():
     assert sizes == [(1024, 128)]
     # 1,200 seconds of products and 300 in evaluations, times 2 and 5.
     time = "50 minutes to 2 hours on this machine's CPU"
-    speed = "at its speed now: 50 billion operations per second in matrix products"
+    speed = "at the highest speed measured: 50 billion operations per second in matrix products"
     assert line == f"{time}, {speed}"
 
 
@@ -102,6 +102,20 @@ def test_a_cpu_that_cannot_be_measured_gives_no_time(monkeypatch):
 def test_a_speed_is_printed_by_the_program(monkeypatch):
     monkeypatch.setattr(duration, "_MULTIPLY", "import sys; print(float(sys.argv[1]) * float(sys.argv[2]))")
     assert cpu_speed(1024, 128) == 131072.0
+
+
+def test_the_speed_is_that_of_the_fastest_moment(monkeypatch):
+    # A clock by which the machine is busy: only in the fourth of six times it multiplies as fast as it can.
+    busy = """
+import itertools, types
+calls = iter([0.0, 1.0] + [0.0, 1.0] + [0.0, 1.0] + [0.0, 0.1, 0.15, 0.2] + [0.0, 1.0] + [0.0, 1.0])
+sys.modules["time"] = types.SimpleNamespace(perf_counter=lambda: next(calls), sleep=lambda seconds: None)
+import time
+"""
+    first, rest = duration._MULTIPLY.split("\n", 1)
+    monkeypatch.setattr(duration, "_MULTIPLY", "import sys\n" + busy + rest)
+    # Three products in a fifth of a second, of 8 * rows * width * width operations each.
+    assert (first, cpu_speed(8, 4)) == ("import sys, time", pytest.approx(2 * 8 * 8 * 16 / 0.2))
 
 
 @pytest.mark.parametrize(
@@ -136,6 +150,7 @@ def test_a_time_limits_the_iterations_to_the_longest_time_of_the_estimate():
     assert short.iterations == int(3600 / (per_iteration * 1.1)) < whole.iterations
     assert short.operations == pytest.approx(whole.operations * short.iterations / whole.iterations)
     assert short.limit == "60 minutes (--time)"
+    assert (whole.planned_seconds, short.planned_seconds) == (None, 3600.0)
     assert describe_duration(short, CPU, measure=measure).startswith("23 minutes to 56 minutes on this")
     # A time that is sufficient changes nothing, and no time leaves nothing to train.
     assert within(whole, 10**9, measure=measure) is whole

@@ -236,7 +236,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         "steps, iterations, max iters, total steps, training length, training steps, train "
         "samples, train tokens, duration",
-        ("train_iters", "lr_decay_iters", "exit_interval"),
+        ("train_iters", "lr_decay_iters", "exit_interval", "planned_seconds"),
     ),
     Subject(
         "eval, evaluation, validation, eval strategy, evaluation strategy, val interval, perplexity",

@@ -575,6 +575,7 @@ def _train(request: Request, plan: LaunchPlan) -> Outcome:
             iteration=display.highest_iteration,
             saved_before=saved_before,
             seconds=time.monotonic() - started,
+            seconds_per_iteration=display.seconds_per_iteration,
             restarts=display.num_attempts - 1,
             warnings=display.num_warnings,
         )

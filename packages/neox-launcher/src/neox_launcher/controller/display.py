@@ -2,11 +2,13 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from neox_config.errors import LaunchError
 from neox_launcher.controller.terminal import print_message
+from neox_launcher.protocol.pace import Pace
 
 if TYPE_CHECKING:
     from neox_launcher.controller.live_display import LiveDisplay
@@ -15,9 +17,17 @@ __all__ = ["Display", "open_display", "refuse_terminal"]
 
 
 class Display:
-    """Draws nothing; the interface through which a launch reports what it is doing, and a record of it."""
+    """Draws nothing; the interface through which a launch reports what it is doing, and a record of it.
 
-    def __init__(self) -> None:
+    Args:
+        clock: returns seconds since a fixed time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pace = Pace(clock)
+        self.seconds_per_iteration: float | None = None
+        """In the latest attempt, evaluations and saves included; None if not known."""
         self.num_attempts = 0
         """Number of times that the workers were started."""
         self.num_warnings = 0
@@ -35,13 +45,17 @@ class Display:
 
     def show_status(self, status: Mapping[str, Any]) -> None:
         """Show what rank 0 reports: `neox_launcher.worker.reporting.Progress.describe`."""
-        self.note_iteration(status.get("iteration") or 0)
+        iteration = status.get("iteration")
+        self.note_iteration(iteration or 0)
+        if iteration is not None and not status.get("phase"):
+            self.seconds_per_iteration = self._pace.note(iteration)
         self.metrics = {**self.metrics, **status.get("metrics", {})}
         self.num_warnings = self._warnings_before + int(status.get("warnings", 0))
 
     def begin_attempt(self) -> None:
         """Show a new attempt: the workers are started, possibly again."""
         self.num_attempts += 1
+        self._pace = Pace(self._clock)
         self._warnings_before = self.num_warnings
 
     def note_iteration(self, iteration: int) -> None:

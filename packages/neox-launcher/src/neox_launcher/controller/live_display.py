@@ -15,7 +15,6 @@ from rich.text import Text
 from neox_launcher.controller.display import Display
 from neox_launcher.controller.live_line import LiveState, render_line
 from neox_launcher.controller.terminal import draw, print_message, start_drawing, stop_drawing
-from neox_launcher.protocol.pace import Pace
 from neox_launcher.worker.reporting import FINISHING
 
 __all__ = ["LiveDisplay"]
@@ -33,10 +32,9 @@ class LiveDisplay(Display):
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._stream, self._clock = stream, clock
+        super().__init__(clock)
+        self._stream = stream
         self._console = _console()
-        self._pace = Pace(clock)
         self._state = LiveState(since=clock())
         self._has_closed = threading.Event()
         start_drawing(stream, self._render, has_colors=_has_colors())
@@ -59,7 +57,7 @@ class LiveDisplay(Display):
         phase, iteration = str(status.get("phase", "")), status.get("iteration")
         seconds = None if phase == FINISHING else before.seconds_per_iteration
         if iteration is not None and not phase:
-            seconds = self._pace.note(iteration)
+            seconds = self.seconds_per_iteration
         self._state = replace(
             before,
             phase=phase,
@@ -74,7 +72,6 @@ class LiveDisplay(Display):
     def begin_attempt(self) -> None:
         """Show a new attempt, without the results of the one before."""
         super().begin_attempt()
-        self._pace = Pace(self._clock)
         self._state = replace(self._state, request="", metrics={})
 
     def close(self) -> None:

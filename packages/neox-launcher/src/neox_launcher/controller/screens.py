@@ -1,5 +1,6 @@
 """The screens before and after a training on a terminal: what will be trained, and what came out of it."""
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ __all__ = ["Result", "render_end", "render_start"]
 Row = tuple[str, str]
 _SHOWN_HOSTS = 3
 _NO_LOGS = "log-dir is not set"
+_LEAST_TIME_LEFT = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class Result:
         restarts: number of restarts.
         warnings: warnings that rank 0 logged.
         saved_before: name and time of each checkpoint in `save` before the launch.
+        seconds_per_iteration: evaluations and saves included; None if not known.
     """
 
     outcome: Outcome
@@ -56,6 +59,7 @@ class Result:
     restarts: int
     warnings: int
     saved_before: Set[tuple[str, float]] = frozenset()
+    seconds_per_iteration: float | None = None
 
 
 def render_start(plan: LaunchPlan, *, width: int) -> Text:
@@ -279,6 +283,9 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
         resuming = _resuming(plan) if has_saved else {}
         again = "after the fix" if _would_repeat(result.outcome) else "start again"
         yield "resume" if has_saved else again, _command(request, settings=resuming)
+    elif has_saved and (iterations := _within_plan(plan, result)) is not None:
+        longer = {"train-iters": iterations, "override-lr-scheduler": True}
+        yield "extend", _command(request, settings=_resuming(plan) | longer)
     is_same = section.load == section.save
     if section.save is not None and (has_saved or (is_same and _has_checkpoint(plan, section.save))):
         settings = {} if is_same else {"load": section.save}
@@ -293,6 +300,21 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
     log_dir = plan.resolved.config.logging.log_dir
     if log_dir is not None and result.iteration and _has_metrics(Path(plan.working_directory, log_dir)):
         yield "report", f"neox-report {shlex.quote(log_dir)}"
+
+
+def _within_plan(plan: LaunchPlan, result: Result) -> int | None:
+    """Return the iterations that fit into the planned time; None if hardly any of it is left.
+
+    Only for a training from new weights: how long earlier launches took is not known.
+    """
+    planned = plan.resolved.config.training.planned_seconds
+    if planned is None or result.saved_before or result.seconds > planned * (1 - _LEAST_TIME_LEFT):
+        return None
+    each = result.seconds_per_iteration or result.seconds / result.iteration
+    # The next launch starts its workers as this one did.
+    start = max(0.0, result.seconds - each * result.iteration)
+    more = int((planned - result.seconds - start) / each)
+    return result.iteration + more if more > 0 else None
 
 
 def _would_repeat(outcome: Outcome) -> bool:
@@ -310,16 +332,18 @@ def _has_metrics(folder: Path) -> bool:
         return False  # An unreadable folder, or a file server that is down.
 
 
-def _resuming(plan: LaunchPlan) -> dict[str, str]:
+def _resuming(plan: LaunchPlan) -> dict[str, str | int]:
     """Return the settings with which this training continues from its latest checkpoint in `save`."""
     config = plan.resolved.config
     section = config.checkpoint
-    load = {} if section.save is None or section.load == section.save else {"load": section.save}
+    load: dict[str, str | int] = (
+        {} if section.save is None or section.load == section.save else {"load": section.save}
+    )
     partial = [name for name in PARTIAL_LOADS if name in config.sources and config.value_of(name)]
-    return load | dict.fromkeys((name.replace("_", "-") for name in partial), "false")
+    return load | dict.fromkeys((name.replace("_", "-") for name in partial), False)
 
 
-def _command(request: Request, program: str | None = None, *, settings: Mapping[str, str]) -> str:
+def _command(request: Request, program: str | None = None, *, settings: Mapping[str, str | int]) -> str:
     """Return the command of this launch, with another program and with other values of some parameters."""
     words = ["neox-launch", *([program] if program else []), *request.paths]
     words += ["-d", request.directory] if request.directory else []
@@ -362,9 +386,9 @@ def _name_of(override: str) -> str:
     return normal_name(override.partition("=")[0].strip())
 
 
-def _as_yaml(value: str) -> str:
-    """Return a value of `--set`: a text, or false."""
-    return value if value == "false" else text_as_yaml(value)
+def _as_yaml(value: str | int) -> str:
+    """Return a value of `--set`: a text, a number, or true or false."""
+    return text_as_yaml(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _count(number: int) -> str:

@@ -42,7 +42,7 @@ seq-length: {seq_length}                       # tokens per sample
 
 # --- Training: {passes:.2f} passes over the texts (limit: {limit})
 train-iters: {iterations}
-train-micro-batch-size-per-gpu: {micro}     # samples per device and forward pass
+{planned}train-micro-batch-size-per-gpu: {micro}     # samples per device and forward pass
 gradient-accumulation-steps: {accumulation}        # micro-batches per update
 hidden-dropout: 0.0
 attention-dropout: 0.0
@@ -94,6 +94,7 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
     """
     layout, folder = training.layout, path.parent
     rate = _rounded(min(_HIGHEST_RATE, _RATE_TIMES_WIDTH / training.candidate.width))
+    planned = "" if training.planned_seconds is None else f"planned-seconds: {training.planned_seconds:g}\n"
     lines_of_recomputation = recomputation_settings(layout) if layout.recomputes else ()
     text = _TEXT.format(
         path=shlex.quote(str(path)),
@@ -111,6 +112,7 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         passes=training.tokens / prepared.training_tokens,
         limit=training.limit,
         iterations=training.iterations,
+        planned=planned,
         micro=layout.micro_batch,
         accumulation=layout.accumulation,
         rate=rate,

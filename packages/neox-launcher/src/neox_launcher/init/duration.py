@@ -18,20 +18,23 @@ __all__ = ["Measure", "cpu_speed", "describe_duration", "parse_duration", "too_s
 Measure = Callable[[int, int], float | None]
 """Returns the operations per second of the CPU, as `cpu_speed`."""
 
-# Multiplies matrices for some seconds, after a first time that is not counted, and prints operations per
-# second. The mean, because other programs slow a training down in the same way, and not for a moment only,
-# because what they take changes.
+# Multiplies matrices several times for a while, after a first time that is not counted, and prints operations
+# per second of the fastest time: a plan that a busy moment made too short wastes most of its time.
 _MULTIPLY = """\
 import sys, time
 import numpy
 rows, width = int(sys.argv[1]), int(sys.argv[2])
 one, other = numpy.ones((rows, width), numpy.float32), numpy.ones((width, 4 * width), numpy.float32)
 one @ other
-count, started = 0, time.perf_counter()
-while time.perf_counter() - started < 1.5:
-    one @ other
-    count += 1
-print(8 * rows * width * width * count / (time.perf_counter() - started))
+speeds = []
+for _ in range(6):
+    count, started = 0, time.perf_counter()
+    while (passed := time.perf_counter() - started) < 0.2:
+        one @ other
+        count += 1
+    speeds.append(8 * rows * width * width * count / passed)
+    time.sleep(0.1)
+print(max(speeds))
 """
 _TIMEOUT_SECONDS = 60
 # With fewer, a model has hardly left its random weights: the warmup alone takes some of them.
@@ -81,8 +84,8 @@ def describe_duration(training: Training, devices: Devices, *, measure: Measure 
     )
     about = f"about {least}" if least == most else f"{least} to {most}"
     return (
-        f"{about} on this machine's CPU, at its speed now: {speed / 1e9:,.0f} billion operations per second "
-        "in matrix products"
+        f"{about} on this machine's CPU, at the highest speed measured: {speed / 1e9:,.0f} billion "
+        "operations per second in matrix products"
     )
 
 
@@ -102,7 +105,11 @@ def within(training: Training, seconds: float, *, measure: Measure = cpu_speed) 
         return training
     operations = training.operations / training.iterations * iterations
     return replace(
-        training, iterations=iterations, operations=operations, limit=f"{in_words(seconds)} (--time)"
+        training,
+        iterations=iterations,
+        operations=operations,
+        limit=f"{in_words(seconds)} (--time)",
+        planned_seconds=seconds,
     )
 
 

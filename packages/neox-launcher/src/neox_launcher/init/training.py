@@ -93,6 +93,7 @@ class Training:
         limit: what limits its length.
         validation_batches: batches in the validation texts, begun ones included; each is as large as one of
             the training.
+        planned_seconds: time that limits the iterations; None: something else does.
     """
 
     candidate: Candidate
@@ -105,6 +106,7 @@ class Training:
     seconds_per_iteration: float | None
     limit: str
     validation_batches: int
+    planned_seconds: float | None = None
 
     @property
     def tokens(self) -> int:

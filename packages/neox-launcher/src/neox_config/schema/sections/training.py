@@ -166,6 +166,16 @@ class TrainingSection(Section, resume="training"):
     eval_interval: int = param(
         1000, origin="Meg", resume="free", gt=0, doc="Iterations of the training between evaluations."
     )
+    planned_seconds: float | None = param(
+        None,
+        origin="ours",
+        resume="free",
+        gt=0,
+        none_means="no time was planned",
+        doc="Time that train-iters was chosen for, as neox-launch init --time writes it. It ends nothing: if "
+        "a training from new weights leaves more than a fifth of it, the launcher prints the command that "
+        "trains for the rest.",
+    )
     exit_interval: int | None = param(
         None,
         origin="Meg",
