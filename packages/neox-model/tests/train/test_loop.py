@@ -51,8 +51,13 @@ class CountingStep:
             loss=torch.tensor(10.0 - number), grad_norm=torch.tensor(0.5), skipped=number % 3 == 2, tokens=8
         )
 
-    def evaluate(self, batches, num_micro_batches):
-        return torch.tensor([float(next(batches)) for _ in range(num_micro_batches)]).mean()
+    def evaluate(self, batches, num_micro_batches, is_stopping):
+        found = []
+        while len(found) < num_micro_batches:
+            found.append(float(next(batches)))
+            if is_stopping():
+                break
+        return torch.tensor(found).mean()
 
 
 class Recorder(Hook):
@@ -69,10 +74,10 @@ class Recorder(Hook):
         self.calls.append(("end", state.iteration))
 
 
-def run(*hooks, last=4, iteration=0, evaluated=0):
+def run(*hooks, last=4, iteration=0, evaluated=0, due=None):
     state = TrainState(last_iteration=last, samples_per_iteration=SAMPLES, iteration=iteration)
     # As a checkpoint of this iteration holds it, for hooks that evaluate every second iteration.
-    state.samples, state.validation_samples = SAMPLES * iteration, evaluated
+    state.samples, state.validation_samples, state.due_validation = SAMPLES * iteration, evaluated, due
     Loop(state, CountingStep(), iter(range(iteration, 100)), hooks).run()
     return state
 
@@ -208,9 +213,8 @@ def test_a_signal_during_the_last_upload_does_not_end_it(is_stopped):
 
     before = signal.getsignal(signal.SIGTERM)
     uploads = Uploading()
-    stop = StopHook(SINGLE_RANK, exit_interval=None, waits_later=True)
-    hook = UploadHook(uploads, stop, resumed=None, while_waiting=nullcontext)
-    run(stop, hook, last=50 if is_stopped else 3)
+    hook = UploadHook(uploads, resumed=None, while_waiting=nullcontext)
+    run(StopHook(SINGLE_RANK, exit_interval=None), hook, last=50 if is_stopped else 3)
     assert uploads.ended
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -507,12 +511,15 @@ class Numbers:
         self._log.append("closed")
 
 
-def make_evaluate_hook(log, writers=(), interval=2):
+def make_evaluate_hook(log, writers=(), interval=2, **options):
     streams = {"valid": lambda first: Numbers(first, log)}
     evaluator = Evaluator(
         CountingStep().evaluate, streams, iterations=3, accumulation=2, samples_per_iteration=SAMPLES
     )
-    hook = EvaluateHook(evaluator, writers=writers, timers=Timers(), before_evaluation=lambda: None)
+    options = {"stop": StopHook(SINGLE_RANK, exit_interval=None)} | options
+    hook = EvaluateHook(
+        evaluator, writers=writers, timers=Timers(), before_evaluation=lambda: None, **options
+    )
     return evaluator, ReserveHook(evaluator.samples, interval=interval), hook
 
 
@@ -547,7 +554,81 @@ def test_urgent_stop_skips_the_evaluation():
     hurried.on_step = lambda state, report: state.request_stop("a signal asked for it", is_hurried=True)
     stopped = run(hurried, *make_evaluate_hook(log, interval=1)[1:], last=5)
     assert log == []
-    assert stopped.validation_samples == 3 * SAMPLES
+    assert (stopped.due_validation, stopped.validation_samples) == (0, 3 * SAMPLES)
+
+
+def signal_in_batch(number):
+    """Return a list to which a stream adds its batches, and a signal arrives with the one of this number."""
+
+    class Batches(list):
+        def append(self, item):
+            super().append(item)
+            if item == number:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    return Batches()
+
+
+@pytest.mark.parametrize("is_saved_before", [False, True])
+def test_a_stop_in_an_evaluation_ends_it_saves_once_and_a_resumed_training_begins_with_it(is_saved_before):
+    uninterrupted, log, resumed, saved = [], signal_in_batch(7), [], []
+    run(*make_evaluate_hook(uninterrupted)[1:], last=7)
+    checkpoint = CheckpointHook(
+        lambda state: saved.append(state.state_dict()),
+        interval=4 if is_saved_before else 100,
+        timers=Timers(),
+        before_save=lambda: None,
+    )
+    stop = StopHook(SINGLE_RANK, exit_interval=None)
+    _, reserve, evaluate = make_evaluate_hook(log, stop=stop, save_last=checkpoint.save_last)
+    state = run(stop, reserve, checkpoint, evaluate, last=7)
+    # It arrives with 7, is sent behind it, and received behind 8.
+    assert log == [0, 1, 2, 3, 4, 5, "closed", 6, 7, 8, "closed"]
+    assert (state.iteration, state.stop_reason) == (4, "SIGTERM received")
+    [last] = saved
+    assert (last["iteration"], last["due_validation"]) == (4, 12)
+    position = {"iteration": 4, "evaluated": last["validation_samples"], "due": last["due_validation"]}
+    run(*make_evaluate_hook(resumed)[1:], last=7, **position)
+    assert [*log[:7], *resumed] == uninterrupted
+
+
+def test_an_evaluation_that_is_complete_when_the_training_stops_is_not_repeated():
+    saved = []
+    checkpoint = CheckpointHook(
+        lambda state: saved.append((state.iteration, state.due_validation)),
+        interval=None,
+        timers=Timers(),
+        before_save=lambda: None,
+    )
+    stop = StopHook(SINGLE_RANK, exit_interval=4)
+    _, reserve, evaluate = make_evaluate_hook([], stop=stop, save_last=checkpoint.save_last)
+    run(stop, reserve, checkpoint, evaluate, last=7)
+    # Before the evaluation, which may take long or fail, and again behind it.
+    assert saved == [(4, 12), (4, None)]
+
+
+def test_an_evaluation_that_is_due_reads_batches_of_the_size_of_the_resumed_run():
+    log = []
+    # It was due for 4 samples, and reads 12.
+    state = run(*make_evaluate_hook(log)[1:], last=5, iteration=4, evaluated=8, due=4)
+    assert log == [*range(2, 8), "closed", *range(8, 14), "closed"]
+    assert state.validation_samples == 16
+
+
+def test_without_evaluations_the_samples_of_one_that_is_due_stay_reserved():
+    evaluator, *hooks = make_evaluate_hook(log := [])
+    evaluator._iterations = 0
+    state = run(*hooks, last=5, iteration=4, evaluated=8, due=4)
+    assert (log, state.validation_samples, state.due_validation) == ([], 8, None)
+
+
+def test_a_stop_in_the_evaluation_at_the_end_ends_it_and_restores_the_handlers_afterwards():
+    before = signal.getsignal(signal.SIGTERM)
+    log = signal_in_batch(1)
+    stop = StopHook(SINGLE_RANK, exit_interval=None)
+    state = run(stop, *make_evaluate_hook(log, stop=stop, interval=None)[1:], last=3)
+    assert (log, state.stop_reason) == ([0, 1, 2, "closed"], "SIGTERM received")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_result_is_the_plain_mean_and_its_exponential():
@@ -589,7 +670,7 @@ def test_the_start_of_an_evaluation_is_logged_before_its_only_batch_unless_the_l
     now, spent = [0.0], iter([90.0, 0.1, 0.1])
     monkeypatch.setattr(evaluate, "ProgressLines", partial(ProgressLines, clock=lambda: now[0]))
 
-    def mean_loss(batches, count):
+    def mean_loss(batches, count, is_stopping):
         caplog.records.append(logging.makeLogRecord({"msg": "computing"}))
         assert (next(batches), count) == (0, 1)
         now[0] += next(spent)

@@ -52,6 +52,8 @@ SAMPLES_DIGEST = "samples_digest"
 DOCUMENTS = "documents"
 ATTENTION_BACKENDS = "attention_backends"
 _NONE = "none"
+# No counters: the result of a forward pass, and the evaluation that is done before the next iteration.
+_NO_COUNTERS = ("forward_pass", "due_validation")
 # The number of evaluations is part of the order of their samples, as in GPT-NeoX.
 _SELECT_EVALUATED = ("train_iters", "eval_interval", "eval_iters", "train_batch_size", "seed", "split")
 # Counts in the training loop's state: those that give the position in the data, and the others.
@@ -243,8 +245,8 @@ def training_state(manifest: Manifest) -> dict[str, Any]:
 
 
 def counters_of(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the counters in the state of the training loop; the result of a forward pass is none."""
-    return {name: value for name, value in training.items() if name != "forward_pass"}
+    """Return the counters in the state of the training loop."""
+    return {name: value for name, value in training.items() if name not in _NO_COUNTERS}
 
 
 def data_state(manifest: Manifest) -> dict[str, Any]:

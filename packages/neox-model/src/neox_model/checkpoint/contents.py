@@ -228,6 +228,9 @@ def _problems_of_training(training: Mapping[str, Any]) -> Iterator[str]:
     for name in ("iteration", "skipped_iterations", "tokens", "samples", "validation_samples"):
         if name in training and not is_count(training[name]):
             yield f"training / {name} is not a count"
+    due = training.get("due_validation")
+    if due is not None and not is_count(due):
+        yield "training / due_validation is not a count or null"
     sizes = training.get("batch_sizes", [])
     if not isinstance(sizes, list) or not all(_is_batch_size(change) for change in sizes):
         yield "training / batch_sizes is not a list of pairs of counts"

@@ -17,13 +17,31 @@ from torch.optim import Optimizer
 
 from neox_model.parallel.held import Held
 
-__all__ = ["BeforeUpdate", "Engine", "ForwardEngine", "Measure", "MicroBatch", "PendingUpdate", "Update"]
+__all__ = [
+    "BeforeUpdate",
+    "Engine",
+    "ForwardEngine",
+    "IsStopping",
+    "Measure",
+    "MicroBatch",
+    "PendingUpdate",
+    "Update",
+    "never",
+]
 
 # Inputs of the model, and (labels_BS, loss_mask_BS), whose mask has the weights of tokens in the loss.
 MicroBatch = tuple[Tensor | tuple[Tensor, ...], tuple[Tensor, Tensor]]
 
+# Returns whether to end an evaluation early, the same on all ranks, which call it together.
+IsStopping = Callable[[], bool]
+
 # Returns a context manager around a phase of a step: see `Engine.measure_phases`.
 Measure = Callable[[str], AbstractContextManager[object]]
+
+
+def never() -> bool:
+    """Return False: nothing ends the evaluation early."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +142,16 @@ class Update(Protocol):
 class ForwardEngine(Protocol):
     """A model that is evaluated."""
 
-    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+    def evaluate(
+        self, micro_batches: Iterator[MicroBatch], count: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss over the tokens of `count` micro-batches, of all data-parallel ranks.
 
         It is the sum of the micro-batches' losses over that of the weights of their tokens, which are their
         masks; NaN if all of these are 0. Collective.
+
+        `is_stopping` is asked after each micro-batch, or after each few that a pipeline computes together. If
+        it returns True, the mean is that of the micro-batches so far.
         """
 
 

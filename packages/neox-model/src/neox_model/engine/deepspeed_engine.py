@@ -21,7 +21,7 @@ from neox_model.deepspeed_compat import (
     zero_masters_to_model,
     zero_states_in_memory,
 )
-from neox_model.engine.contract import BeforeUpdate, Measure, MicroBatch
+from neox_model.engine.contract import BeforeUpdate, IsStopping, Measure, MicroBatch, never
 from neox_model.engine.mean_loss import mean_loss, mean_over
 from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
@@ -192,10 +192,12 @@ class PlainEngine(_DeepSpeedEngine):
             count += 1
         return mean_over(self._data, total / count)
 
-    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+    def evaluate(
+        self, micro_batches: Iterator[MicroBatch], count: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss over the tokens of the micro-batches, of which there must be `count`."""
         self._inner.eval()
-        return mean_loss(self._inner, micro_batches, self._data)
+        return mean_loss(self._inner, micro_batches, self._data, is_stopping)
 
     def _measured(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         while True:
@@ -221,14 +223,25 @@ class PipelineForward:
         self._inner = inner
         self._groups = groups
 
-    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+    def evaluate(
+        self, micro_batches: Iterator[MicroBatch], count: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss over the tokens of `count` micro-batches.
 
         The first and last stages receive the micro-batches.
         """
         weights: list[Tensor] = []
-        mean = self._inner.eval_batch(_noted(micro_batches, weights), num_micro_batches=count).detach()
-        return mean / self._mean_weight(weights)
+        total, done = torch.zeros((), dtype=torch.float64, device=self._inner.device), 0
+        # As many at a time as in an update, as GPT-NeoX does, so that most stages are busy.
+        section = max(self._groups.pipe.size, self._inner.gradient_accumulation_steps())
+        while done < count:
+            length = min(section, count - done)
+            mean = self._inner.eval_batch(_noted(micro_batches, weights), num_micro_batches=length)
+            total += length * mean.detach().squeeze()
+            done += length
+            if is_stopping():
+                break
+        return total / done / self._mean_weight(weights)
 
     def _mean_weight(self, weights: list[Tensor]) -> Tensor:
         """Return the mean weight of the micro-batches' tokens, which the last stage knows. Collective."""

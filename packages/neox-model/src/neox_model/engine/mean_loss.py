@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, distributed, nn
 
-from neox_model.engine.contract import MicroBatch
+from neox_model.engine.contract import IsStopping, MicroBatch, never
 from neox_model.parallel.groups import Group
 
 __all__ = ["PlainForward", "loss_and_weight", "mean_loss", "mean_over", "mean_over_tokens"]
@@ -23,21 +23,33 @@ class PlainForward:
         self._model = model.eval()
         self._data = data
 
-    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+    def evaluate(
+        self, micro_batches: Iterator[MicroBatch], count: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss over the tokens of the micro-batches, of which there must be `count`."""
-        return mean_loss(self._model, micro_batches, self._data)
+        return mean_loss(self._model, micro_batches, self._data, is_stopping)
 
 
-def mean_loss(model: Callable[..., Tensor], micro_batches: Iterator[MicroBatch], data: Group) -> Tensor:
+def mean_loss(
+    model: Callable[..., Tensor],
+    micro_batches: Iterator[MicroBatch],
+    data: Group,
+    is_stopping: IsStopping = never,
+) -> Tensor:
     """Return the mean loss over the micro-batches' tokens, without gradients. Collective over the data group.
 
     Args:
         model: maps (inputs, targets) to the loss.
         micro_batches: on the model's device.
         data: data-parallel group over which the mean is taken.
+        is_stopping: asked after each micro-batch; if it returns True, it is the last one.
     """
+    sums: list[Tensor] = []
     with torch.no_grad():
-        sums = [loss_and_weight(model(inputs, targets), targets) for inputs, targets in micro_batches]
+        for inputs, targets in micro_batches:
+            sums.append(loss_and_weight(model(inputs, targets), targets))
+            if is_stopping():
+                break
         return mean_over_tokens(data, sums)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from neox_model.engine.contract import Measure, MicroBatch
+from neox_model.engine.contract import IsStopping, Measure, MicroBatch, never
 from neox_model.engine.counters import Counters, SavedState
 from neox_model.engine.mean_loss import mean_loss, mean_over
 from neox_model.engine.measuring import measure_both
@@ -85,10 +85,12 @@ class TorchEngine(SavedState):
         """Return what a micro-batch adds to the mean loss of the update."""
         return self.update.guard(loss) / self._accumulation
 
-    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+    def evaluate(
+        self, micro_batches: Iterator[MicroBatch], count: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss over the tokens of the micro-batches, of which there must be `count`."""
         self.model.eval()
-        loss = mean_loss(self.model, micro_batches, self._data)
+        loss = mean_loss(self.model, micro_batches, self._data, is_stopping)
         if self._sharded is not None:
             self._sharded.release()
         return loss

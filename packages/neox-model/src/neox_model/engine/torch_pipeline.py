@@ -24,7 +24,7 @@ from torch.distributed.pipelining import (
 
 from neox_config.facts.pipeline_schedules import ScheduleName
 from neox_model.assembly.as_stages import Chunk, StagedModel
-from neox_model.engine.contract import Measure, MicroBatch
+from neox_model.engine.contract import IsStopping, Measure, MicroBatch, never
 from neox_model.engine.counters import Counters, SavedState
 from neox_model.engine.mean_loss import loss_and_weight, mean_over, mean_over_tokens
 from neox_model.engine.measuring import measure_both
@@ -90,7 +90,9 @@ class TorchPipelineForward:
         """Let the stages exchange the shapes of their activations again."""
         self._shapes = None
 
-    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+    def evaluate(
+        self, micro_batches: Iterator[MicroBatch], count: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss over the tokens of `count` micro-batches.
 
         The first and last stages receive the micro-batches.
@@ -107,6 +109,8 @@ class TorchPipelineForward:
                 sums += [
                     loss_and_weight(loss, targets) for loss, (_, targets) in zip(losses, taken, strict=False)
                 ]
+                if is_stopping():
+                    break
             return self._of_last_stage(partial(mean_over_tokens, self._groups.data, sums))
 
     def _forward(self, taken: list[MicroBatch], count: int) -> list[Tensor]:
@@ -283,10 +287,12 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
             total += loss
         return mean_over(self._groups.data, total / len(losses))
 
-    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+    def evaluate(
+        self, micro_batches: Iterator[MicroBatch], count: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss over the tokens of `count` micro-batches, as TorchPipelineForward."""
         with nullcontext() if self._sharded is None else self._sharded.gathered():
-            return super().evaluate(micro_batches, count)
+            return super().evaluate(micro_batches, count, is_stopping)
 
     def measure_phases(self, measure: Measure) -> None:
         """Measure the phases of every step from now on; `pipeline` is what is left of the schedule."""

@@ -24,6 +24,7 @@ from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import load_weights, read_training_state
 from neox_model.checkpoint.storage import find_storage
 from neox_model.engine.build import build_forward, prepare_engine
+from neox_model.engine.contract import IsStopping
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
@@ -109,7 +110,7 @@ def _why_not(config: NeoXConfig, part: str) -> str:
 @explained_shortage("use a device with more memory")
 def _load_model(
     resolved: Resolved, folder: Path, groups: Groups, tokenizer: Tokenizer
-) -> tuple[Callable[[Iterator[Batch], int], Tensor], Accuracies | None]:
+) -> tuple[Callable[[Iterator[Batch], int, IsStopping], Tensor], Accuracies | None]:
     """Load the checkpoint's weights.
 
     Returns:
@@ -137,8 +138,8 @@ def _load_model(
     )
     engine = build_forward(resolved, model, groups=groups)
 
-    def losses(batches: Iterator[Batch], count: int) -> Tensor:
-        return engine.evaluate(as_micro_batches(unweighted(batches, count, _device())), count)
+    def losses(batches: Iterator[Batch], count: int, is_stopping: IsStopping) -> Tensor:
+        return engine.evaluate(as_micro_batches(unweighted(batches, count, _device())), count, is_stopping)
 
     return losses, retrieval_accuracies(model)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,7 +43,7 @@ from neox_model.train.hooks.copies import CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.eigenvalues import EigenvaluesHook
 from neox_model.train.hooks.evaluate import EvaluateHook, ReserveHook
-from neox_model.train.hooks.evaluate_texts import EvaluateTextsHook
+from neox_model.train.hooks.evaluate_texts import EvaluateTexts
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook, ZeroGradientsHook
 from neox_model.train.hooks.guard import NonfiniteGuard
@@ -57,6 +58,7 @@ from neox_model.train.hooks.upload import UploadHook
 from neox_model.train.left_out import write_left_out
 from neox_model.train.loading import owner_of
 from neox_model.train.saving import build_checkpoint_hook
+from neox_model.train.state import TrainState
 from neox_model.train.training import Outputs, Training
 
 __all__ = ["Hooks", "build_hooks", "describe_size"]
@@ -129,9 +131,9 @@ def build_hooks(
         )
         hooks.append(checkpoint)
     # After the checkpoint of the iteration: they may take long, and tasks and texts of others may fail.
-    hooks.append(_build_evaluation(training, evaluator, outputs, timers, log))
-    hooks += _text_evaluation(training, outputs, timers, log, stop)
-    hooks += _last(training, stop, progress, saves_start=saves_start)
+    save_last = _nothing if checkpoint is None else checkpoint.save_last
+    hooks.append(_build_evaluation(training, evaluator, outputs, timers, log, stop, save_last))
+    hooks += _last(training, progress, saves_start=saves_start)
 
     def before_other_save() -> None:
         before_end()
@@ -145,11 +147,10 @@ def _build_stop(training: Training) -> StopHook:
         training.groups.control,
         exit_interval=training.config.training.exit_interval,
         save=training.config.checkpoint.save,
-        waits_later=training.uploads is not None,
     )
 
 
-def _last(training: Training, stop: StopHook, progress: Progress, *, saves_start: bool) -> Iterator[Hook]:
+def _last(training: Training, progress: Progress, *, saves_start: bool) -> Iterator[Hook]:
     """Build the hooks that follow saves and evaluations."""
     optimizer = training.engine.update.optimizer
     if hasattr(optimizer, "replicas_differ"):
@@ -160,7 +161,7 @@ def _last(training: Training, stop: StopHook, progress: Progress, *, saves_start
     yield GarbageCollectionHook()
     if training.uploads is not None:
         resumed = None if saves_start else find_latest(Path(training.config.checkpoint.load or ""))
-        yield UploadHook(training.uploads, stop, resumed=resumed, while_waiting=progress.repeated)
+        yield UploadHook(training.uploads, resumed=resumed, while_waiting=progress.repeated)
 
 
 def _before_save(
@@ -235,36 +236,37 @@ def _build_copies(training: Training, before_end: Callable[[], None]) -> CopiesH
 
 
 def _build_evaluation(
-    training: Training, evaluator: Evaluator, outputs: Outputs, timers: Timers, log: LogHook
+    training: Training,
+    evaluator: Evaluator,
+    outputs: Outputs,
+    timers: Timers,
+    log: LogHook,
+    stop: StopHook,
+    save_last: Callable[[TrainState], None],
 ) -> EvaluateHook:
     progress, state = outputs.progress, training.state
+    shared: dict[str, Any] = {
+        "writers": outputs.writers,
+        "timers": timers,
+        "before_evaluation": log.write_pending,
+        "while_evaluating": lambda name: progress.phase(f"evaluating ({name})", iteration=state.iteration),
+    }
+    texts: Callable[[TrainState], None] = _nothing
+    if training.texts is not None:
+        texts = EvaluateTexts(
+            training.texts,
+            partial(copied_forward, training),
+            writes_files=bool(training.config.generation.eval_results_prefix),
+            is_stopping=lambda: stop.is_requested,
+            **shared,
+        )
     return EvaluateHook(
-        evaluator,
-        writers=outputs.writers,
-        timers=timers,
-        before_evaluation=log.write_pending,
-        while_evaluating=lambda name: progress.phase(f"evaluating ({name})", iteration=state.iteration),
-        events=outputs.events,
+        evaluator, stop=stop, texts=texts, save_last=save_last, events=outputs.events, **shared
     )
 
 
-def _text_evaluation(
-    training: Training, outputs: Outputs, timers: Timers, log: LogHook, stop: StopHook
-) -> Iterator[Hook]:
-    if training.texts is None:
-        return
-    progress, state = outputs.progress, training.state
-    yield EvaluateTextsHook(
-        training.texts,
-        partial(copied_forward, training),
-        interval=training.config.training.eval_interval,
-        writes_files=bool(training.config.generation.eval_results_prefix),
-        writers=outputs.writers,
-        timers=timers,
-        before_evaluation=log.write_pending,
-        is_stopping=lambda: stop.is_requested,
-        while_evaluating=lambda name: progress.phase(f"evaluating ({name})", iteration=state.iteration),
-    )
+def _nothing(state: TrainState) -> None:
+    """Do nothing: it is not configured."""
 
 
 def _phases(training: Training) -> Phases | None:

@@ -25,6 +25,7 @@ from neox_config.schema.sections.engine import Eigenvalue
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.compilation import dense_attention
 from neox_model.checkpoint.names import is_score
+from neox_model.engine.contract import IsStopping, never
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import LogicalState, named_logical_parameters
@@ -266,6 +267,8 @@ class MeasuringStep:
         self._eigenvalues.measure(list(self._weighting(iter(taken), len(taken), self._device)))
         return self._step(iter(taken))
 
-    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
+    def evaluate(
+        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss, without measuring."""
-        return self._step.evaluate(batches, num_micro_batches)
+        return self._step.evaluate(batches, num_micro_batches, is_stopping)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from neox_config.counted import counted
 from neox_model.checkpoint.outcome import gather
+from neox_model.engine.contract import IsStopping, never
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.batch import Batch
 from neox_model.train.step import StepReport, TrainStep
@@ -42,9 +43,11 @@ class EmptyMicroBatches:
             self._warn()
         return report
 
-    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
+    def evaluate(
+        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss over the unmasked tokens of the next micro-batches of all ranks."""
-        return self._step.evaluate(batches, num_micro_batches)
+        return self._step.evaluate(batches, num_micro_batches, is_stopping)
 
     def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:

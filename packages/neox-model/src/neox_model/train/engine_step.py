@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from neox_model.engine.contract import Engine, MicroBatch
+from neox_model.engine.contract import Engine, IsStopping, MicroBatch, never
 from neox_model.train.data.batch import Batch, TokenWeighting, unweighted, weighted_by_micro_batch
 from neox_model.train.step import StepReport
 
@@ -51,14 +51,16 @@ class EngineStep:
             loss_scale=loss_scale,
         )
 
-    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
+    def evaluate(
+        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss over the unmasked tokens of the next micro-batches of all data-parallel ranks.
 
         It is that of the model which a checkpoint of this moment contains.
         """
         taken = unweighted(batches, num_micro_batches, self._engine.device)
         with self._engine.update.with_shared_weights():
-            return self._engine.evaluate(as_micro_batches(taken), num_micro_batches)
+            return self._engine.evaluate(as_micro_batches(taken), num_micro_batches, is_stopping)
 
 
 def as_micro_batches(batches: Iterator[Batch]) -> Iterator[MicroBatch]:

@@ -10,7 +10,9 @@ from typing import Protocol
 from torch import Tensor
 
 from neox_config.counted import counted
+from neox_model.engine.contract import IsStopping, never
 from neox_model.metrics.progress_lines import ProgressLines
+from neox_model.scoring.endings import STOPPED, StoppedError
 from neox_model.train.characters import CharacterCount, noted
 from neox_model.train.data.batch import Batch
 
@@ -100,8 +102,8 @@ class Evaluator:
     Logs that one starts, unless the one before of the same part was quick.
 
     Args:
-        mean_loss: function of (stream, number of micro-batches) that returns the mean loss over their tokens;
-            collective.
+        mean_loss: function of (stream, number of micro-batches, whether to end early) that returns the mean
+            loss over their tokens; collective.
         open_stream: part -> function of the first sample that opens the stream there.
         iterations: iterations per evaluation, each of `accumulation` micro-batches.
         accumulation: micro-batches per iteration.
@@ -116,7 +118,7 @@ class Evaluator:
 
     def __init__(
         self,
-        mean_loss: Callable[[Iterator[Batch], int], Tensor],
+        mean_loss: Callable[[Iterator[Batch], int, IsStopping], Tensor],
         open_stream: Mapping[str, Callable[[int], BatchStream]],
         *,
         iterations: int,
@@ -139,8 +141,19 @@ class Evaluator:
         """Return True if the part has samples to evaluate on."""
         return self._iterations > 0 and part in self._open_stream
 
-    def evaluate(self, part: str, first: int) -> Evaluation:
-        """Evaluate on the samples of a part starting at sample `first`. Collective over all ranks."""
+    def evaluate(self, part: str, first: int, is_stopping: IsStopping = never) -> Evaluation:
+        """Evaluate on the samples of a part starting at sample `first`. Collective over all ranks.
+
+        Raises:
+            StoppedError: `is_stopping`, which is asked between micro-batches, returned True.
+        """
+        is_stopped = False
+
+        def should_stop() -> bool:
+            nonlocal is_stopped
+            is_stopped = is_stopping()
+            return is_stopped
+
         sequences: list[list[int]] = []
         if self._accuracies is not None:
             self._accuracies.begin()
@@ -153,7 +166,9 @@ class Evaluator:
             progress = ProgressLines(name, "micro-batches", count)
             batches = progress.track(stream)
             batches = batches if self._characters is None else noted(batches, sequences)
-            loss = float(self._mean_loss(batches, count))
+            loss = float(self._mean_loss(batches, count, should_stop))
+        if is_stopped:
+            raise StoppedError(STOPPED)
         (self._quick.discard if progress.is_slow else self._quick.add)(part)
         ratio = None if self._characters is None else self._characters.tokens_per_character(sequences)
         accuracies = {} if self._accuracies is None else self._accuracies.of_all_ranks()

@@ -12,7 +12,7 @@ from neox_config.counted import counted
 from neox_config.schema.sections.engine import FlopsProfiler
 from neox_model.assembly.compilation import dense_attention
 from neox_model.checkpoint.outcome import collect
-from neox_model.engine.contract import Engine
+from neox_model.engine.contract import Engine, IsStopping, never
 from neox_model.metrics.flops import FlopProfile, count_flops
 from neox_model.metrics.flops_report import profile_report
 from neox_model.parallel.groups import Groups
@@ -76,9 +76,11 @@ class ProfiledStep:
         self._report(profile, iteration, report.tokens)
         return report
 
-    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
+    def evaluate(
+        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss of the next micro-batches over all data-parallel ranks."""
-        return self._step.evaluate(batches, num_micro_batches)
+        return self._step.evaluate(batches, num_micro_batches, is_stopping)
 
     def _report(self, profile: FlopProfile, iteration: int, tokens: int) -> None:
         """Gather all ranks' totals and one rank's modules of each stage. Collective over all ranks."""

@@ -42,11 +42,10 @@ class Loop:
             state.advance(report)
             for hook in self._hooks:
                 hook.on_step(state, report)
-        if not state.finished:
-            self.pause()
-            return
-        for hook in self._hooks:
-            hook.on_end(state)
+        if state.finished:
+            for hook in self._hooks:
+                hook.on_end(state)
+        self.pause()
 
     def pause(self) -> None:
         """Give back what hooks changed in this process; for programs that continue without it."""

@@ -6,7 +6,7 @@ from itertools import islice
 
 from torch import Tensor
 
-from neox_model.engine.contract import PendingUpdate, Update
+from neox_model.engine.contract import IsStopping, PendingUpdate, Update, never
 from neox_model.train.data.batch import Batch
 from neox_model.train.recent_losses import RecentLosses, is_spike
 from neox_model.train.step import StepReport, TrainStep
@@ -53,9 +53,11 @@ class SpikeDetection:
         self._losses.add(loss, is_applied=_negated(report.skipped))
         return replace(report, spike_limit=self._limit, spiked=spiked)
 
-    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
+    def evaluate(
+        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss of the next micro-batches over all data-parallel ranks."""
-        return self._step.evaluate(batches, num_micro_batches)
+        return self._step.evaluate(batches, num_micro_batches, is_stopping)
 
     def _decide(self, pending: PendingUpdate) -> None:
         self._left_out = is_spike(pending.loss(), self._limit)
@@ -86,9 +88,11 @@ class LeftOutBatches:
             pass
         return StepReport(loss=None, grad_norm=None, skipped=True, tokens=0)
 
-    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
+    def evaluate(
+        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss of the next micro-batches over all data-parallel ranks."""
-        return self._step.evaluate(batches, num_micro_batches)
+        return self._step.evaluate(batches, num_micro_batches, is_stopping)
 
 
 def _negated(flag: Tensor | bool) -> Tensor | bool:

@@ -27,7 +27,8 @@ class TrainState:
         tokens: training tokens seen by all data-parallel ranks.
         samples: training samples read by all data-parallel ranks.
         validation_samples: validation samples used by evaluations.
-        due_validation: first sample of the validation that is due after this iteration; not saved.
+        due_validation: first sample of the evaluation that is due after this iteration; None: none, or it is
+            done.
         batch_sizes: (iteration, samples) pairs: samples per iteration, starting at that iteration.
         left_out: ranges of samples that are read but not trained on.
         recent_losses: losses with which the next one is compared; None: none.
@@ -63,6 +64,7 @@ class TrainState:
             iteration=self.iteration,
             samples=self.samples,
             validation_samples=self.validation_samples,
+            due_validation=self.due_validation,
             batch_sizes=self.batch_sizes,
             left_out=self.left_out,
         )
@@ -101,6 +103,7 @@ class TrainState:
             "tokens": self.tokens,
             "samples": self.samples,
             "validation_samples": self.validation_samples,
+            "due_validation": self.due_validation,
             "batch_sizes": [list(change) for change in self.batch_sizes],
             "left_out": [list(samples) for samples in self.left_out],
             "recent_losses": [] if self.recent_losses is None else self.recent_losses.values(),
@@ -112,7 +115,7 @@ class TrainState:
         position = Position.from_state(state)
         self.iteration, self.samples = position.iteration, position.samples
         self.validation_samples, self.batch_sizes = position.validation_samples, position.batch_sizes
-        self.left_out = position.left_out
+        self.left_out, self.due_validation = position.left_out, position.due_validation
         if self.recent_losses is not None:
             self.recent_losses.load(state.get("recent_losses", ()))
         self.forward_pass = state.get("forward_pass")

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from neox_model.engine.contract import IsStopping, never
 from neox_model.train.data.batch import Batch
 
 __all__ = ["StepReport", "TrainStep"]
@@ -44,5 +45,10 @@ class TrainStep(Protocol):
     def __call__(self, batches: Iterator[Batch]) -> StepReport:
         """Train on the next micro-batches. Collective over all ranks."""
 
-    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
-        """Return the mean loss over the next micro-batches' unmasked tokens, of all ranks. Collective."""
+    def evaluate(
+        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
+    ) -> Tensor:
+        """Return the mean loss over the next micro-batches' unmasked tokens, of all ranks. Collective.
+
+        It ends early if `is_stopping` returns True, as `ForwardEngine.evaluate` does.
+        """

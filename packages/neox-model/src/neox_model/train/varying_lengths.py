@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from neox_model.engine.contract import IsStopping, never
 from neox_model.train.data.batch import Batch
 from neox_model.train.step import StepReport, TrainStep
 
@@ -33,7 +34,9 @@ class VaryingLengths:
         self._forget_shapes()
         return replace(self._step(batches), tokens=self._tokens())
 
-    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
+    def evaluate(
+        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
+    ) -> Tensor:
         """Return the mean loss of the next micro-batches over all data-parallel ranks."""
         self._forget_shapes()
-        return self._step.evaluate(batches, num_micro_batches)
+        return self._step.evaluate(batches, num_micro_batches, is_stopping)

@@ -58,9 +58,13 @@ def num_samples(resolved: Resolved, position: Position = START) -> dict[str, int
     evaluations = training.iterations // training.eval_interval + 1
     evaluations = max(1, evaluations - position.iteration // training.eval_interval)
     evaluated = training.eval_iters * batch
+    since = position.validation_samples
+    if position.due_validation is not None:
+        # The evaluation that is due reads batches of this size.
+        since = max(since, position.due_validation + evaluated)
     return {
         "train": position.samples + iterations * batch,
-        "valid": position.validation_samples + evaluations * evaluated if evaluated else 0,
+        "valid": since + evaluations * evaluated if evaluated else 0,
         "test": evaluated,
     }
 

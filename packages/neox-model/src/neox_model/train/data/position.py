@@ -19,7 +19,8 @@ class Position:
     Args:
         iteration: finished optimizer updates.
         samples: training samples read by all data-parallel ranks.
-        validation_samples: validation samples used by evaluations.
+        validation_samples: validation samples used by evaluations, with those of one that is due.
+        due_validation: the first of these, with which a resumed training begins; None: none is due.
         batch_sizes: (iteration, samples) pairs: samples per iteration, starting at that iteration. They do
             not add up to `samples` if a checkpoint did not record all of them.
         left_out: ranges of samples that are read but not trained on, because the loss of a batch was a spike.
@@ -28,6 +29,7 @@ class Position:
     iteration: int = 0
     samples: int = 0
     validation_samples: int = 0
+    due_validation: int | None = None
     batch_sizes: tuple[tuple[int, int], ...] = ()
     left_out: Ranges = ()
 
@@ -36,10 +38,12 @@ class Position:
         """Return the position in a checkpoint's state of the training loop; the start if there is none."""
         if state is None:
             return cls()
+        due = state.get("due_validation")
         return cls(
             iteration=int(state["iteration"]),
             samples=int(state["samples"]),
             validation_samples=int(state["validation_samples"]),
+            due_validation=None if due is None else int(due),
             batch_sizes=tuple((int(iteration), int(samples)) for iteration, samples in state["batch_sizes"]),
             left_out=as_ranges(state.get("left_out", ())),
         )

@@ -21,8 +21,8 @@ class Hook:
     def on_pause(self, state: TrainState) -> None:
         """Undo what the hook changed in this process, such as signal handlers.
 
-        Called when a program leaves the loop after an iteration and may continue it later, and when it
-        continues itself after an error. May be called twice.
+        Called after `on_end` of all hooks, when a program leaves the loop after an iteration and may continue
+        it later, and when it continues itself after an error. May be called twice.
         """
 
     def on_resume(self, state: TrainState) -> None:

@@ -109,6 +109,9 @@ class CheckpointHook(Hook):
         self._while_saving = while_saving
         self._is_prepared = background is None
         self._began = 0.0
+        # Iteration of the save begun last, and of the last complete one, with the evaluation that was due.
+        self._begun: tuple[int, int | None] | None = None
+        self._saved: tuple[int, int | None] | None = None
 
     def on_start(self, state: TrainState) -> None:
         """Save the state before the first iteration if `extra` contains 0; start the clock."""
@@ -128,7 +131,7 @@ class CheckpointHook(Hook):
         """
         is_time = self._clock is not None and self._clock.receive()
         if state.finished:
-            self._save_last(state)
+            self.save_last(state)
             return
         if self._background is not None and not self._is_prepared:
             self._prepare(self._background)
@@ -168,7 +171,15 @@ class CheckpointHook(Hook):
             iteration, interval=self._interval, growth=self._growth
         )
 
-    def _save_last(self, state: TrainState) -> None:
+    def save_last(self, state: TrainState) -> None:
+        """Save a state from which no further iteration follows, unless it is saved already.
+
+        Raises:
+            NeoXError: it cannot be saved.
+        """
+        self.finish(state)
+        if self._saved == (state.iteration, state.due_validation):
+            return
         try:
             self._save_now(state, self._save)
         except CheckpointError as error:
@@ -193,7 +204,7 @@ class CheckpointHook(Hook):
         with self._timers.measure("checkpoint"), self._watched(state):
             if self._background is not None:
                 self._background.saves.settle()
-            self._began = time.monotonic()
+            self._began, self._begun = time.monotonic(), (state.iteration, state.due_validation)
             save(state)
         if save == self._save:
             self._record_saved(state.iteration)
@@ -211,6 +222,7 @@ class CheckpointHook(Hook):
                 self._record_saved(iteration)
 
     def _record_saved(self, iteration: int) -> None:
+        self._saved = self._begun
         self._events.record("save", iteration, seconds=round(time.monotonic() - self._began, 3))
         self._after_save(iteration)
 

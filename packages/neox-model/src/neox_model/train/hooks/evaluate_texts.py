@@ -1,4 +1,4 @@
-"""Evaluate on tasks and texts every `eval_interval` iterations, and when the training is complete."""
+"""Evaluate on tasks and texts, after the validation."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -7,24 +7,21 @@ from contextlib import AbstractContextManager, nullcontext
 from neox_model.generate.forward import Forward
 from neox_model.metrics.timers import Timers
 from neox_model.metrics.writers.base import MetricWriter
-from neox_model.scoring.endings import EvaluationEndedError
+from neox_model.scoring.endings import NotFiniteError
 from neox_model.scoring.evaluation import TextEvaluation
-from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
 
-__all__ = ["EvaluateTextsHook"]
+__all__ = ["EvaluateTexts"]
 
 logger = logging.getLogger(__name__)
 
 
-class EvaluateTextsHook(Hook):
+class EvaluateTexts:
     """Evaluates the weights of the moment, and writes and logs the results.
 
     Args:
         evaluation: what is evaluated.
         forward: returns the forward pass of a copy of the model.
-        interval: iterations between evaluations.
         writes_files: write a file of each evaluation.
         writers: receive the results as metrics.
         timers: measures the evaluation as the activity `evaluate`.
@@ -38,7 +35,6 @@ class EvaluateTextsHook(Hook):
         evaluation: TextEvaluation,
         forward: Callable[[], Forward],
         *,
-        interval: int,
         writes_files: bool,
         writers: Sequence[MetricWriter],
         timers: Timers,
@@ -47,30 +43,24 @@ class EvaluateTextsHook(Hook):
         while_evaluating: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._evaluation, self._forward = evaluation, forward
-        self._interval, self._writes_files = interval, writes_files
+        self._writes_files = writes_files
         self._writers, self._timers = writers, timers
         self._before_evaluation, self._while_evaluating = before_evaluation, while_evaluating
         self._is_stopping = is_stopping
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Evaluate every `interval` iterations, unless shutdown is urgent or `on_end` follows."""
-        is_left_out = state.iteration >= state.last_iteration or state.is_hurried
-        if state.iteration % self._interval == 0 and not is_left_out:
-            self._evaluate(state)
+    def __call__(self, state: TrainState) -> None:
+        """Evaluate. Collective over all ranks.
 
-    def on_end(self, state: TrainState) -> None:
-        """Evaluate unless the training was stopped before its last iteration."""
-        if state.stop_reason is None:
-            self._evaluate(state)
-
-    def _evaluate(self, state: TrainState) -> None:
+        Raises:
+            StoppedError: a signal requested the end of the training.
+        """
         self._before_evaluation()
         try:
             with self._timers.measure("evaluate"), self._while_evaluating("tasks and texts"):
                 results = self._evaluation.run(
                     self._forward, iteration=state.iteration, is_stopping=self._is_stopping
                 )
-        except EvaluationEndedError as error:
+        except NotFiniteError as error:
             logger.warning("iteration %d: no results of tasks and texts: %s", state.iteration, error)
             return
         if results is None:

@@ -45,10 +45,6 @@ class GarbageCollectionHook(Hook):
         """Disable automatic collection."""
         self._disable()
 
-    def on_end(self, state: TrainState) -> None:
-        """Enable automatic collection again, unless the program had disabled it."""
-        self.on_pause(state)
-
     def _disable(self) -> None:
         self._was_enabled = gc.isenabled()
         gc.disable()

@@ -8,8 +8,6 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -38,13 +36,13 @@ class StopHook(Hook):
     SIGUSR1, a scheduler's warning, never ends the process. A SIGUSR1 sent while the training loads is pending
     until `on_start`, and ends the training before its first iteration.
 
-    The previous handlers are restored by `on_end`, or, on a rank that waits after it, by `handling_signals`.
+    The previous handlers are restored after the last hook's `on_end`, by `on_pause`: an evaluation at the end
+    is ended by a signal as others are, and an upload is not.
 
     Args:
         control: CPU group of all ranks.
         exit_interval: stop when the iteration is a multiple of it; None: never.
         save: folder of the checkpoints, for the log; None: no checkpoints are saved.
-        waits_later: `handling_signals` follows `on_end`.
     """
 
     def __init__(
@@ -53,12 +51,11 @@ class StopHook(Hook):
         *,
         exit_interval: int | None,
         save: str | None = None,
-        waits_later: bool = False,
     ) -> None:
         self._signals = DelayedExchange(control, "max")
         self._exit_interval = exit_interval
         self._save = save
-        self._waits_later = waits_later
+        self._agreed = 0
         self._received: int | None = None
         self._ends_since: float | None = None
         self._previous: dict[signal.Signals, Any] = {}
@@ -103,18 +100,24 @@ class StopHook(Hook):
         """Install the signal handlers again."""
         self._install()
 
-    def on_end(self, state: TrainState) -> None:
-        """Restore the previous signal handlers, unless `handling_signals` follows."""
-        if not self._waits_later:
-            self._restore()
+    def is_stopping(self) -> bool:
+        """Return whether a rank had received a signal at the last call, or before. Collective."""
+        if not self._agreed:
+            self._agreed = self._signals.receive() or 0
+            if not self._agreed:
+                self._send()
+        return self._agreed != 0
 
-    @contextmanager
-    def handling_signals(self) -> Iterator[None]:
-        """Handle signals within the context as in the training, which a first one does not end."""
-        try:
-            yield
-        finally:
-            self._restore()
+    def end_evaluation(self, state: TrainState) -> None:
+        """Request the stop for which an evaluation has ended. Collective."""
+        while not self.is_stopping():
+            pass  # The rank that has received it sends it with the next call.
+        state.request_stop(f"{name_of(self._agreed)} received", is_hurried=True)
+        logger.info(
+            "stopping in the evaluation after iteration %d: %s; a resumed training begins with it",
+            state.iteration,
+            state.stop_reason,
+        )
 
     @property
     def is_requested(self) -> bool:

@@ -8,7 +8,6 @@ from neox_config.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.stop import StopHook
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
@@ -24,7 +23,6 @@ class UploadHook(Hook):
 
     Args:
         uploads: uploads the checkpoints.
-        stop: handles signals during the wait.
         resumed: the checkpoint that this training resumed from, if it is in `save`: its upload may have
             failed, or been ended with the last attempt.
         while_waiting: function of the iteration that returns a context manager around the wait.
@@ -33,13 +31,11 @@ class UploadHook(Hook):
     def __init__(
         self,
         uploads: Uploads,
-        stop: StopHook,
         *,
         resumed: Path | None,
         while_waiting: Callable[[int], AbstractContextManager[object]],
     ) -> None:
         self._uploads = uploads
-        self._stop = stop
         self._resumed = resumed
         self._while_waiting = while_waiting
 
@@ -58,7 +54,7 @@ class UploadHook(Hook):
         Raises:
             NeoXError: it failed.
         """
-        with self._stop.handling_signals(), self._while_waiting(state.iteration):
+        with self._while_waiting(state.iteration):
             try:
                 self._uploads.finish()
             except CheckpointError as error:
