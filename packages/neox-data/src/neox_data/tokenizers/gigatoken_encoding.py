@@ -65,19 +65,7 @@ def encode_exactly(
         UnicodeEncodeError: a text contains an unpaired surrogate.
     """
     ids, sizes = encode_flat(tokenizer, texts)
-    # Most texts lack the first bytes of all of them; gigatoken has left the UTF-8 in the texts.
-    perhaps = [
-        number
-        for number, text in enumerate(texts)
-        if not text.isascii()
-        and (
-            b"\xf0" in (content := text.encode())
-            or b"\xe0" in content
-            or b"\xe1" in content
-            or b"\xea" in content
-        )
-    ]
-    strange = [number for number in perhaps if _has_new(texts[number])]
+    strange = [number for number, text in enumerate(texts) if not text.isascii() and _has_new(text)]
     if not strange:
         return ids, sizes
     rows = np.split(ids, np.cumsum(sizes)[:-1])
@@ -88,6 +76,7 @@ def encode_exactly(
 
 def _has_new(text: str) -> bool:
     content = text.encode()
+    # Most texts lack the first bytes of all of them.
     for first, pattern in _PERHAPS_NEW:
         if first in content and pattern.search(content):
             break

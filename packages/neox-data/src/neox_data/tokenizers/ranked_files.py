@@ -181,14 +181,13 @@ class SentencePieceTokenizer(RankedFileTokenizer):
         else:
             self.engine = "sentencepiece"
             self._library = _library(path, content, model.beyond_gigatoken)
-        bytes_ = {number for number, piece in enumerate(model.pieces) if piece.kind == BYTE}
         self._texts = [
             bytes([int(piece.text[3:5], 16)])
-            if number in bytes_
+            if piece.kind == BYTE
             else model.unknown_text.encode()
             if piece.kind == UNKNOWN
             else piece.text.replace(SPACE, " ").encode()
-            for number, piece in enumerate(model.pieces)
+            for piece in model.pieces
         ]
         return {number: piece.text.encode() for number, piece in enumerate(model.pieces)}
 
