@@ -123,13 +123,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     run_ranks(train_all, size=1, folder=str(folder), runs=one)
     two = {name: layout | texts for name, layout in LAYOUTS.items()}
-    two["signalled"] = LAYOUTS["pipeline"] | {
-        "eval_data": texts["eval_data"],
-        "train_iters": 12,
-        "eval_interval": 3,
-        "save": str(folder / "stopped"),
-        "save_interval": 100,
-    }
+    again = LAYOUTS["pipeline"] | {"eval_data": texts["eval_data"], "train_iters": 6, "eval_interval": 3}
+    stopped = str(folder / "stopped")
+    two["uninterrupted"] = again
+    two["signalled"] = again | {"save": stopped, "save_interval": 100}
+    two["resumed"] = again | {"load": stopped}
     run_ranks(train_all, size=2, folder=str(folder), runs=two)
     return folder
 
@@ -175,8 +173,16 @@ def test_a_checkpoint_has_the_results_of_the_training(folder):
 def test_a_signal_ends_the_evaluation_on_all_ranks_and_the_training_is_saved(folder):
     found = record(folder / "signalled")
     assert not any(NAMES[0] in values for values in found.values())
-    assert 3 < max(found) < 6
-    assert (folder / "stopped" / "latest").read_text().strip() == f"global_step{max(found)}"
+    assert max(found) == 3
+    assert (folder / "stopped" / "latest").read_text().strip() == "global_step3"
+
+
+def test_a_resumed_training_begins_with_the_evaluation_that_a_signal_ended(folder):
+    found, expected = record(folder / "resumed"), record(folder / "uninterrupted")
+    assert sorted(found) == [3, 4, 5, 6]
+    for iteration in (3, 6):
+        for name in (*NAMES, "loss/validation"):
+            assert found[iteration][name] == expected[iteration][name], name
 
 
 def test_evaluations_change_nothing_in_the_training(folder):
