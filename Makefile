@@ -22,7 +22,8 @@ quickstart: install  ## Corpus, tokenizer, training and samples on this machine,
 test: check  ## Everything CI runs: lint, types and all tests
 	@tools/test.sh integration model equalities launcher kernels data
 
-check: lint types  ## Lint and types
+check: lint types  ## Lint, types and the size of the sources
+	@$(BIN)/python tools/size.py --check
 
 lint: install  ## ruff: rules and formatting
 	@$(BIN)/ruff check --quiet .
