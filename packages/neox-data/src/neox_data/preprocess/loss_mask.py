@@ -22,7 +22,7 @@ from neox_data.preprocess.encode import Column, EncodedBatch
 from neox_data.preprocess.read import Document
 from neox_data.preprocess.texts import is_list_of_objects, text_of
 from neox_data.samples.whole_documents import IGNORED
-from neox_data.tokenizers.base import Tokenizer
+from neox_data.tokenizers.base import Tokenizer, flattened
 from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 
 __all__ = ["LABEL_DTYPE", "ChatMask", "LossMask", "MaskedEncoder", "PromptMask"]
@@ -300,9 +300,7 @@ class MaskedEncoder:
         if self._mask.adds_special:
             return self._tokenizer.encode_flat(texts)
         # A chat template writes special tokens.
-        rows = [self._tokenizer.encode_with_special(text) for text in texts]
-        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        return np.fromiter(chain.from_iterable(rows), np.int64, int(sizes.sum())), sizes
+        return flattened([self._tokenizer.encode_with_special(text) for text in texts])
 
 
 def _as_wholes(tokenizer: LibraryBackedTokenizer, documents: Sequence[Sequence[Segment]]) -> _Encoded:
@@ -316,8 +314,7 @@ def _as_wholes(tokenizer: LibraryBackedTokenizer, documents: Sequence[Sequence[S
         _counted(np.array(places, np.int64).reshape(-1, 2), parts)
         for (_, places), parts in zip(encoded, documents, strict=True)
     ]
-    rows = np.fromiter((len(ids) for ids, _ in encoded), np.int64, len(encoded))
-    ids = np.fromiter(chain.from_iterable(ids for ids, _ in encoded), np.int64, int(rows.sum()))
+    ids, rows = flattened([ids for ids, _ in encoded])
     return _Encoded(ids, np.concatenate([np.empty(0, bool), *counts]), rows)
 
 

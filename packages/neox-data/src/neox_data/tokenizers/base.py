@@ -10,7 +10,7 @@ import numpy as np
 
 from neox_data.tokenizers.continued import ContinuedText
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "flattened"]
 
 # Attributes of tokenizers of transformers -> what to use.
 _OF_TRANSFORMERS = {
@@ -21,6 +21,12 @@ _OF_TRANSFORMERS = {
     "apply_chat_template": "use neox_model.load_model(...).chat(MESSAGES), which renders and answers them",
     "save_pretrained": "its files are those that vocab_file and merge_file name",
 }
+
+
+def flattened(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the concatenated ids of texts, and the number of ids of each, int64."""
+    sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+    return np.fromiter(chain.from_iterable(rows), np.int32, int(sizes.sum())), sizes
 
 
 class Tokenizer(ABC):
@@ -98,9 +104,7 @@ class Tokenizer(ABC):
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the concatenated ids of the texts, and the number of ids of each, int64."""
-        rows = self.encode_batch(texts)
-        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        return np.fromiter(chain.from_iterable(rows), np.int32, int(sizes.sum())), sizes
+        return flattened(self.encode_batch(texts))
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:

@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from neox_data.errors import TokenizerError
-from neox_data.tokenizers.base import Tokenizer
+from neox_data.tokenizers.base import Tokenizer, flattened
 from neox_data.tokenizers.files import require_files
 
 __all__ = [
@@ -153,9 +152,7 @@ class LibraryBackedTokenizer(Tokenizer):
         Raises:
             TokenizerError: the library cannot encode a part.
         """
-        rows = self._without_special(texts)
-        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        return np.fromiter(chain.from_iterable(rows), np.int64, int(sizes.sum())), sizes
+        return flattened(self._without_special(texts))
 
     def encode_placed(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Return the ids of each text, with the range of characters (first, stop) that each id stands for.

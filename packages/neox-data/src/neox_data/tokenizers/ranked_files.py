@@ -6,7 +6,6 @@ from abc import abstractmethod
 from codecs import register_error
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
 from neox_data.errors import TokenizerError
-from neox_data.tokenizers.base import Tokenizer
+from neox_data.tokenizers.base import Tokenizer, flattened
 from neox_data.tokenizers.files import require_files
 from neox_data.tokenizers.gigatoken_encoding import encode_exactly, encode_flat
 from neox_data.tokenizers.huggingface import is_tokenizer_json
@@ -203,9 +202,7 @@ class SentencePieceTokenizer(RankedFileTokenizer):
             if self._model.removes_spaces:
                 texts = [text.lstrip(" ").rstrip(" " + SPACE) for text in texts]
             return encode_flat(self._gigatoken, texts)
-        rows = self._library.encode([text.encode() for text in texts])
-        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        return np.fromiter(chain.from_iterable(rows), np.uint32, int(sizes.sum())), sizes
+        return flattened(self._library.encode([text.encode() for text in texts]))
 
     def encode_with_special(self, text: str) -> list[int]:
         """Return the ids of a text in which control symbols are written; the parts between are texts.
