@@ -7,7 +7,7 @@ import torch
 from neox_model.bounds import installed_version, untested_versions
 from neox_model.torch_compat import runtime_cudnn
 
-__all__ = ["cudnn_version", "package_versions", "version_of_cudnn"]
+__all__ = ["package_versions", "version_of_cudnn"]
 
 _PACKAGES = (
     *("neox-model", "neox-launcher", "neox-data", "neox-kernels"),
@@ -21,19 +21,13 @@ def package_versions() -> dict[str, str]:
     found |= {package: installed_version(package) or "not installed" for package in _PACKAGES}
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
-    cudnn = cudnn_version()
+    cudnn = runtime_cudnn()
     if cudnn is not None:
-        found["cudnn"] = cudnn
+        found["cudnn"] = version_of_cudnn(cudnn)
     untested = untested_versions()
     if untested:
         found["untested"] = untested
     return found
-
-
-def cudnn_version() -> str | None:
-    """Return the version of the cuDNN that this process has loaded, such as 9.19.0; None without one."""
-    number = runtime_cudnn()
-    return None if number is None else version_of_cudnn(number)
 
 
 def version_of_cudnn(number: int) -> str:

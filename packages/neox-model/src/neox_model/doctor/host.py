@@ -25,7 +25,7 @@ from neox_launcher.worker.reporting import report_facts
 from neox_model.assembly.attention_backend import attention_backends
 from neox_model.processes import join_process_group, leave_processes
 from neox_model.train.determinism import use_deterministic_algorithms
-from neox_model.versions import cudnn_version, package_versions
+from neox_model.versions import package_versions
 
 __all__ = ["examine"]
 
@@ -45,9 +45,9 @@ def examine(resolved: Resolved, rank: int, local_rank: int) -> dict[str, Any]:
     """
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     facts = {
+        "cudnn": "none",
         **package_versions(),
         **_devices(device),
-        "cudnn": cudnn_version() or "none",
         "files": _files(resolved.config),
     }
     report_facts(rank, facts)
