@@ -23,6 +23,7 @@ ROOMS = {
         "atomic": set(),
         "output": set(),
         "command_line": {"output"},
+        "interrupts": set(),
         "counted": set(),
         "finite_json": set(),
         "formats": set(),
@@ -146,7 +147,10 @@ READS_CONFIGURATION = (
 # that one handler reports them all; the others have nothing to do with a configuration.
 NOT_CONFIGURATION = tuple(
     f"neox_config.{room}"
-    for room in ("errors", "atomic", "finite_json", "output", "command_line", "counted", "formats", "facts")
+    for room in (
+        *("errors", "atomic", "finite_json", "output", "command_line", "interrupts", "counted", "formats"),
+        "facts",
+    )
 )
 READS_DATA = (
     *("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "retrieve", "convert"),

@@ -17,8 +17,8 @@ from neox_config.facts.records import FAILURES
 from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.metrics.events import Events
 from neox_model.metrics.writers.jsonl import JsonlWriter
-from neox_model.report import main
 from neox_model.report.chart import smoothed
+from neox_model.report.cli import main
 from neox_model.report.compare import changes, differences
 from neox_model.report.markup import duration, number, size
 from neox_model.report.page import render_page

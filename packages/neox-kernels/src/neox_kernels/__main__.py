@@ -1,12 +1,9 @@
 """`python -m neox_kernels` is `neox-kernels`."""
 
-import sys
+from neox_kernels.interrupts import Importing
 
-try:
+with Importing():
     from neox_kernels.cli import main
-except KeyboardInterrupt:
-    # Ctrl-C before the command could handle it.
-    sys.exit(130)
 
 if __name__ == "__main__":
     main(prog_name="neox-kernels")

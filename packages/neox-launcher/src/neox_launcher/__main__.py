@@ -1,12 +1,9 @@
 """`python -m neox_launcher` is `neox-launch`."""
 
-import sys
+from neox_config.interrupts import Importing
 
-try:
+with Importing():
     from neox_launcher.cli.launch import main
-except KeyboardInterrupt:
-    # Ctrl-C before the command could handle it.
-    sys.exit(130)
 
 if __name__ == "__main__":
     main(prog_name="neox-launch")

@@ -1,6 +1,9 @@
 """`python -m neox_data.preprocess` is `preprocess_data`."""
 
-from neox_data.preprocess.cli import main
+from neox_data.interrupts import Importing
+
+with Importing():
+    from neox_data.preprocess.cli import main
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="preprocess_data")

@@ -1,11 +1,15 @@
-"""`python -m neox_model.convert`: the command neox-convert, as a training runs it at its end."""
+"""`python -m neox_model.convert` is `neox-convert`, which a training also runs at its end."""
 
-import os
+from neox_config.interrupts import Importing
 
-from neox_launcher.worker.reporting import die_with_parent
-from neox_model.convert import PARENT
-from neox_model.convert.cli import main
+with Importing():
+    import os
 
-if PARENT in os.environ:
-    die_with_parent(int(os.environ[PARENT]))
-main()
+    from neox_launcher.worker.reporting import die_with_parent
+    from neox_model.convert import PARENT
+    from neox_model.convert.cli import main
+
+if __name__ == "__main__":
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    main(prog_name="neox-convert")

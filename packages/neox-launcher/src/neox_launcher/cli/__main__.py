@@ -1,0 +1,9 @@
+"""`python -m neox_launcher.cli` is `neox-config`."""
+
+from neox_config.interrupts import Importing
+
+with Importing():
+    from neox_launcher.cli.config import main
+
+if __name__ == "__main__":
+    main(prog_name="neox-config")

@@ -1,0 +1,9 @@
+"""`python -m neox_model.report` is `neox-report`."""
+
+from neox_config.interrupts import Importing
+
+with Importing():
+    from neox_model.report.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="neox-report")
