@@ -1,6 +1,7 @@
 """Trace a training of a small GPT on the CPU: which files pass the configuration on, and which run."""
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -137,6 +138,8 @@ def trace(packages: Path, holders: Collection[str]) -> Traces:
         holders: classes that hold a whole configuration or specification, by dotted name.
     """
     found = Traces(packages, holders)
+    # It warns that nothing is saved.
+    logging.getLogger("neox_model").setLevel(logging.ERROR)
     with TemporaryDirectory() as folder:
         prefix, path = Path(folder) / "corpus", Path(folder) / "plain.yml"
         with IndexedDatasetWriter(prefix, dtype=np.uint16) as writer:
@@ -146,6 +149,11 @@ def trace(packages: Path, holders: Collection[str]) -> Traces:
         config = load_config(path)
         with _profiled(found.watch_training), Trainer(config) as trainer:
             trainer.train()
+    if found.model is None or not found.stack:
+        raise RuntimeError(
+            f"build_model, or Loop.run and train_batch, of {packages} did not run; run make install there, "
+            "or write their new names into tools/size_trace.py"
+        )
     model = found.model.eval()
     with torch.no_grad(), _profiled(found.watch_forward):
         model(torch.zeros(1, 8, dtype=torch.long))
