@@ -110,6 +110,8 @@ OF_THE_GATE = {
 
 
 def test_the_tests_run_with_the_pinned_versions():
+    if Path(sys.prefix).name in ("oldest", "newest"):
+        pytest.skip("an environment of tools/versions.py, for other versions")
     elsewhere = OF_THE_SITE | OF_THE_GATE
     of_the_tests = {name: version for name, version in pins().items() if name not in elsewhere}
     # make install TORCH=... has written it.
