@@ -31,6 +31,7 @@ from neox_model.checkpoint.names import in_model_order
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.convert.architecture import Architecture, Obstacle, architecture_of, obstacles_in
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.tying import HEAD
 from neox_model.convert.weights import CHUNK
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
@@ -46,7 +47,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-VOCABULARY = (TOKEN_EMBEDDING, "lm_head.weight")
+VOCABULARY = (TOKEN_EMBEDDING, HEAD)
 """Weights with one row per entry of the vocabulary."""
 
 

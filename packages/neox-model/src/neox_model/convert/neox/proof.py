@@ -24,6 +24,7 @@ from neox_model.convert.errors import ProofError
 from neox_model.convert.neox.files import Key, NeoXFiles
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.layers import one_layer
+from neox_model.convert.tying import HEAD
 from neox_model.parallel.logical import named_logical_parameters
 
 __all__ = ["compare_blocks", "compare_rows", "compare_sinusoids"]
@@ -58,7 +59,7 @@ def compare_rows(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures) -> 
     after = checkpoint.architecture.num_layers + 4
     vocabulary = {TOKEN_EMBEDDING: Key(0, "word_embeddings.weight")}
     if not checkpoint.architecture.tied:
-        vocabulary["lm_head.weight"] = Key(after, "final_linear.weight")
+        vocabulary[HEAD] = Key(after, "final_linear.weight")
     for name, key in vocabulary.items():
         first = 0
         for rank in range(files.ranks):
@@ -180,7 +181,7 @@ class _Ours:
 
     def fill(self, index: int) -> None:
         """Load the weights of a block."""
-        outside = (TOKEN_EMBEDDING, "lm_head.weight", "embedding.position_embeddings.weight")
+        outside = (TOKEN_EMBEDDING, HEAD, "embedding.position_embeddings.weight")
         with torch.no_grad():
             for name, parameter in named_logical_parameters(self._model):
                 if name not in outside:
