@@ -53,7 +53,7 @@ FACTS = {
         home="neox_config.facts.checkpoints",
         users=(
             "neox_launcher.controller.restarts",
-            "neox_launcher.plan.preflight",
+            "neox_launcher.plan.checkpoint_files",
             "neox_launcher.protocol.kept_checkpoints",
             "neox_launcher.verify_resume.phases",
             "neox_model.checkpoint.contents",

@@ -160,7 +160,8 @@ READS_DATA = (
 # which a worker that was started by hand runs itself.
 LAUNCHER_FOR_WORKERS = (
     *("neox_launcher.worker", "neox_launcher.protocol"),
-    *("neox_launcher.plan.preflight", "neox_launcher.plan.in_use", "neox_launcher.plan.epochs"),
+    *("neox_launcher.plan.preflight", "neox_launcher.plan.notes", "neox_launcher.plan.in_use"),
+    "neox_launcher.plan.epochs",
 )
 
 # Modules that may import a third-party package; packages that are not listed are unrestricted.

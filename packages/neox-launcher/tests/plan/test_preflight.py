@@ -15,15 +15,9 @@ from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.derive.resume import IN_EFFECT, flat_values, in_effect
 from neox_config.problems import DEFAULTS, Place
 from neox_config.read.load import draft_config
-from neox_launcher.plan.preflight import (
-    check_files,
-    check_loaded,
-    notes_on_data,
-    notes_on_load,
-    notes_on_record,
-    notes_on_save,
-    preflight,
-)
+from neox_launcher.plan.checkpoint_files import check_loaded
+from neox_launcher.plan.notes import notes_on_data, notes_on_load, notes_on_record, notes_on_save
+from neox_launcher.plan.preflight import check_files, preflight
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.world import World
 
@@ -738,6 +732,41 @@ def test_the_record_of_another_training_is_noted(load, files):
     (saved / "manifest.json").write_text("{}")
     assert notes_on_record(load(text)) == []
     assert len(notes_on_record(load(f"{text}\nfinetune: true"))) == 1
+
+
+ATTEMPT = '{"time": 1.0, "attempt": 1, "iteration": 0, "event": "attempt", "format": "neox-metrics-1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("record", "what"),
+    [
+        (ATTEMPT, None),  # It failed before it could save.
+        (ATTEMPT + '{"event": "start", "save": "HERE/saved"}\n', None),
+        (ATTEMPT + '{"event": "start", "save": "HERE/other/../saved"}\n{"event": "start", "sa', None),
+        (ATTEMPT + '{"event": "start", "save": "/x"}\n' + '{"event": "start", "save": "HERE/saved"}\n', None),
+        (ATTEMPT + '{"event": "start", "save": "/x"}\n', " (metrics.jsonl), which saved to /x"),
+        (ATTEMPT + '{"event": "start", "save": null}\n', " (metrics.jsonl)"),
+        ('{"step": 5, "loss": 2.0}\n', " (metrics.jsonl)"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["saved", "saved/global_step5"])
+def test_a_training_that_continues_another_one_than_the_record_s_notes_that_it_appends(
+    load, files, record, what, folder
+):
+    saved = files / "saved" / "global_step5"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    (files / "logs").mkdir()
+    (files / "logs" / "metrics.jsonl").write_text(record.replace("HERE", str(files)))
+    notes = notes_on_record(load(f"{SETTINGS}log-dir: logs\nsave: new\nload: {folder}\nsave-interval: 5"))
+    assert [note.what for note in notes] == (
+        []
+        if what is None
+        else [
+            f"has the record of another training{what}\n"
+            f"this one continues a checkpoint of {folder}, and appends to the record"
+        ]
+    )
 
 
 STUDENT = """\

@@ -27,7 +27,8 @@ from neox_data.errors import DataError
 from neox_kernels.errors import KernelError, KernelUnavailable
 from neox_launcher.plan.epochs import config_for
 from neox_launcher.plan.in_use import refuse_what_is_in_use
-from neox_launcher.plan.preflight import notes_on_data, refuse_worker_by_hand, unused_by_hand
+from neox_launcher.plan.notes import notes_on_data, unused_by_hand
+from neox_launcher.plan.preflight import refuse_worker_by_hand
 from neox_launcher.protocol.stop_signals import block_warning, unblock_warning
 from neox_launcher.worker.ranks import RankInfo, read_rank, refuse_mpi_by_hand
 from neox_launcher.worker.reporting import RUN_DIR_VARIABLE, register_worker, report_failure

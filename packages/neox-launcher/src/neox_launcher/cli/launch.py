@@ -34,10 +34,10 @@ from neox_launcher.controller.restarts import checkpoints_of
 from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finish_output, print_message
 from neox_launcher.plan.in_use import refuse_what_is_in_use
+from neox_launcher.plan.notes import notes_on_data, notes_on_load, notes_on_record, notes_on_save
 from neox_launcher.plan.of_training import is_noted
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
-from neox_launcher.plan.preflight import notes_on_data, notes_on_load, notes_on_record, notes_on_save
 from neox_launcher.plan.scheduler import Member
 from neox_launcher.protocol.stop_signals import ignore_warning, warning_blocked
 from neox_launcher.resources.world import slow_without_gpus

@@ -5,14 +5,13 @@ import glob
 import importlib.util
 import json
 import os
-import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-from neox_config import NeoXConfig, Resolved
+from neox_config import NeoXConfig
 from neox_config.counted import counted
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
@@ -20,35 +19,34 @@ from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.generation import generation_mode
 from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder, is_retrieval
 from neox_config.derive.recorded import contents_of, latest_checkpoint
-from neox_config.derive.refusals import refusals_of
 from neox_config.errors import ConfigError
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.facts.checkpoints import (
-    LATEST,
-    MANIFEST,
     TOKEN_EMBEDDING,
-    checkpoint_name,
-    complete_checkpoints,
-    gpt_neox_checkpoint,
-    is_checkpoint,
-    is_gpt_neox,
-    iteration_of,
 )
 from neox_config.facts.corpora import ENDINGS, is_corpus_file
-from neox_config.facts.records import RECORD
 from neox_config.facts.splits import (
     EVALUATED,
     empty_parts,
     parts_with_documents,
     parts_without_share,
-    shares_left_out,
 )
 from neox_config.facts.stores import is_url, packages_for
 from neox_config.facts.tokenizers import TOKENIZER_FACTS, is_tokenizer_json, is_vocab_json
 from neox_config.files import why_not_readable
-from neox_config.problems import COMMAND_LINE, DEFAULTS, Place, Problem, config_error, in_words, place_of
+from neox_config.problems import DEFAULTS, Place, Problem, config_error, in_words, place_of
 from neox_config.schema.parameter import InvalidValue
-from neox_config.schema.paths import written_paths
+from neox_launcher.plan.checkpoint_files import (
+    base_for_adapters,
+    check_loaded,
+    checkpoint_to_load,
+    checkpoint_to_resume_from,
+    has_local_checkpoints,
+    load_remedy,
+    masked_model,
+    teacher_to_load,
+    why_no_checkpoint,
+)
 from neox_launcher.plan.dataset_files import (
     BLOCK_INDEX,
     check_indexed_files,
@@ -59,7 +57,6 @@ from neox_launcher.plan.dataset_files import (
 from neox_launcher.plan.moved import name_moved_folder, refuse_copied_folder, refuse_moved_checkpoints
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS
-from neox_launcher.plan.unused_labels import notes_on_labels
 from neox_launcher.plan.usable_documents import evaluated_documents, trained_documents
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.local_gpus import count_gpus
@@ -68,27 +65,18 @@ from neox_launcher.resources.world import World, missing_devices
 
 __all__ = [
     "check_files",
-    "check_loaded",
+    "empty_parts_of",
     "has_evaluation",
-    "notes_on_data",
-    "notes_on_load",
-    "notes_on_record",
-    "notes_on_save",
     "preflight",
+    "problem_of_split",
     "refuse_worker_by_hand",
-    "unused_by_hand",
 ]
 
 Check = Callable[[NeoXConfig], Iterator[Problem]]
 
-_NO_CHECKPOINT = "contains no checkpoint"
-_WRONG_LATEST = "has a file latest that names "
-_GPT_NEOX = ("is a checkpoint of GPT-NeoX", "contains a checkpoint of GPT-NeoX")
 # Endings of texts whose first bytes are checked, and how many.
 _PLAIN_TEXTS = (".jsonl", ".json", ".txt", ".md", ".markdown")
 _HEAD_BYTES = 1 << 16
-# Programs that load the whole model in `load`.
-_LOADING = ("train", "generate", "serve", "evaluate")
 
 
 def preflight(plan: LaunchPlan) -> list[Problem]:
@@ -129,40 +117,10 @@ def _memory_without_gpus(plan: LaunchPlan) -> Iterator[Problem]:
     yield problem.located(place_of(config.sources, "hidden_size"), in_words(config.model.hidden_size))
 
 
-def check_loaded(resolved: Resolved, *, program: str) -> list[Problem]:
-    """Return why a program cannot load the checkpoint that it would load, as far as its manifest shows.
-
-    A checkpoint that cannot be read here, or is damaged, is left to the workers.
-    """
-    config = resolved.config
-    load = config.checkpoint.load
-    if load is None or is_url(load) or _has_local_checkpoints(config):
-        return []
-    if program not in _LOADING or (program == "train" and config.checkpoint.finetune):
-        return []
-    try:
-        checkpoint = latest_checkpoint(Path(load))
-    except OSError:
-        return []
-    if checkpoint is None:
-        return []
-    refusals = refusals_of(
-        contents_of(checkpoint),
-        resolved,
-        trains=program == "train",
-        iteration=iteration_of(checkpoint.name),
-    )
-    place = place_of(config.sources, "load")
-    return [
-        Problem("load", f"{checkpoint.name}: {refusal.what}", refusal.remedy, value=load, place=place)
-        for refusal in refusals
-    ]
-
-
 def _restarts_from_local_checkpoints(plan: LaunchPlan) -> Iterator[Problem]:
     """Require that a restart resumes although the launcher cannot see what was saved."""
     config = plan.resolved.config
-    if not plan.max_restarts or not _has_local_checkpoints(config):
+    if not plan.max_restarts or not has_local_checkpoints(config):
         return
     section = config.checkpoint
     if section.load != section.save:
@@ -198,17 +156,6 @@ def refuse_worker_by_hand(config: NeoXConfig, *, program: str, has_functions: bo
         raise config_error(problems, config.files)
 
 
-def unused_by_hand(config: NeoXConfig) -> list[Problem]:
-    """Return notes about given hosts and devices, which a worker without the launcher does not use."""
-    found = []
-    for name in ("hostfile", "include", "exclude", "num_nodes", "num_gpus"):
-        value, place = config.value_of(name), config.sources.get(name)
-        if place is not None and value not in (None, -1, 1):
-            what = "has no effect: this is one worker, started without neox-launch"
-            found.append(Problem(name, what, "use neox-launch", value=in_words(value), place=place))
-    return found
-
-
 def _tuned_by_the_launcher(config: NeoXConfig) -> list[Problem]:
     name = "autotuning.enabled"
     if not config.value_of(name):
@@ -224,122 +171,18 @@ def _preflight(config: NeoXConfig, *, program: str, world: World) -> list[Proble
     return devices + check_files(config, program=program)
 
 
-def notes_on_data(config: NeoXConfig) -> list[Problem]:
-    """Return notes about labels that are not read, and about evaluations for which no document is left."""
-    count, empty = _empty_parts(config)
-    words = {"valid": "validation", "test": "the test"}
-    return [*notes_on_labels(config), *_notes_on_shares(config)] + [
-        _of_split(
-            config,
-            f"leaves no document for {words[part]}, which is therefore skipped: {config.data.data_path} has "
-            f"{count:,}",
-            "give it a larger share, or set eval-iters: 0",
-        )
-        for part in empty
-        if part in words and config.training.eval_iters
-    ]
-
-
-def _notes_on_shares(config: NeoXConfig) -> list[Problem]:
-    """Return a note if the split has no share for validation, though it was requested or merely left out."""
-    split = config.data.split
-    without = parts_without_share(split)
-    is_requested = not {"eval_iters", "eval_interval"}.isdisjoint(config.sources) or shares_left_out(split)
-    if config.data.data_path is None or not config.training.eval_iters:
-        return []
-    if "valid" not in without or not is_requested:
-        return []
-    parts = "validation and the test, which are" if "test" in without else "validation, which is"
-    what = f"has no share for {parts} therefore skipped"
-    return [_of_split(config, what, "write three numbers, as in 969,30,1, or set eval-iters: 0")]
-
-
-def notes_on_save(config: NeoXConfig) -> list[Problem]:
-    """Return a note if `save` has checkpoints that the training does not continue, and would replace."""
-    section = config.checkpoint
-    if section.save is None or section.checkpoint.use_node_local_storage:
-        return []
-    save = Path(section.save)
-    continues = section.load is not None and Path(section.load).resolve() == save.resolve()
-    if continues and not section.finetune:
-        return []
-    try:
-        saved = complete_checkpoints(save)
-    except OSError:
-        # The workers report a folder that cannot be read.
-        return []
-    if not saved:
-        return []
-    last, kept = saved[-1].name, section.keep_last_n_checkpoints
-    deleted = f" until keep-last-n-checkpoints: {kept}, which counts them, deletes them" if kept else ""
-    anew = " and finetune: false" if section.finetune else ""
-    return [
-        Problem(
-            "save",
-            f"has checkpoints, up to {last}, that this training does not continue\n"
-            "its first save makes its own checkpoint the latest; old ones of the same iterations are "
-            f"replaced, and the others stay{deleted}",
-            f"to continue them, set load: {section.save}{anew}; to leave them as they are, use another "
-            f"folder; to load an old one later, name it: load: {Path(section.save, last)}",
-            value=section.save,
-            place=place_of(config.sources, "save"),
-        )
-    ]
-
-
 def has_evaluation(config: NeoXConfig) -> bool:
     """Return whether `neox-launch evaluate` would evaluate something."""
     return evaluates_texts(config) or not any(_evaluations(config))
 
 
-def notes_on_load(config: NeoXConfig) -> list[Problem]:
-    """Return a note if a program reads `load`, and there are checkpoints in another folder, `save`."""
-    section, place = config.checkpoint, place_of(config.sources, "load")
-    is_chosen = place is not None and place.file == COMMAND_LINE
-    if section.save is None or section.load is None or is_url(section.load):
-        return []
-    if is_chosen or _has_local_checkpoints(config):
-        return []
-    save, load = Path(section.save), Path(section.load).resolve()
-    if save.resolve() in (load, load.parent):
-        return []
-    try:
-        saved = complete_checkpoints(save)
-    except OSError:
-        return []  # Only trainings require this folder.
-    if not saved:
-        return []
-    what = f"is read, and not save: {save}, which has checkpoints up to {saved[-1].name}"
-    remedy = f"for these, add --set load={shlex.quote(written_paths(str(save)))}"
-    return [Problem("load", what, remedy, value=section.load, place=place)]
-
-
-def notes_on_record(config: NeoXConfig) -> list[Problem]:
-    """Return a note if `log_dir` has the record of another training, which this one renames."""
-    folder, section = config.logging.log_dir, config.checkpoint
-    if folder is None or not os.path.isfile(Path(folder, RECORD)):
-        return []
-    if not section.finetune and _continues(config):
-        return []
-    return [
-        Problem(
-            "log_dir",
-            f"has the record of an earlier training ({RECORD}), and this one starts from the beginning\n"
-            "the earlier record is kept as metrics.1.jsonl, or the next free number",
-            "to keep both apart, set log-dir to another folder",
-            value=folder,
-            place=place_of(config.sources, "log_dir"),
-        )
-    ]
-
-
-def _of_split(config: NeoXConfig, what: str, remedy: str) -> Problem:
+def problem_of_split(config: NeoXConfig, what: str, remedy: str) -> Problem:
     """Return a problem of `split`, whose default is as wrong as a given value."""
     place = place_of(config.sources, "split") or Place(DEFAULTS)
     return Problem("split", what, remedy, value=in_words(config.data.split), place=place)
 
 
-def _empty_parts(config: NeoXConfig) -> tuple[int, list[str]]:
+def empty_parts_of(config: NeoXConfig) -> tuple[int, list[str]]:
     """Return the number of documents of data_path, and the parts of the split that are left without one."""
     data = config.data
     count = None if data.data_path is None else count_documents(data.data_path)
@@ -354,7 +197,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
         program: train, generate, serve, evaluate, index-blocks, find-blocks or doctor; prompts for the
             prompts of generate alone, model for all but these.
     """
-    loaded: tuple[Check, ...] = (_checkpoint, _base_of_adapters, _vocabulary, _store_to_load_from)
+    loaded: tuple[Check, ...] = (checkpoint_to_load, base_for_adapters, _vocabulary, _store_to_load_from)
     of_data: tuple[Check, ...] = (_datasets, _documents_for_training, _evaluations, evaluated_documents)
     retrieves: tuple[Check, ...] = (_finds_blocks, _datasets, _tokenizer, _towers)
     checks: dict[str, tuple[Check, ...]] = {
@@ -368,10 +211,10 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             _curricula,
             _tokenizer,
             _folders_to_write,
-            _checkpoint_to_resume_from,
-            _base_of_adapters,
-            _teacher,
-            _masked_model,
+            checkpoint_to_resume_from,
+            base_for_adapters,
+            teacher_to_load,
+            masked_model,
             _vocabulary,
             _packages,
             _texts_and_tasks,
@@ -433,15 +276,15 @@ def _datasets(config: NeoXConfig) -> Iterator[Problem]:
 
 
 def _documents_for_training(config: NeoXConfig) -> Iterator[Problem]:
-    count, empty = _empty_parts(config)
+    count, empty = empty_parts_of(config)
     if "train" in empty:
         what = f"leaves no document for training: {config.data.data_path} has {count:,}"
-        yield _of_split(config, what, "give training a larger share")
+        yield problem_of_split(config, what, "give training a larger share")
 
 
 def _share_of_training(config: NeoXConfig) -> Iterator[Problem]:
     if config.data.data_path is not None and "train" in parts_without_share(config.data.split):
-        yield _of_split(config, "has no share for training", "write three numbers, as in 969,30,1")
+        yield problem_of_split(config, "has no share for training", "write three numbers, as in 969,30,1")
 
 
 def _continues_texts(config: NeoXConfig) -> Iterator[Problem]:
@@ -461,13 +304,13 @@ def _towers(config: NeoXConfig) -> Iterator[Problem]:
     """Require a checkpoint of the towers."""
     folder = config.objective.ict_load
     if folder is None:
-        yield from _checkpoint(config)
+        yield from checkpoint_to_load(config)
         yield from _store_to_load_from(config)
         return
     yield from _store_packages("ict_load", folder)
-    reason = None if _has_local_checkpoints(config) else _why_no_checkpoint(folder)
+    reason = None if has_local_checkpoints(config) else why_no_checkpoint(folder)
     if reason is not None:
-        yield Problem("ict_load", reason, _load_remedy(folder, reason, name="ict-load"))
+        yield Problem("ict_load", reason, load_remedy(folder, reason, name="ict-load"))
 
 
 def _index_to_write(config: NeoXConfig) -> Iterator[Problem]:
@@ -496,7 +339,7 @@ def _evaluations(config: NeoXConfig) -> Iterator[Problem]:
     count = None if data.data_path is None else count_documents(data.data_path)
     if count is not None and not set(EVALUATED) & set(parts_with_documents(data.split, count)):
         what = f"leaves no document for validation and the test: {data.data_path} has {count:,}"
-        yield _of_split(config, what, "give one of them a larger share")
+        yield problem_of_split(config, what, "give one of them a larger share")
 
 
 def _texts_and_tasks(config: NeoXConfig) -> Iterator[Problem]:
@@ -664,7 +507,7 @@ def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
 def _folders_to_write(config: NeoXConfig) -> Iterator[Problem]:
     logging, monitors = config.logging, config.monitors
     for name, path in (
-        ("save", None if _has_local_checkpoints(config) else config.checkpoint.save),
+        ("save", None if has_local_checkpoints(config) else config.checkpoint.save),
         ("tensorboard_dir", logging.tensorboard_dir),
         ("log_dir", logging.log_dir),
         ("memory_profiling_path", logging.memory_profiling_path if logging.memory_profiling else None),
@@ -756,221 +599,6 @@ def _why_not_writable(path: Path) -> str | None:
     except OSError as error:
         return f"no file can be created in {existing} ({error.strerror})"
     return None
-
-
-def _checkpoint(config: NeoXConfig) -> Iterator[Problem]:
-    load = config.checkpoint.load
-    if load is None:
-        yield Problem(
-            "load",
-            "is missing",
-            "add load: FOLDER, the folder in which the training saved checkpoints",
-            value="",
-        )
-    elif _has_local_checkpoints(config):
-        return
-    elif (reason := _why_not_loadable(load)) is not None:
-        if reason == _NO_CHECKPOINT and _trains_from_the_start(config):
-            yield Problem("load", "contains no checkpoint yet", _train_first(config))
-        else:
-            yield Problem("load", reason, _load_remedy(load, reason))
-
-
-def _checkpoint_to_resume_from(config: NeoXConfig) -> Iterator[Problem]:
-    """Require a checkpoint in `load`, unless `load` is `save`: then the first launch finds none yet."""
-    section = config.checkpoint
-    if section.finetune:
-        yield from _checkpoint(config)
-        return
-    reason = None if section.load is None else _why_not_loadable(section.load)
-    if section.load is None or reason is None or _has_local_checkpoints(config):
-        return
-    if reason != _NO_CHECKPOINT:
-        yield Problem("load", reason, _load_remedy(section.load, reason))
-    elif section.save is None or not _is_same_folder(section.load, section.save):
-        remedy = "to start from new weights, leave load out or set it to the same folder as save"
-        yield Problem("load", reason, f"{_load_remedy(section.load, reason)}; {remedy}")
-
-
-def _train_first(config: NeoXConfig) -> str:
-    """Return the remedy for a model that is not trained yet, with the command if files describe it."""
-    if not config.files or not all(map(os.path.isfile, config.files)):
-        return "train first"
-    words = [word for file in config.files for word in ("--config", file)]
-    for name in ("save", "load"):
-        place = place_of(config.sources, name)
-        if place is not None and place.file == COMMAND_LINE:
-            words += ["--set", f"{name}={config.value_of(name)}"]
-    return f"train first: {shlex.join(['neox-launch', *words])}"
-
-
-def _trains_from_the_start(config: NeoXConfig) -> bool:
-    """Return whether a training with this configuration would save the first checkpoint to `load`."""
-    section = config.checkpoint
-    if section.load is None or section.save is None or section.finetune:
-        return False
-    return _is_same_folder(section.load, section.save)
-
-
-def _is_same_folder(one: str, other: str) -> bool:
-    return Path(one).absolute() == Path(other).absolute()
-
-
-def _has_local_checkpoints(config: NeoXConfig) -> bool:
-    """Return whether checkpoints are on the disks of the hosts that train, which may not be this host."""
-    return config.checkpoint.checkpoint.use_node_local_storage
-
-
-def _why_not_loadable(load: str) -> str | None:
-    """Return why `load` has no checkpoint, or None if it contains or is a complete one."""
-    is_one = not is_url(load) and is_checkpoint(Path(load))
-    return None if is_one else _why_no_checkpoint(load)
-
-
-def _why_no_checkpoint(folder: str) -> str | None:
-    """Return why no checkpoint can be loaded from a folder, or None if it contains a complete one.
-
-    The launch host may not reach object stores: the workers report what they find there.
-    """
-    if is_url(folder):
-        return None
-    try:
-        if complete_checkpoints(Path(folder)):
-            return _why_latest_is_wrong(Path(folder))
-        theirs = gpt_neox_checkpoint(Path(folder))
-        return _NO_CHECKPOINT if theirs is None else _GPT_NEOX[theirs != Path(folder)]
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-
-
-def _why_latest_is_wrong(folder: Path) -> str | None:
-    """Return why the file `latest` names no checkpoint; None if it does, is missing, or cannot be read."""
-    try:
-        name = (folder / LATEST).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return None  # The workers report a file that cannot be read.
-    if latest_checkpoint(folder) is not None or (name and is_gpt_neox(folder / name)):
-        return None
-    # The old folder, if the machine stopped while a new one was replacing it.
-    if (folder / f".{name}.replaced" / MANIFEST).is_file():
-        return None
-    return f"{_WRONG_LATEST}{name!r}, which is not a checkpoint in it"
-
-
-def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
-    """Require a complete checkpoint of the model that adapters are added to.
-
-    That is the one on which the adapters to load were trained, and without these the latest.
-    """
-    base = base_of_adapters(config)
-    if base is None or is_url(base):
-        return
-    recorded, reason = _base_of_loaded(config, Path(base)), _why_no_checkpoint(base)
-    # Adapters record the checkpoint that they belong to, whatever `latest` names.
-    if reason is not None and not (recorded is not None and reason.startswith(_WRONG_LATEST)):
-        moved = "" if os.path.isdir(base) else "; if that was moved or renamed, write its new path"
-        yield Problem("lora_base", reason, f"{_load_remedy(base, reason, name='lora-base')}{moved}")
-        return
-    read = recorded or latest_checkpoint(Path(base))
-    if read is None:
-        return  # The workers report a file `latest` that cannot be read.
-    if not (read / MANIFEST).is_file():
-        what = f"does not contain {read.name}, on which the adapters in {config.checkpoint.load} were trained"
-        remedy = "set it to a folder with it (keep-last-n-checkpoints deletes earlier ones)"
-        yield Problem("lora_base", what, remedy)
-        return
-    yield from _whole_model("lora_base", read)
-
-
-def _whole_model(name: str, checkpoint: Path) -> Iterator[Problem]:
-    """Require that a checkpoint, whose folder a parameter names, has all files of a model."""
-    contents = contents_of(checkpoint)
-    if "base" in contents.get("config", {}):
-        remedy = "merge them with neox-checkpoint merge, or name the folder of a whole model"
-        yield Problem(name, "contains checkpoints of adapters, and no model", remedy)
-    files = sorted(contents.get("files", {}))
-    lacking = next((file for file in files if not (checkpoint / file).is_file()), None)
-    if lacking is not None:
-        yield Problem(
-            name,
-            f"contains {checkpoint.name} without its file {lacking}",
-            "copy it again; of a checkpoint on the disks of several hosts, copy the files of all hosts into "
-            "one folder",
-        )
-
-
-def _teacher(config: NeoXConfig) -> Iterator[Problem]:
-    """Require a checkpoint of the teacher, unless a student that has started continues without it."""
-    section = config.compression.compression_training.layer_reduction
-    if not section.enabled or section.teacher is None or (_continues(config) and not section.distill.enabled):
-        return
-    yield from _start("compression_training.layer_reduction.teacher", section.teacher, called="teacher")
-
-
-def _masked_model(config: NeoXConfig) -> Iterator[Problem]:
-    """Require a checkpoint of the model that towers start from, unless a training continues."""
-    folder = config.objective.bert_load
-    if is_retrieval(config) and folder is not None and not _continues(config):
-        yield from _start("bert_load", folder, called="bert-load")
-
-
-def _continues(config: NeoXConfig) -> bool:
-    load = config.checkpoint.load
-    return load is not None and (_has_local_checkpoints(config) or _why_not_loadable(load) is None)
-
-
-def _start(name: str, folder: str, *, called: str) -> Iterator[Problem]:
-    """Require a complete checkpoint of a model in a folder that a parameter names."""
-    reason = _why_no_checkpoint(folder)
-    if reason is not None:
-        yield Problem(name, reason, _load_remedy(folder, reason, name=called))
-        return
-    read = latest_checkpoint(Path(folder))
-    if read is not None:  # The workers report a file `latest` that names none.
-        yield from _whole_model(name, read)
-
-
-def _base_of_loaded(config: NeoXConfig, base: Path) -> Path | None:
-    """Return the checkpoint of the base on which the adapters to load were trained; None without these."""
-    load = config.checkpoint.load
-    if load is None or is_url(load) or _has_local_checkpoints(config) or _why_not_loadable(load):
-        return None
-    latest = latest_checkpoint(Path(load))
-    recorded = {} if latest is None else contents_of(latest).get("config", {}).get("base")
-    iteration = recorded.get("iteration") if isinstance(recorded, dict) else None
-    return base / checkpoint_name(iteration) if isinstance(iteration, int) else None
-
-
-def _load_remedy(load: str, reason: str, *, name: str = "load") -> str:
-    if reason in _GPT_NEOX:
-        theirs = shlex.quote(str(gpt_neox_checkpoint(Path(load))))
-        return f"convert it with neox-convert from-neox {theirs} --output imported, then set {name}: imported"
-    if reason.startswith(_WRONG_LATEST):
-        newest = complete_checkpoints(Path(load))[-1].name
-        path = shlex.quote(str(Path(load, LATEST)))
-        return f"to load the complete checkpoint of the highest iteration, run: echo {newest} > {path}"
-    if reason != _NO_CHECKPOINT:
-        return "check the path and the permissions of its folders"
-    if (Path(load) / MANIFEST).is_file() and not is_checkpoint(Path(load)):
-        example = checkpoint_name(1000)
-        return f"it is one, with another name: rename it to global_step and its iteration, as in {example}"
-    if _is_hugging_face(Path(load)):
-        return (
-            f"it contains a model of Hugging Face's transformers; run: neox-convert from-hf {load} --output "
-            f"FOLDER, and set {name} to that folder, or launch with its model.yml"
-        )
-    parent = Path(load).absolute().parent
-    if _why_no_checkpoint(str(parent)) is None:
-        return f"write {name}: {Path(load).parent}, the folder of all checkpoints"
-    return "set it to the folder in which a training saved checkpoints"
-
-
-def _is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder looks like a model of transformers."""
-    if not (folder / "config.json").is_file():
-        return False
-    weights = ("model.safetensors", "pytorch_model.bin")
-    return any((folder / f"{name}{end}").is_file() for name in weights for end in ("", ".index.json"))
 
 
 def _generated_file(config: NeoXConfig) -> Iterator[Problem]:

@@ -12,7 +12,8 @@ from neox_config import load_config as load_files
 from neox_config.errors import ConfigError
 from neox_config.problems import list_problems
 from neox_launcher.plan.epochs import with_iterations, without_passes
-from neox_launcher.plan.preflight import notes_on_data, refuse_worker_by_hand
+from neox_launcher.plan.notes import notes_on_data
+from neox_launcher.plan.preflight import refuse_worker_by_hand
 
 __all__ = ["as_text", "load_config", "resolved_for"]
 
