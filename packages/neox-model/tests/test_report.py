@@ -708,7 +708,10 @@ def test_a_file_is_answered_with_its_folder(tmp_path, monkeypatch):
     assert "'nothing' does not exist" in CliRunner().invoke(main, ["nothing"]).stderr
 
 
-def test_a_folder_without_record_is_refused_by_name(tmp_path):
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_folder_without_record_is_refused_by_name(tmp_path, is_folder):
+    if is_folder:
+        (tmp_path / "metrics.jsonl").mkdir()
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 2
     assert f"{tmp_path / 'metrics.jsonl'}: no such file; pass the folder that log-dir names" in result.output

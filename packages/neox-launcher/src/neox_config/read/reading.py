@@ -497,7 +497,8 @@ class _Reader:
         remedy = f"write {int(digits)}, {text}"
         if not set(digits) & set("89"):
             what += ", YAML 1.1 an octal one"
-            remedy = f"write {int(digits)} or {int(digits, 8)}, {text}"
+            numbers = dict.fromkeys((int(digits), int(digits, 8)))
+            remedy = f"write {' or '.join(map(str, numbers))}, {text}"
         self._complain(node, node.value, what, remedy)
 
     def _key(self, node: yaml.Node) -> str:

@@ -177,7 +177,7 @@ def read_run(source: Path) -> Run:
     """
     run, attempts = Run(source=source), dict[int, Attempt]()
     path = run.record
-    if not path.exists():
+    if not path.is_file():
         failed = _only_failures(source / FAILURES)
         what = f"no such file; {_log_folder_near(source)}" if failed is None else failed
         raise NoRecordError(errno.ENOENT, what, str(path))
