@@ -199,6 +199,11 @@ def test_holder_of_another_module_is_found_through_imports():
     assert takers("from parts import Part as P\ndef f(a: P): ...", parts=part) == Counts(holder=1)
 
 
+def test_subclass_of_the_configuration_counts_as_a_holder():
+    text = "from facade import NeoXConfig\nclass Mine(NeoXConfig): ...\ndef f(a: Mine): ..."
+    assert takers(text) == Counts(holder=1)
+
+
 def test_method_of_a_holder_is_counted_apart():
     text = """
         class Resolved: ...
