@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from neox_data.preprocess.chat_template import ChatTemplate
 from neox_data.tokenizers.base import Tokenizer
-from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 
 __all__ = ["EndOfAnswer", "encode_conversation", "end_of_answer", "ends_of_answers"]
 
@@ -53,6 +52,5 @@ def encode_conversation(text: str, tokenizer: Tokenizer) -> list[int]:
     Raises:
         TokenizerError: the tokenizer cannot encode the text.
     """
-    if isinstance(tokenizer, LibraryBackedTokenizer):
-        return [int(token) for token in tokenizer.encode_parts([text])[0]]
-    return tokenizer.encode_with_special(text)
+    ids: list[int] = tokenizer.encode_rendered([text])[0].tolist()
+    return ids

@@ -295,12 +295,9 @@ class MaskedEncoder:
         return _Encoded(ids, np.repeat(counts, sizes), _per_document(sizes, [*map(len, documents)]))
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        if isinstance(self._tokenizer, LibraryBackedTokenizer):
-            return self._tokenizer.encode_parts(texts)
         if self._mask.adds_special:
-            return self._tokenizer.encode_flat(texts)
-        # A chat template writes special tokens.
-        return flattened([self._tokenizer.encode_with_special(text) for text in texts])
+            return self._tokenizer.encode_parts(texts)
+        return self._tokenizer.encode_rendered(texts)
 
 
 def _as_wholes(tokenizer: LibraryBackedTokenizer, documents: Sequence[Sequence[Segment]]) -> _Encoded:

@@ -94,10 +94,6 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text."""
 
-    def encode_with_special(self, text: str) -> list[int]:
-        """Return the ids of a text in which special tokens are written, such as a rendered conversation."""
-        return self.encode(text)
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text; may use several threads."""
         return [self.encode(text) for text in texts]
@@ -105,6 +101,14 @@ class Tokenizer(ABC):
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the concatenated ids of the texts, and the number of ids of each, int64."""
         return flattened(self.encode_batch(texts))
+
+    def encode_parts(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same without ids that the tokenizer adds to the beginning or end of each text."""
+        return self.encode_flat(texts)
+
+    def encode_rendered(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same as `encode_parts` of texts in which a chat template has written special tokens."""
+        return self.encode_parts(texts)
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:

@@ -204,12 +204,15 @@ class SentencePieceTokenizer(RankedFileTokenizer):
             return encode_flat(self._gigatoken, texts)
         return flattened(self._library.encode([text.encode() for text in texts]))
 
-    def encode_with_special(self, text: str) -> list[int]:
-        """Return the ids of a text in which control symbols are written; the parts between are texts.
+    def encode_rendered(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of texts in which control symbols are written; the parts between are texts.
 
         Raises:
-            TokenizerError: the text contains an unpaired surrogate, which cannot be encoded.
+            TokenizerError: a text contains an unpaired surrogate, which cannot be encoded.
         """
+        return flattened([self._encode_rendered(text) for text in texts])
+
+    def _encode_rendered(self, text: str) -> list[int]:
         parts = self._control.split(text)
         ids: list[int] = []
         for place, part in enumerate(parts):

@@ -40,10 +40,8 @@ class TextEncoder:
 
     def inner(self, text: str) -> list[int]:
         """Return the ids of a text alone."""
-        if not isinstance(self._tokenizer, LibraryBackedTokenizer):
-            return self._tokenizer.encode(text)
-        ids, _ = self._tokenizer.encode_parts([text])
-        return [int(one) for one in ids]
+        ids: list[int] = self._tokenizer.encode_parts([text])[0].tolist()
+        return ids
 
     def without_added(self, tokens: Sequence[int]) -> list[int]:
         """Return the ids of a stored document without added ones and its end-of-document."""
