@@ -17,6 +17,15 @@ _MOST_FILES = 1_048_576
 _LOCKING = re.compile(r"mlock|ibv_reg_mr|io_uring|cudaHost|pin_memory|pinned|locked memory", re.IGNORECASE)
 # PyTorch's allocator on a CPU raises a plain RuntimeError.
 _NO_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't|not enough) |enforce fail at alloc_cpu\.cpp")
+# What a limit on the memory also causes: in libraries, in the loader, and in threads.
+_NO_ADDRESSES = re.compile(
+    r"std::bad_alloc|failed to map segment from shared object|can't start new thread|"
+    + re.escape(os.strerror(errno.ENOMEM))
+)
+# Limits of memory, with their options of ulimit and their names in a service.
+_OF_MEMORY = ((resource.RLIMIT_AS, "v", "LimitAS"), (resource.RLIMIT_DATA, "d", "LimitDATA"))
+# A library that cannot open a file may raise any error.
+_FEW_FILES = 4
 _SMALLER = (
     "set a smaller train-micro-batch-size-per-gpu or a smaller model (neox-config estimate shows what needs "
     "the memory)"
@@ -40,10 +49,11 @@ def limit_reached(error: BaseException) -> str | None:
     Errors of libraries, and of other ranks, are recognized by their text.
     """
     # Other errors of ours name their own remedies.
-    if not isinstance(error, NeoXError) and (
-        _NO_HOST_MEMORY.search(str(error)) or isinstance(error, MemoryError)
-    ):
-        return f"this host has too little free memory for its workers; {_SMALLER}, or start fewer workers"
+    is_ours = isinstance(error, NeoXError)
+    if not is_ours and (_NO_HOST_MEMORY.search(str(error)) or isinstance(error, MemoryError)):
+        return _memory() or (
+            f"this host has too little free memory for its workers; {_SMALLER}, or start fewer workers"
+        )
     for each in _chain(error):
         number, text = getattr(each, "errno", None), str(each)
         if "ulimit -" in text:
@@ -55,7 +65,9 @@ def limit_reached(error: BaseException) -> str | None:
             return _open_files()
         if _LOCKING.search(text) and any(_is(code, number, text) for code in _NO_MEMORY):
             return _locked_memory()
-    return None
+        if number == errno.ENOMEM or _NO_ADDRESSES.search(text):
+            return _memory()
+    return None if is_ours or _can_open_files() else _open_files()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -79,6 +91,32 @@ def _open_files() -> str:
         f"raise it with ulimit -n {_WHERE}; if it is the hard limit, the administrator raises it (nofile in "
         "/etc/security/limits.conf)"
     )
+
+
+def _can_open_files() -> bool:
+    """Return whether this process can still open some files."""
+    opened: list[int] = []
+    try:
+        opened += (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_FEW_FILES))
+    except OSError as error:
+        return error.errno != errno.EMFILE
+    finally:
+        for each in opened:
+            os.close(each)
+    return True
+
+
+def _memory() -> str | None:
+    """Return the limit on the memory of this process; None if there is none."""
+    for limit, letter, service in _OF_MEMORY:
+        soft, hard = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            return (
+                f"this process may use {_count(soft)} bytes of memory (ulimit -{letter}, hard limit "
+                f"{_count(hard)}), and torch alone maps more than it uses; raise it with ulimit -{letter} "
+                f"unlimited {_WHERE.replace('LimitNOFILE', service)}"
+            )
+    return None
 
 
 def _locked_memory() -> str | None:

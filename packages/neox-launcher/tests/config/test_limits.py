@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -26,8 +27,10 @@ try:
 except OSError as error:
     failure = error
 if sys.argv[1] == "ours":
-    failure = NeoXError("no data")
+    failure = NeoXError("no data; check its disk")
     failure.__cause__ = OSError(24, "Too many open files")
+if sys.argv[1] == "library":
+    failure = RuntimeError("Cannot resolve a name")
 sys.exit(report_failure(3, failure))
 """
 _MEMORY = """
@@ -57,7 +60,10 @@ def run(program, *arguments, **environment):
     )
 
 
-@pytest.mark.parametrize(("raised", "message"), [("system", "OSError: "), ("ours", "no data: ")])
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [("system", "OSError: "), ("ours", "no data: "), ("library", "RuntimeError: Cannot resolve a name: ")],
+)
 def test_a_worker_without_a_free_descriptor_reports_its_limit(tmp_path, raised, message):
     """The soft limit was raised to the hard one first, and the report itself requires a descriptor."""
     done = run(_FILES, raised, NEOX_RUN_DIR=str(tmp_path))
@@ -66,6 +72,41 @@ def test_a_worker_without_a_free_descriptor_reports_its_limit(tmp_path, raised, 
     assert report["traceback"] is None
     assert report["message"].startswith(message)
     assert "limit of open files, 50 (hard limit 50); raise it with ulimit -n" in report["message"]
+
+
+_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000000 bytes."
+
+
+def _ours() -> NeoXError:
+    error = NeoXError("cannot read c (Cannot allocate memory); check its permissions and its disk")
+    error.__cause__ = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(_ALLOCATOR),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("can't start new thread"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        _ours(),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("limit", "option"), [(resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")])
+def test_a_limit_on_memory_is_named_in_place_of_another_cause(monkeypatch, error, limit, option):
+    unlimited = resource.RLIM_INFINITY
+    monkeypatch.setattr(
+        "neox_config.limits.resource.getrlimit",
+        lambda which: (8_388_608, unlimited) if which == limit else (unlimited, unlimited),
+    )
+    found = str(limit_reached(error))
+    assert f"may use 8,388,608 bytes of memory (ulimit {option}, hard limit unlimited)" in found
+    assert f"raise it with ulimit {option} unlimited in the shell" in found
+    assert "too little free memory" not in found
 
 
 def test_memory_that_may_not_be_locked_is_named_with_the_limit():
@@ -85,9 +126,6 @@ def test_libraries_raise_failures_to_lock_memory_as_text(monkeypatch, text):
     assert limit_reached(error) is None
 
 
-_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000000 bytes."
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -103,6 +141,8 @@ _ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 
         ),
         (RuntimeError(_ALLOCATOR), "or start fewer workers"),
         (MemoryError(), "this host has too little"),
+        (RuntimeError("can't start new thread"), None),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), None),
         (NeoXError(f"the device has too little memory: {_ALLOCATOR}; set a smaller"), None),
     ],
 )

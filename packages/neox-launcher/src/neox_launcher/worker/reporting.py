@@ -270,9 +270,10 @@ def report_failure(rank: int, error: BaseException) -> int:
     else:
         # The traceback module opens files, which fails at the limit of open files.
         trace = None if limit is not None else "".join(traceback.format_exception(error))
-        exit_code, message = 1, f"{type(error).__name__}: {error}"
+        exit_code, message = 1, ": ".join(filter(None, (type(error).__name__, str(error))))
     if limit is not None:
-        message = f"{message}: {limit}"
+        # In place of a remedy for another cause.
+        message = f"{message.rpartition('; ')[0] or message}: {limit}"
     folder = _run_dir()
     if folder is None:
         sys.stderr.write((trace or f"error: {message}").rstrip() + "\n")
