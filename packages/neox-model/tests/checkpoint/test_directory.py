@@ -1,6 +1,8 @@
 import logging
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -209,11 +211,32 @@ def test_foreign_things_with_names_of_ours_block_no_save(tmp_path, name, kind):
     assert names(tmp_path) == sorted(visible)
 
 
-def test_old_checkpoints_that_cannot_be_listed_are_kept(tmp_path, monkeypatch, caplog):
-    def complete(_):
-        raise PermissionError(13, "Permission denied")
+@pytest.fixture
+def folder_of_user():
+    """A folder of a user who is not root, whom the test runs as."""
+    nobody, is_root = 65534, os.getuid() == 0
+    with tempfile.TemporaryDirectory() as name:
+        if is_root:
+            os.chown(name, nobody, nobody)
+            os.setresuid(nobody, nobody, 0)
+        try:
+            yield Path(name)
+        finally:
+            if is_root:
+                os.setresuid(0, 0, 0)
 
-    save(tmp_path, 5)
-    monkeypatch.setattr(folders, "complete_checkpoints", complete)
-    folders.keep_newest(tmp_path, 1, 10)
-    assert "old checkpoints are kept: [Errno 13] Permission denied" in caplog.text
+
+@pytest.mark.parametrize("kind", ["name", "saving", "replaced", "deleted"])
+def test_a_folder_that_cannot_be_read_blocks_no_save_and_no_deletion_of_others(folder_of_user, kind):
+    name = {"name": "global_step10"}.get(kind, f".global_step10.{kind}")
+    for iteration in (5, 6):
+        save(folder_of_user, iteration)
+    foreign = folder_of_user / name
+    foreign.mkdir()
+    (foreign / "mine").write_text("mine")
+    foreign.chmod(0o000)
+    final = save(folder_of_user, 10)
+    assert folders.find_latest(folder_of_user) == final
+    (folder_of_user / "global_step4").mkdir(0o000)
+    folders.keep_newest(folder_of_user, 2, 10)
+    assert [path.name for path in folder_of_user.glob("global_step[56]")] == ["global_step6"]

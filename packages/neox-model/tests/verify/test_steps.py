@@ -10,10 +10,10 @@ from neox_model.verify.steps import common
 
 
 @pytest.mark.parametrize("result", [None, {"samples": 4, "loss": 2.0}])
-def test_the_result_of_a_forward_pass_is_not_a_counter(result):
+def test_the_result_of_a_forward_pass_and_an_evaluation_that_is_due_are_not_counters(result):
     state = TrainState(last_iteration=9, samples_per_iteration=4, forward_pass=result)
     counters = counters_of(state.state_dict())
-    assert counters.keys() == state.state_dict().keys() - {"forward_pass"}
+    assert counters.keys() == state.state_dict().keys() - {"forward_pass", "due_validation"}
 
 
 def test_recent_losses_are_compared_only_to_the_last_bit():

@@ -159,7 +159,7 @@ def publish(temporary: Path, final: Path) -> None:
 def place(temporary: Path, final: Path) -> None:
     """Rename a finished checkpoint to its final name, and keep the one that had it as `.replaced`."""
     flush_folder(temporary)
-    if is_checkpoint(final):
+    if _has_manifest(final):
         _discard(_replaced(final))
         final.rename(_replaced(final))
     elif os.path.lexists(final):
@@ -201,12 +201,9 @@ def marks_of_uploads(directory: Path) -> list[Path]:
 
 def keep_newest(directory: Path, number: int, iteration: int) -> None:
     """Delete all but the newest `number` of the checkpoints up to `iteration`, and those being uploaded."""
-    try:
-        complete = complete_checkpoints(directory)
-    except OSError as error:
-        _warn_once(f"old checkpoints are kept: {error}")
-        return
-    past = [path for path in complete if _iteration(path) <= iteration]
+    named = [path for path in directory.iterdir() if iteration_of(path.name) is not None]
+    past = sorted((path for path in named if _iteration(path) <= iteration), key=_iteration)
+    past = [path for path in past if _has_manifest(path)]
     for path in past[: max(0, len(past) - number)]:
         if upload_mark(path).exists():
             continue
@@ -214,6 +211,11 @@ def keep_newest(directory: Path, number: int, iteration: int) -> None:
             _warn_once(f"{path} is write-protected: it is kept")
         elif _discard(path):
             logger.info("deleted checkpoint %s", path)
+
+
+def _has_manifest(folder: Path) -> bool:
+    """Return whether a folder is a complete checkpoint; False if it cannot be read, which blocks no save."""
+    return os.path.isfile(folder / MANIFEST)
 
 
 def _is_writable(folder: Path) -> bool:
@@ -274,19 +276,19 @@ def point_latest(directory: Path, name: str) -> None:
     """Write the name of a checkpoint into `latest`."""
     if (directory / LATEST).is_dir():
         _move_away(directory / LATEST)
+    for leftover in directory.glob(f".{LATEST}.*.new"):
+        _discard(leftover)
     with atomic_write(directory / LATEST, is_durable=True) as file:
         file.write(name + "\n")
 
 
 def _tidy(directory: Path) -> None:
-    for path in directory.glob(f".{LATEST}.*.new"):
-        _discard(path)
     for path in sorted(directory.iterdir()):
         leftover = _LEFTOVER.fullmatch(path.name)
         if leftover is None or iteration_of(leftover[1]) is None:
             continue
         final = directory / leftover[1]
-        if path == _replaced(final) and (path / MANIFEST).is_file() and not os.path.lexists(final):
+        if path == _replaced(final) and _has_manifest(path) and not os.path.lexists(final):
             path.rename(final)
         elif _discard(path) and leftover[2] == "saving":
             logger.info("removed the unfinished checkpoint %s", path)
