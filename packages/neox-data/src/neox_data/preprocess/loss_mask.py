@@ -277,8 +277,6 @@ class MaskedEncoder:
 
     def _added_to_beginning(self) -> list[int]:
         """Return the ids that the tokenizer adds to the beginning of each text, such as a BOS token."""
-        if not isinstance(self._tokenizer, LibraryBackedTokenizer):
-            return []
         begin, end = self._tokenizer.added_ids(_PROBE[0])
         if end:
             raise TokenizerError(

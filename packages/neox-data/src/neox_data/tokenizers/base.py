@@ -110,6 +110,10 @@ class Tokenizer(ABC):
         """Return the same as `encode_parts` of texts in which a chat template has written special tokens."""
         return self.encode_parts(texts)
 
+    def added_ids(self, text: str) -> tuple[list[int], list[int]]:
+        """Return the ids that the tokenizer adds to the beginning and to the end of a text."""
+        return [], []
+
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids to text, including special tokens, with spaces unchanged.

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from neox_data.tokenizers import Tokenizer
-from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 
 __all__ = ["TextEncoder"]
 
@@ -27,10 +26,7 @@ class TextEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._begin: list[int] = []
-        self._end: list[int] = []
-        if isinstance(tokenizer, LibraryBackedTokenizer):
-            self._begin, self._end = tokenizer.added_ids(_PROBE)
+        self._begin, self._end = tokenizer.added_ids(_PROBE)
         self.prefix = self._begin[-1] if self._begin else tokenizer.end_of_document
         self.added = "".join(tokenizer.decode([token]) for token in (*self._begin, *self._end))
 
