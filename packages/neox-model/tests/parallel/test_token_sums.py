@@ -274,3 +274,10 @@ def test_only_requested_gradients_of_a_layer_norm_are_computed(trained):
     layer_norm(*given, 1e-5).pow(2).sum().backward()
     assert tuple(value.grad is not None for value in given) == trained
     assert all(value.grad is None or value.grad.dtype == torch.bfloat16 for value in given)
+
+
+def test_an_exported_embedding_is_one_operation():
+    table = LearnedPosition(VOCABULARY, WIDTH, init=fill).bfloat16()
+    exported = torch.export.export(table, (torch.zeros(4, 1, dtype=torch.int64),))
+    operations = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+    assert operations == [torch.ops.aten.embedding.default]

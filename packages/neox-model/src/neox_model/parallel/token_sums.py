@@ -25,7 +25,8 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
         indices: int64, any shape.
         weight: the table, [rows, width].
     """
-    if not (_adds_in_16_bits(weight) and weight.requires_grad and torch.is_grad_enabled()):
+    has_gradient = weight.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_exporting()
+    if not (has_gradient and _adds_in_16_bits(weight)):
         return functional.embedding(indices, weight)
     # The gradients of equal indices are added in float32; then each row of the table gets one.
     distinct, places = indices.unique(return_inverse=True)
