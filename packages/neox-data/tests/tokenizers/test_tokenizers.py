@@ -275,3 +275,15 @@ def test_bytes_have_special_tokens_among_their_unused_ids() -> None:
     names = ("<|mask|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
     assert [tokenizer.token_id(name) for name in names] == [256, 257, 258, 259]
     assert len(tokenizer.special_ids) == 258
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_json_that_is_nested_too_deeply_is_refused_by_its_name(
+    tokenizer_json: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(tokenizer_json.read_bytes())
+    (folder / name).write_text("[" * 5000 + "]" * 5000)
+    with pytest.raises(TokenizerError, match=name):
+        build_tokenizer("HFTokenizer", vocab_file=folder)

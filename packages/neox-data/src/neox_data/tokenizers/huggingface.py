@@ -300,7 +300,7 @@ def _is_vocab_json(path: Path) -> bool:
     """Return whether a file has tokens and their ids alone, as vocab.json of GPT-2 has."""
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and bool(content) and all(isinstance(i, int) for i in content.values())
 
@@ -331,6 +331,6 @@ def _folder_end_of_document(folder: Path) -> str:
         return END_OF_DOCUMENT
     try:
         token = json.loads(path.read_text(encoding="utf-8")).get("eos_token") or END_OF_DOCUMENT
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise TokenizerError(f"{path} is not a JSON object ({error}); copy it again") from error
     return str(token["content"] if isinstance(token, dict) else token)

@@ -81,7 +81,7 @@ def explain_syntax(error: yaml.MarkedYAMLError, text: str) -> Slip:
         return Slip(None, problem, _UNKNOWN_REMEDY)
     start = error.context_mark.line + 1 if error.context_mark is not None else mark.line + 1
     lines = lines_of(text)
-    # Brackets without end take long to scan.
+    # Brackets without end take long to scan; before another error there are few.
     opened = None if TOO_DEEP in problem else _opened_above(text, mark.line, mark.column)
     if opened is not None:
         what = f"the quoted value that begins here ends only in line {mark.line + 1:,}"
@@ -102,7 +102,7 @@ def _opened_above(text: str, line: int, column: int) -> int | None:
     with suppress(yaml.YAMLError):  # What comes before the error is enough.
         for token in yaml.scan(text, Loader=yaml.SafeLoader):
             begin, end = token.start_mark, token.end_mark
-            if begin.line > line:
+            if (begin.line, begin.column) >= (line, column):
                 return None
             is_quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
             if is_quoted and begin.line < end.line == line and end.column <= column:

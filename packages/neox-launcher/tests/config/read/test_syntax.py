@@ -58,3 +58,21 @@ def test_an_unknown_slip_keeps_the_parsers_words():
 
 def test_line_breaks_match_yaml():
     assert lines_of("a\r\nb\x85c\u2028d\x0be") == ["a", "b", "c", "d\x0be"]
+
+
+@pytest.mark.parametrize("text", ["save: " + "[," * 5000, "save: " + "[- " * 5000, "save: " + "'[" * 5000])
+def test_brackets_behind_the_error_are_not_read_again(monkeypatch, text):
+    # Reading n open brackets takes n x n steps.
+    count, scan = 0, yaml.scan
+
+    def counted(*args, **options):
+        nonlocal count
+        for token in scan(*args, **options):
+            count += 1
+            yield token
+
+    monkeypatch.setattr("neox_config.read.syntax.yaml.scan", counted)
+    with pytest.raises(yaml.MarkedYAMLError) as found:
+        compose(text)
+    assert explain_syntax(found.value, text).line == 1
+    assert 0 < count < 20
