@@ -175,7 +175,7 @@ def test_a_folder_in_place_of_the_file_in_it_is_named_with_the_file(tokenizer_js
     if path != tokenizer_json:
         path.write_bytes(tokenizer_json.read_bytes())
     with pytest.raises(TokenizerError, match=f"vocab_file {folder} is a folder; give {path}$"):
-        build_tokenizer("HFGPT2Tokenizer", vocab_file=folder)
+        build_tokenizer("HFTokenizer", vocab_file=folder)
 
 
 def test_a_tokenizer_json_in_place_of_gpt2s_files_names_its_kind(tokenizer_json: Path) -> None:
