@@ -52,7 +52,8 @@ _DEEPEST_SCANNED = 200
 _MOST_NODES = 100_000
 
 # YAML 1.1 and 1.2 differ in its base.
-_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]*[0-9]")
+# Longer ones are no numbers of Python.
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]{0,1000}[0-9]")
 _STR_TAG = "tag:yaml.org,2002:str"
 _SCALAR_TAGS = {
     f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "merge", "value")

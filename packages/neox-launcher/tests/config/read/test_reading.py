@@ -101,6 +101,7 @@ def test_values_are_read_as_people_write_them(minimal, text, name, value):
         ),
         ("seed: 0_8", "starts with a zero: YAML 1.2 reads a decimal number\n          write 8, or put"),
         ("seed: 07", "write 7, or put"),
+        ("seed: 0" + "7" * 6000, "must be a whole number"),
         ("attention-config: [[[global], 010]]", "write 10 or 8"),
         ("attention-config: {a: [+010]}", "write 10 or 8"),
         ("seed: 0o777", "must be a whole number"),
