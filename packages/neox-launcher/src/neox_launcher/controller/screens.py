@@ -388,7 +388,7 @@ def _name_of(override: str) -> str:
 
 def _as_yaml(value: str | int) -> str:
     """Return a value of `--set`: a text, a number, or true or false."""
-    return text_as_yaml(value) if isinstance(value, str) else json.dumps(value)
+    return text_as_yaml(value) if isinstance(value, str) else json.dumps(value, allow_nan=False)
 
 
 def _count(number: int) -> str:

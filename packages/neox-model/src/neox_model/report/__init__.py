@@ -3,6 +3,7 @@
 The command is loaded on first use, after `neox_model.report.__main__` has prepared for Ctrl-C.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,4 @@ __all__ = ["main"]
 def __getattr__(name: str) -> Any:
     if name != "main":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from neox_model.report.cli import main
-
-    return main
+    return importlib.import_module("neox_model.report.cli").main
