@@ -6,6 +6,7 @@ import os
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -101,6 +102,15 @@ def test_weights_of_16_bits_keep_their_bits(tmp_path):
     }.items():
         assert torch.equal(checkpoint.whole(name), stored.to(torch.bfloat16))
     assert load_config([tmp_path / "ours" / "model.yml"]).precision.precision == "bfloat16"
+
+
+def test_what_a_library_allows_torch_to_load_changes_nothing(tmp_path):
+    """As accelerate and transformers allow numpy's functions."""
+    write_neox(tmp_path / "theirs", pythia())
+    others = [np._core.multiarray._reconstruct, np.ndarray]
+    with torch.serialization.safe_globals(others):
+        from_neox(tmp_path / "theirs" / "global_step30", tmp_path / "ours")
+        assert set(torch.serialization.get_safe_globals()) >= set(others)
 
 
 @pytest.mark.parametrize(("kind", "is_warned"), [("grouped", True), ("parallel", False)])

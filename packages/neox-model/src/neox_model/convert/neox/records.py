@@ -8,7 +8,8 @@ would have to repeat torch's for tensors, and a subclass of Python's runs what i
 """
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ _UNUSED = (
 )
 
 
+@contextmanager
+def _allowing_alone(allowed: list[Any]) -> Iterator[None]:
+    """Allow these, and not what a library has allowed, numpy's own functions among them."""
+    others = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        with torch.serialization.safe_globals(allowed):
+            yield
+    finally:
+        torch.serialization.add_safe_globals(others)
+
+
 def read_record(path: Path) -> Mapping[str, Any]:
     """Return the dictionary in a file; its tensors are mapped into memory.
 
@@ -73,7 +86,7 @@ def read_record(path: Path) -> Mapping[str, Any]:
     _require_format(path)
     allowed: list[Any] = [(Arguments, name) for name in _ARGUMENTS]
     allowed += [(Unused, name) for name in _UNUSED]
-    with torch.serialization.safe_globals(allowed):
+    with _allowing_alone(allowed):
         try:
             unknown = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
             found = None if unknown else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
