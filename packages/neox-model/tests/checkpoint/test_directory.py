@@ -190,7 +190,7 @@ def test_a_protected_checkpoint_is_kept_whole(tmp_path, monkeypatch, caplog):
     assert text == f"{tmp_path / 'global_step5'} is write-protected: it is kept"
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "pipe"])
 @pytest.mark.parametrize(
     "name", ["global_step10", "latest", ".global_step10.saving", ".global_step10.replaced"]
 )
@@ -201,12 +201,14 @@ def test_foreign_things_with_names_of_ours_block_no_save(tmp_path, name, kind):
     elif kind == "folder":
         foreign.mkdir()
         (foreign / "mine").write_text("mine")
+    elif kind == "pipe":
+        os.mkfifo(foreign)
     else:
         foreign.symlink_to("nowhere")
     final = save(tmp_path, 10)
     assert folders.find_latest(tmp_path) == final
     visible = ["global_step10", "latest"]
-    if name == "global_step10" or (name, kind) == ("latest", "folder"):
+    if name == "global_step10" or (name == "latest" and kind in ("folder", "pipe")):
         visible.append(f"{name}.other")
     assert names(tmp_path) == sorted(visible)
 

@@ -274,11 +274,12 @@ def _iteration(path: Path) -> int:
 
 def point_latest(directory: Path, name: str) -> None:
     """Write the name of a checkpoint into `latest`."""
-    if (directory / LATEST).is_dir():
-        _move_away(directory / LATEST)
+    latest = directory / LATEST
+    if os.path.exists(latest) and not os.path.isfile(latest):
+        _move_away(latest)
     for leftover in directory.glob(f".{LATEST}.*.new"):
         _discard(leftover)
-    with atomic_write(directory / LATEST, is_durable=True) as file:
+    with atomic_write(latest, is_durable=True) as file:
         file.write(name + "\n")
 
 
