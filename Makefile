@@ -3,8 +3,8 @@ SHELL := bash
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install aio quickstart test check lint types format docs docs-site dist clean \
-	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
+.PHONY: help install aio quickstart test test-all check lint types format docs docs-site dist clean \
+	test-launcher test-data test-pythons test-kernels test-chaos test-cluster test-layouts test-pairs test-precision \
 	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture test-contracts test-versions coverage gpu-check gpu-gate gpu-minutes gpu-minutes-prepare
 
 help:  ## List the targets
@@ -19,8 +19,16 @@ aio: install  ## DeepSpeed's operator async_io for offloading to NVMe; requires 
 quickstart: install  ## Corpus, tokenizer, training and samples on this machine, in quickstart/
 	@$(MAKE) --no-print-directory -f tools/quickstart.mk
 
-test: check  ## Everything CI runs: lint, types and all tests
-	@tools/test.sh integration model equalities launcher kernels data
+# A process per core; loading a file's fixtures twice would take longer than the tests that share them.
+PARALLEL := env --default-signal=INT,QUIT,HUP OMP_NUM_THREADS=1 $(BIN)/pytest -q -n logical --maxprocesses 8 --dist loadfile
+
+test: check  ## Lint, types and all fast tests (ten minutes on two cores)
+	@$(PARALLEL) -m "not slow and not sweep and not cluster and not recipe" packages tests
+
+test-all: install  ## The rest of what CI runs: slow tests, simulated hosts, and three packages without the others
+	@$(PARALLEL) -m "slow and not sweep and not cluster and not recipe" packages tests
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "cluster and not sweep" tests/cluster
+	@tools/test.sh launcher data kernels
 
 check: lint types  ## Lint, types and the size of the sources
 	@$(BIN)/python tools/size.py --check
@@ -47,12 +55,6 @@ test-pythons:  ## neox-launcher and neox-data alone, on Python 3.12 and 3.13, or
 
 test-kernels: install  ## neox-kernels alone
 	@tools/test.sh kernels
-
-test-model: install  ## neox-model
-	@tools/test.sh model
-
-test-integration: install  ## Tests across packages: architecture and whole jobs
-	@tools/test.sh equalities integration
 
 test-architecture: install  ## Rules of the repository: imports, names, documents (seconds)
 	@$(BIN)/pytest -q -m "not slow and not sweep and not cluster" tests/architecture
