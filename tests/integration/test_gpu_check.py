@@ -66,6 +66,7 @@ def test_a_source_archive_is_described_without_a_commit(tmp_path):
     assert (facts["commit"], facts["torch"]) == ("unknown", version("torch"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_runs_and_the_message_has_a_remedy(tmp_path):
     done = make(REPORT=str(tmp_path / "report.md"))

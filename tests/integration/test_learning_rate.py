@@ -146,6 +146,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_all_in(tmp_path_factory.mktemp("schedules"), TRAINED, LAYOUTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["whole", "resumed"])
 @pytest.mark.parametrize("name", [*TRAINED, *LAYOUTS])
 def test_a_training_logs_exactly_the_values_of_the_curve(trained, name, part):

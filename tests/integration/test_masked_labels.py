@@ -75,9 +75,9 @@ def train(save: str, settings: dict[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     evaluate = run.Evaluator.evaluate
 
-    def noted(self: Any, part: str, first: int) -> Any:
-        result = evaluate(self, part, first)
-        found[part] = result.loss
+    def noted(self: Any, *given: Any) -> Any:
+        result = evaluate(self, *given)
+        found[given[0]] = result.loss
         return result
 
     run.Evaluator.evaluate = noted

@@ -89,9 +89,9 @@ def train(parts: list[dict[str, Any]]) -> list[list[tuple[str, int, float]]]:
     for settings in parts:
         found: list[tuple[str, int, float]] = []
 
-        def noted(self: Any, part: str, first: int, found: Any = found) -> Any:
-            result = evaluate(self, part, first)
-            found.append((part, first, result.loss))
+        def noted(self: Any, *given: Any, found: Any = found) -> Any:
+            result = evaluate(self, *given)
+            found.append((*given[:2], result.loss))
             return result
 
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))

@@ -102,6 +102,7 @@ def test_every_pair_that_is_allowed_trains(tmp_path, devices):
     assert failed == {}
 
 
+@pytest.mark.slow
 def test_the_document_of_pairs_is_current():
     assert (ROOT / "docs/compatibility-matrix.md").read_text() == document(), "run: make docs"
 

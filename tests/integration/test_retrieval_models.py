@@ -57,9 +57,9 @@ def train(parts: list[dict[str, Any]]) -> list[list[tuple[str, int, float, dict[
     for settings in parts:
         found: list[tuple[str, int, float, dict[int, float]]] = []
 
-        def noted(self: Any, part: str, first: int, found: Any = found) -> Any:
-            result = evaluate(self, part, first)
-            found.append((part, first, result.loss, dict(result.accuracies)))
+        def noted(self: Any, *given: Any, found: Any = found) -> Any:
+            result = evaluate(self, *given)
+            found.append((*given[:2], result.loss, dict(result.accuracies)))
             return result
 
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))

@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 from support.sources import ROOT
 
 
+@pytest.mark.slow
 def test_traced_numbers_are_as_stated():
     command = [sys.executable, ROOT / "tools/size.py", "--trace", "--check"]
     found = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)

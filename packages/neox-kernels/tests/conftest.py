@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from neox_kernels import native
 
@@ -32,7 +33,7 @@ def _compile_emulator(folder: Path) -> Path:
     import pybind11
 
     module = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
-    if module.exists():
+    if (folder / "compiled").exists():
         return module
     includes = f"-I{EMULATOR} -I{pybind11.get_include()} -I{sysconfig.get_path('include')}"
     flags = (
@@ -46,6 +47,7 @@ def _compile_emulator(folder: Path) -> Path:
     (folder / "build.ninja").write_text("\n".join(rules) + "\n")
     done = subprocess.run(["ninja", "-C", str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
+    (folder / "compiled").touch()
     return module
 
 
@@ -61,9 +63,10 @@ def emulated_module_path(request):
         pytest.skip("compiling the CUDA code for the CPU needs g++ and ninja")
     files = [*sorted(SOURCES.iterdir()), *sorted(EMULATOR.iterdir())]
     content = b"".join(path.read_bytes() for path in files)
-    return _compile_emulator(
-        request.config.cache.mkdir(f"emulator-{hashlib.sha256(content).hexdigest()[:16]}")
-    )
+    folder = request.config.cache.mkdir(f"emulator-{hashlib.sha256(content).hexdigest()[:16]}")
+    # Processes that run tests in parallel share the folder.
+    with FileLock(folder / "lock"):
+        return _compile_emulator(folder)
 
 
 @pytest.fixture(scope="session")
