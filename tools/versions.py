@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "docs/reports/versions.md"
 ENVIRONMENTS = ("oldest", "newest")
 FAST = "not slow and not sweep and not cluster and not recipe"
+PARALLEL = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile")
 _RUNS = ("environment", "Python", "torch", "DeepSpeed", "contracts", "fast tests", "date")
 _VERSIONS = ("dependency", "bounds", "oldest", "pinned", "newest")
 # What prints the versions of an environment, in it: canonical name -> version.
@@ -132,7 +133,7 @@ def _run(name: str) -> bool:
         "contracts": _tests(
             folder, "contracts", sorted(ROOT.glob("packages/neox-model/tests/test_*_compat.py"))
         ),
-        "fast tests": _tests(folder, "fast", ["-m", FAST, "packages", "tests"]),
+        "fast tests": _tests(folder, "fast", [*PARALLEL, "-m", FAST, "packages", "tests"]),
     }
     report = Report()
     report.record(
