@@ -157,7 +157,7 @@ def test_the_compressed_model_is_the_same_on_every_layout(alone: str, layout: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "layout"), enumerate(SLOW))
+@pytest.mark.parametrize(("place", "layout"), list(enumerate(SLOW)))
 def test_every_second_compression_is_the_same_on_a_layout_of_two_kinds(
     alone: str, place: int, layout: str
 ) -> None:
