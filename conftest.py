@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine is slow, and that fails no test. What was right yesterday is right today: every run tries the
-# same examples; with `--hypothesis-profile=random`, as `make test-chaos` has it, a run searches for new ones.
+# same examples; `--hypothesis-profile=random`, as in `make sweep NAME=chaos`, searches for new ones.
 _PATIENT = settings(settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", _PATIENT, derandomize=True)
 settings.register_profile("random", _PATIENT)

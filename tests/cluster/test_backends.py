@@ -10,7 +10,7 @@ from support.cluster_tools import TOOLS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-# `make test` has the smallest that is a cluster; `make test-cluster` all.
+# `make test` has the smallest that is a cluster; `make sweep NAME=cluster` all.
 SMOKE = [pytest.param(name, 1, id=f"{name}-1") for name in ("pdsh", "openmpi")]
 ALL = [pytest.param(name, 2, marks=pytest.mark.sweep, id=f"{name}-2") for name in TOOLS]
 # One worker on the first host, two on the second, one on the third.

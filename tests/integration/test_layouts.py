@@ -1,7 +1,7 @@
 """One model on every layout: the losses and the weights after 20 clipped updates are those of one rank.
 
 Real processes over gloo, float32. `make test` runs a part in which every layout and every architecture
-occurs; `make test-layouts` runs all of them, with and without recomputed activations.
+occurs; `make sweep NAME=layouts` runs all of them, with and without recomputed activations.
 """
 
 import logging

@@ -67,7 +67,7 @@ STYLES = {
     for style in DECAY_STYLES
     for warmup in WARMUPS
 }
-# The other schedules train in `make test-layouts`; all are compared with the optimizer, without a training.
+# The others train in `make sweep NAME=layouts`; all are compared with the optimizer, without a training.
 TRAINED = (
     "WarmupDecayLR",
     "OneCycle",

@@ -1,7 +1,8 @@
 """A loss that is not finite: nothing is learnt from it, nothing after it is saved, and the training ends.
 
 Whole trainings on gloo, on a layout of each kind. `make test` trains each layout in bf16 and every third
-one in another precision, and the losses that stay NaN in one precision each; `make test-layouts` trains all.
+one in another precision, and the losses that stay NaN in one precision each; `make sweep NAME=layouts`
+trains all.
 """
 
 import json

@@ -1,6 +1,6 @@
 """States offloaded to NVMe (here: a folder): training, checkpoints and resumes equal those in host memory.
 
-Requires DeepSpeed's operator async_io (`make aio`); without it these tests are skipped.
+Requires DeepSpeed's operator async_io (`tools/aio.sh`); without it these tests are skipped.
 """
 
 import json
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not installed_ops.get("async_io"),
-        reason="DeepSpeed's operator async_io is not installed; run make aio",
+        reason="DeepSpeed's operator async_io is not installed; run tools/aio.sh",
     ),
 ]
 

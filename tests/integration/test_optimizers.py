@@ -1,7 +1,7 @@
 """Every optimizer trains, is saved and resumes to the last bit on a layout of each kind in every precision.
 
-`make test` runs a part in which every optimizer, layout and precision occurs; `make test-optimizers` runs all
-of it. What does not train is refused by a rule, with its reason.
+`make test` runs a part in which every optimizer, layout and precision occurs; `make sweep NAME=optimizers`
+runs all of it. What does not train is refused by a rule, with its reason.
 """
 
 import logging

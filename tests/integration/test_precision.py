@@ -1,8 +1,8 @@
 """One update in fp32, bf16 and fp16 on every layout is that of plain autograd, and its like in float32.
 
 Real processes over gloo. `make test` runs a part in which every kind of layout meets bf16, and a third of
-them each other precision, and plants faults that must be found; `make test-precision` runs every architecture
-on every layout.
+them each other precision, and plants faults that must be found; `make sweep NAME=precision` runs every
+architecture on every layout.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from support.precision_cells import ARCHITECTURES, FREE, all_cells, axes_of, pai
 from support.precision_checks import Judgement
 from support.precision_kinds import KINDS, PRECISION_NAMES, kind_of
 
-# Where `make test-precision` writes the figures of docs/compatibility-matrix.md.
+# Where `make sweep NAME=precision` writes the figures of docs/compatibility-matrix.md.
 RESULTS = "PRECISION_RESULTS"
 
 
@@ -137,7 +137,7 @@ def test_the_recorded_figures_cover_every_cell():
     rows = [json.loads(line) for line in precision_results.PATH.read_text().splitlines()]
     recorded = [(row["precision"], row["layout"], row["architecture"]) for row in rows]
     cells = {(cell.precision, cell.layout, cell.architecture) for cell in all_cells()}
-    assert sorted(recorded) == sorted(cells), "run make test-precision, then make docs"
+    assert sorted(recorded) == sorted(cells), "run make sweep NAME=precision, then make docs"
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ RUN = (
 )
 # Why a console block is not run, and what is done instead.
 REASONS = {
-    "cluster": "requires several hosts, a scheduler or containers; make test-cluster runs such commands",
+    "cluster": "requires several hosts, a scheduler or containers; as make sweep NAME=cluster has them",
     "gpu": "requires a GPU; make gpu-check runs such commands",
     "install": "changes the environment or runs other tests",
     "network": "downloads from the internet",

@@ -70,7 +70,7 @@ def section(path: Path = PATH) -> Iterator[str]:
 
 
 _EXPLANATION = (
-    "`make test-precision` applies one SGD update to the architectures of `tests/support/layouts.py` "
+    "`make sweep NAME=precision` applies one SGD update to the architectures of `tests/support/layouts.py` "
     "on every layout in fp32, bf16 and fp16, then three of Adam, and writes these figures of the first:"
     " the worst of all tensors whose update is above 1e-3 of the largest one. Clipping, accumulation, "
     "tied weights and recomputed activations vary; fp16 runs with loss scales of 1, 128 and 65,536.",

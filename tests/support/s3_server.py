@@ -16,7 +16,7 @@ __all__ = ["BUCKET", "CREDENTIALS", "REQUIRES_S3", "emptied_bucket", "refusing",
 
 REQUIRES_S3 = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("moto", "flask", "flask_cors", "s3fs")),
-    reason="requires an S3 server and its client; run: make test-services",
+    reason="requires an S3 server and its client; run: make sweep NAME=services",
 )
 BUCKET = "checkpoints"
 CREDENTIALS = {

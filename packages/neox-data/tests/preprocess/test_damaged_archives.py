@@ -1,6 +1,6 @@
 """Read damaged corpus files: every document is counted, or there is an error.
 
-`make fuzz-archives` tries 3,000 files, the fast test a tenth of them.
+`make sweep NAME=archives` tries 3,000 files, the fast test a tenth of them.
 """
 
 import bz2

@@ -1,7 +1,7 @@
 """`neox-config` reports any configuration quickly: it is valid, or each problem has its place and a remedy.
 
 The mutations start from configs/*.yml, and every name is tried with seven wrong values. A few
-hundred run in `make test`; `make fuzz-config` runs all, and prints the figures.
+hundred run in `make test`; `make sweep NAME=config` runs all, and prints the figures.
 """
 
 import json

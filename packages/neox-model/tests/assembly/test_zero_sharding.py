@@ -35,5 +35,5 @@ def test_an_operator_that_cannot_be_loaded_is_refused_with_the_reason(monkeypatc
     monkeypatch.setattr("neox_model.deepspeed_compat.installed_ops", {"async_io": True})
     monkeypatch.setattr("neox_model.deepspeed_compat.AsyncIOBuilder.load", fail)
     resolved = resolved_from({"engine": "deepspeed", "zero_optimization": {"stage": 3, **OFFLOAD}})
-    with pytest.raises(NeoXError, match=rf"async_io, which cannot be loaded \({error}\); .*run make aio"):
+    with pytest.raises(NeoXError, match=rf"async_io, which cannot be loaded \({error}\); .*run tools/aio.sh"):
         partitioned_as_built(resolved, SINGLE_PROCESS)

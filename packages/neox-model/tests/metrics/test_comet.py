@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("comet_ml") is None,
-    reason="requires the package comet_ml; run: make test-services",
+    reason="requires the package comet_ml; run: make sweep NAME=services",
 )
 
 # In a separate process, because comet_ml patches other modules.

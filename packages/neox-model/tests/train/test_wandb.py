@@ -9,7 +9,7 @@ import pytest
 from neox_model.train.writers import open_writers
 from support.settings import resolved_from
 
-wandb = pytest.importorskip("wandb", reason="requires the package wandb; run: make test-services")
+wandb = pytest.importorskip("wandb", reason="requires the package wandb; run: make sweep NAME=services")
 
 BLOCK, WHOLE, LAST = 32768, 1, 4
 

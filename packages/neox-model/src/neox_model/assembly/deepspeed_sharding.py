@@ -66,7 +66,7 @@ def _refuse_without_operators(zero: dict[str, Any]) -> None:
         if reason is not None:
             raise NeoXError(
                 f"zero_optimization.{block}.device: nvme requires DeepSpeed's operator async_io, which "
-                f"{reason}; install libaio (Debian: libaio-dev), then run make aio, or install DeepSpeed "
+                f"{reason}; install libaio (Debian: libaio-dev), then run tools/aio.sh, or install DeepSpeed "
                 f"with {_BUILD_AIO}, or use device: cpu"
             )
     if zero["zero_quantized_weights"] and not installed_ops.get("quantizer"):
