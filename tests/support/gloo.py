@@ -9,7 +9,7 @@ __all__ = ["threads_of_gloo_groups"]
 
 # Every group has a device, and every device one thread that waits for messages.
 _DEVICE_THREAD, _WORKER_THREAD = "gloo_tcp_loop", "pt_gloo_runloop"
-_POLL_SECONDS, _END_SECONDS = 0.02, 60
+_POLL_SECONDS, _NAMING_SECONDS, _END_SECONDS = 0.02, 0.3, 60
 
 
 def threads_of_gloo_groups() -> tuple[int, int]:
@@ -17,6 +17,8 @@ def threads_of_gloo_groups() -> tuple[int, int]:
     end = time.monotonic() + _END_SECONDS
     while not all(map(_has_waited, _threads())) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
+    # Some wait for memory before they have a name.
+    time.sleep(_NAMING_SECONDS)
     names = Counter(_read(thread / "comm").strip() for thread in _threads())
     return names[_DEVICE_THREAD], names[_WORKER_THREAD]
 
