@@ -1,6 +1,7 @@
 """Compare the logits of whole models, in the ways in which a model is used."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -99,10 +100,12 @@ def _compare_cached(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, 
     """Compare a prompt and then one token at a time, each side with its own cache, with whole sequences."""
     prompt = min(_PREFILL, tokens_BS.shape[1])
     steps: Sequence[Tensor] = [tokens_BS[:, :prompt], *tokens_BS[:, prompt:].split(1, dim=1)]
+    # Its name before transformers 5.24.
+    name = "cache" if "cache" in signature(theirs.forward).parameters else "past_key_values"
     past, found = None, []
     for step in steps if tokens_BS.shape[1] > prompt else steps[:1]:
-        output = computed(theirs, step, past_key_values=past, use_cache=True)
-        past = output.past_key_values
+        output = computed(theirs, step, use_cache=True, **{name: past})
+        past = output[name]
         found.append(output.logits[..., :rows])
     cached = torch.cat(found, dim=1)
     length = tokens_BS.shape[1]
