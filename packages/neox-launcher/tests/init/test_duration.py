@@ -105,6 +105,7 @@ def test_a_speed_is_printed_by_the_program(monkeypatch):
 
 
 def test_the_speed_is_that_of_the_fastest_moment(monkeypatch):
+    pytest.importorskip("numpy")
     # A clock by which the machine is busy: only in the fourth of six times it multiplies as fast as it can.
     busy = """
 import itertools, types
