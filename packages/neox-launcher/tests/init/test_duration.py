@@ -109,6 +109,7 @@ def test_the_speed_is_that_of_the_fastest_moment(monkeypatch):
     # A clock by which the machine is busy: only in the fourth of six times it multiplies as fast as it can.
     busy = """
 import itertools, types
+import numpy
 calls = iter([0.0, 1.0] + [0.0, 1.0] + [0.0, 1.0] + [0.0, 0.1, 0.15, 0.2] + [0.0, 1.0] + [0.0, 1.0])
 sys.modules["time"] = types.SimpleNamespace(perf_counter=lambda: next(calls), sleep=lambda seconds: None)
 import time

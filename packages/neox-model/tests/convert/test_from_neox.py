@@ -107,7 +107,7 @@ def test_weights_of_16_bits_keep_their_bits(tmp_path):
 def test_what_a_library_allows_torch_to_load_changes_nothing(tmp_path):
     """As accelerate and transformers allow numpy's functions."""
     write_neox(tmp_path / "theirs", pythia())
-    others = [np._core.multiarray._reconstruct, np.ndarray]
+    others = [np.zeros(1).__reduce__()[0], np.ndarray]
     with torch.serialization.safe_globals(others):
         from_neox(tmp_path / "theirs" / "global_step30", tmp_path / "ours")
         assert set(torch.serialization.get_safe_globals()) >= set(others)
