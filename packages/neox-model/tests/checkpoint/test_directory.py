@@ -216,11 +216,11 @@ def test_foreign_things_with_names_of_ours_block_no_save(tmp_path, name, kind):
 @pytest.fixture
 def folder_of_user():
     """A folder of a user who is not root, whom the test runs as."""
-    nobody, is_root = 65534, os.getuid() == 0
+    unprivileged, is_root = 65534, os.getuid() == 0
     with tempfile.TemporaryDirectory() as name:
         if is_root:
-            os.chown(name, nobody, nobody)
-            os.setresuid(nobody, nobody, 0)
+            os.chown(name, unprivileged, unprivileged)
+            os.setresuid(unprivileged, unprivileged, 0)
         try:
             yield Path(name)
         finally:

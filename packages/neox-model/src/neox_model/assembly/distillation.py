@@ -79,7 +79,7 @@ class Distillation:
         with torch.no_grad(), _outputs_of([body[place] for place in self._theirs]) as theirs:
             expected_SBD = run_layers(body, inputs, recomputation=None)
             expected_BSV = teachers_head(expected_SBD) if self._share else None
-        weights_BS = loss_fn.weights(targets[1])
+        weights_BS = targets[1].float()
         if logits_BSV is None or expected_BSV is None:
             # Without storing all logits.
             loss = head(hidden_SBD, targets, loss_fn)

@@ -106,7 +106,7 @@ class LMLoss:
     def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss, a float32 scalar; 0 if every token is masked."""
         labels_BS, loss_mask_BS = targets
-        return (self.per_token(logits_BSV, labels_BS).float() * self.weights(loss_mask_BS)).sum()
+        return (self.per_token(logits_BSV, labels_BS).float() * loss_mask_BS.float()).sum()
 
     def of_hidden(self, hidden_SBD: Tensor, weight_VD: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss from the hidden states of the whole sequence.
@@ -127,7 +127,7 @@ class LMLoss:
             hidden_SBD.flatten(0, 1),
             weight_VD,
             labels_SB.reshape(-1),
-            self.weights(weights_SB).reshape(-1),
+            weights_SB.float().reshape(-1),
             vocab_size=self.vocab_size,
             group=self.group,
             chunk_rows=self.chunk_rows,
@@ -140,10 +140,6 @@ class LMLoss:
         return vocab_parallel_cross_entropy(
             logits_BSV, labels_BS, vocab_size=self.vocab_size, group=self.group, dtype=self.dtype
         )
-
-    def weights(self, loss_mask: Tensor) -> Tensor:
-        """Return the weight of each token in the loss."""
-        return loss_mask.float()
 
 
 def gather_vocabulary(logits_BSV: Tensor, group: Group, vocab_size: int) -> Tensor:

@@ -228,7 +228,7 @@ class Eigenvalues:
         logits_BSV = functional_call(self._model, dict(weights), (batch.inputs,))
         logits_NV = logits_BSV[..., : loss_fn.vocab_size].flatten(0, 1)  # type: ignore[attr-defined]
         losses_N = functional.cross_entropy(logits_NV, labels_BS.flatten(), reduction="none")
-        return (losses_N * loss_fn.weights(loss_mask_BS).flatten()).sum()  # type: ignore[attr-defined]
+        return (losses_N * loss_mask_BS.float().flatten()).sum()
 
 
 class MeasuringStep:
