@@ -1,0 +1,125 @@
+"""Architectures that every layout must train, as plain settings of a model of five layers."""
+
+from typing import Any
+
+__all__ = ["ARCHITECTURES", "SMALL", "WIDE"]
+
+# Six heads of four in fifteen tokens; four ranks, or ranks that share the sequence, want sizes they divide.
+SMALL: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "seq_length": 15,
+    "max_position_embeddings": 15,
+}
+WIDE: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_attention_heads": 12,
+    "seq_length": 12,
+    "max_position_embeddings": 12,
+}
+
+
+def _attention(*kinds: str, **sparsity: Any) -> dict[str, Any]:
+    return {"attention_config": [[list(kinds), 1], [["global"], 5 - len(kinds)]]} | (
+        {"sparsity_config": {"block": 3, **sparsity}} if sparsity else {}
+    )
+
+
+# Micro-batches of layouts differ, and so do the numbers of masked tokens in them.
+MASKED: dict[str, Any] = {"objective": "masked", "mask_prob": 0.3, "loss_normalization": "global"}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "learned positions, layernorm, tied": {},
+    "half rotary, parallel residual, untied": {
+        "pos_emb": "rotary",
+        "rotary_pct": 0.5,
+        "gpt_j_residual": True,
+        "no_weight_tying": True,
+    },
+    "adapters": {
+        "lora_rank": 4,
+        "lora_alpha": 32,
+        "lora_base": "not read here",
+        "activation": "swiglu",
+        "pos_emb": "rotary",
+    },
+    "shared layers": {"num_layers": 4, "num_unique_layers": 2, "param_sharing_style": "grouped"},
+    "grouped queries, rmsnorm, swiglu, no biases": {
+        "pos_emb": "rotary",
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "num_kv_heads": "half",
+        "init_method": "small_init",
+        "output_layer_init_method": "wang_init",
+        "use_bias_in_attn_linear": False,
+        "use_bias_in_mlp": False,
+        "no_weight_tying": True,
+    },
+    "shared layers, spaced, gelu's tanh": {
+        "num_layers": 4,
+        "num_unique_layers": 2,
+        "param_sharing_style": "spaced",
+        "openai_gelu": True,
+        "no_weight_tying": True,
+        "pos_emb": "rotary",
+        "rotary_pct": 0.5,
+    },
+    "sinusoidal positions, scalenorm, geglu": {
+        "pos_emb": "sinusoidal",
+        "norm": "scalenorm",
+        "activation": "geglu",
+        "init_method": "orthogonal",
+        "output_layer_init_method": "orthogonal",
+    },
+    "alibi, residual after the norm, mish": {
+        "pos_emb": "alibi",
+        "apply_residual_connection_post_layernorm": True,
+        "activation": "mish",
+    },
+    "relative positions, local attention, relu": {
+        "pos_emb": "rpe",
+        "rpe_num_buckets": 8,
+        "rpe_max_distance": 10,
+        "activation": "relu",
+        **_attention("local", "global", "local", num_sliding_window_blocks=1),
+    },
+    "fixed and Longformer patterns, softsign": {
+        "pos_emb": "none",
+        "activation": "softsign",
+        **_attention("sparse_fixed", "bslongformer", num_local_blocks=2),
+    },
+    "BigBird and variable patterns, rotary": {
+        "pos_emb": "rotary",
+        **_attention("bigbird", "sparse_variable", num_random_blocks=1, different_layout_per_head=True),
+    },
+    "gMLP": {"pos_emb": "none", **_attention("gmlp", "gmlp", "gmlp")},
+    "aMLP": {"gmlp_attn_dim": 8, **_attention("amlp", "global", "amlp")},
+    "masked, rotary, documents and padding": {
+        **MASKED,
+        "pos_emb": "rotary",
+        "short_seq_prob": 0.4,
+        "reset_attention_mask": True,
+    },
+    "masked, buckets, patterns in both directions": {
+        **MASKED,
+        "pos_emb": "rpe",
+        "rpe_num_buckets": 8,
+        "rpe_max_distance": 10,
+        "short_seq_prob": 0.0,
+        **_attention("local", "bigbird", "sparse_fixed", num_local_blocks=2, num_random_blocks=1),
+    },
+    "masked, gMLP, padding": {
+        **MASKED,
+        "pos_emb": "none",
+        "short_seq_prob": 0.4,
+        **_attention("gmlp", "global", "amlp"),
+        "gmlp_attn_dim": 8,
+    },
+    "layer scaling with scores, swish": {
+        "apply_query_key_layer_scaling": True,
+        "attention_softmax_in_fp32": True,
+        "activation": "swish",
+        "init_method": "xavier_uniform",
+        "output_layer_init_method": "scaled_orthogonal",
+    },
+}
