@@ -76,7 +76,7 @@ FACTS = {
         home="neox_config.facts.activations",
         users=(
             "neox_config.schema.sections.model",
-            "neox_config.derive.resolve",
+            "neox_config.derive.widths",
             "neox_config.estimate.memory",
             "neox_config.estimate.shapes",
             "neox_model.assembly.transformer",

@@ -39,7 +39,7 @@ READ_BY_RULES_ALONE = {
 
 def declares_or_describes(source: Source) -> bool:
     """Files that name parameters without using their values."""
-    described = ("schema", "read.aliases", "describe", "rules", "estimate", "derive.implied", "derive.resume")
+    described = ("schema", "read.aliases", "describe", "rules", "estimate", "derive.implied", "spec.resume")
     return source.module.startswith(tuple(f"neox_config.{part}" for part in described))
 
 

@@ -47,7 +47,7 @@ def test_string_method_is_not_a_reader():
 
 
 def test_variable_of_the_same_name_is_not_a_reader():
-    assert "neox_config.derive.resolve" not in read_by("split")
+    assert "neox_config.spec.resolve" not in read_by("split")
     assert "neox_launcher.plan.plan" not in read_by("optimizer.type")
     assert "neox_model.assembly.optimizer" in read_by("optimizer.type")
 
@@ -58,4 +58,4 @@ def test_parameter_without_a_reader_is_read_with_its_block():
 
 def test_block_passed_whole_is_in_the_table_of_such_blocks():
     assert read_by("aio.queue_depth") == []
-    assert "neox_config.derive.engine_json" in read_by("zero_optimization.stage")
+    assert "neox_config.spec.engine_json" in read_by("zero_optimization.stage")

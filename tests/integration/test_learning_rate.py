@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from neox_config.derive.course import learning_rate
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.facts.learning_rate import DECAY_STYLES, Curve
+from neox_config.spec.course import learning_rate
 from neox_model.assembly.optimizer import build_schedule
 from support.corpus import write_corpus
 from support.distributed import run_ranks

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from neox_config.derive.resume import LEARNING_RATE
 from neox_config.derive.unused import is_in_use
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.schema.config import all_parameters
 from neox_config.schema.parameter import Parameter
+from neox_config.spec.resume import LEARNING_RATE
 from neox_data.indexed import open_indexed
 from neox_data.splits import split_documents
 from support.corpus import write_corpus

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, distributed
 
 from neox_config import Resolved
-from neox_config.derive.resume import IN_EFFECT, in_effect
 from neox_config.errors import ConfigError
+from neox_config.spec.resume import IN_EFFECT, in_effect
 from neox_model.checkpoint import RunParts, load_checkpoint, save_checkpoint
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES

@@ -18,9 +18,9 @@ __all__ = ["HANDED_ON", "read_by"]
 # Blocks that a module passes on whole, so that nothing reads each of their parameters, and parameters that a
 # module reads by a name in a table of facts.
 HANDED_ON = {
-    "zero_optimization.": "neox_config.derive.engine_json",
-    "fp16.": "neox_config.derive.engine_json",
-    "aio.": "neox_config.derive.engine_json",
+    "zero_optimization.": "neox_config.spec.engine_json",
+    "fp16.": "neox_config.spec.engine_json",
+    "aio.": "neox_config.spec.engine_json",
     "optimizer.params.": "neox_model.assembly.optimizer",
     **{facts.epsilon: "neox_model.assembly.transformer" for facts in NORM_FACTS.values()},
 }
@@ -32,7 +32,7 @@ _DESCRIBING = (
     "rules",
     "derive.implied",
     "derive.unused",
-    "derive.resume",
+    "spec.resume",
 )
 
 

@@ -8,12 +8,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neox_config.derive.engine_json import engine_json
-    from neox_config.derive.resolve import Derived, Resolved, decode_resolved, encode_resolved, resolve
     from neox_config.errors import ConfigError, NeoXError
     from neox_config.read.load import load_config
     from neox_config.read.reading import Text
     from neox_config.schema.config import NeoXConfig
+    from neox_config.spec.engine_json import engine_json
+    from neox_config.spec.resolve import Derived, Resolved, decode_resolved, encode_resolved, resolve
 
 __all__ = [
     "ConfigError",
@@ -31,16 +31,16 @@ __all__ = [
 
 _MODULES = {
     "ConfigError": "neox_config.errors",
-    "Derived": "neox_config.derive.resolve",
+    "Derived": "neox_config.spec.resolve",
     "NeoXConfig": "neox_config.schema.config",
     "NeoXError": "neox_config.errors",
-    "Resolved": "neox_config.derive.resolve",
+    "Resolved": "neox_config.spec.resolve",
     "Text": "neox_config.read.reading",
-    "decode_resolved": "neox_config.derive.resolve",
-    "encode_resolved": "neox_config.derive.resolve",
-    "engine_json": "neox_config.derive.engine_json",
+    "decode_resolved": "neox_config.spec.resolve",
+    "encode_resolved": "neox_config.spec.resolve",
+    "engine_json": "neox_config.spec.engine_json",
     "load_config": "neox_config.read.load",
-    "resolve": "neox_config.derive.resolve",
+    "resolve": "neox_config.spec.resolve",
 }
 
 

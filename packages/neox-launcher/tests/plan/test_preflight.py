@@ -12,9 +12,9 @@ import pytest
 
 from neox_config import resolve
 from neox_config.derive.learning_rate import learning_rate_curve
-from neox_config.derive.resume import IN_EFFECT, flat_values, in_effect
 from neox_config.problems import DEFAULTS, Place
 from neox_config.read.load import draft_config
+from neox_config.spec.resume import IN_EFFECT, flat_values, in_effect
 from neox_launcher.plan.checkpoint_files import check_loaded
 from neox_launcher.plan.notes import notes_on_data, notes_on_load, notes_on_record, notes_on_save
 from neox_launcher.plan.preflight import check_files, preflight

@@ -10,9 +10,9 @@ import torch
 from torch import distributed
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.derive.resume import IN_EFFECT, SAMPLES_PER_ITERATION, flat_values, in_effect
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.facts.vocabulary import pad_vocabulary
+from neox_config.spec.resume import IN_EFFECT, SAMPLES_PER_ITERATION, flat_values, in_effect
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_launcher.worker.ranks import TORCHRUN_STORE_VARIABLE, read_rank
 from neox_launcher.worker.reporting import answer_questions

@@ -17,9 +17,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from neox_config.derive.resume import Changes
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.facts.deepspeed_schedules import WarmupLR
+from neox_config.spec.resume import Changes
 from neox_model.checkpoint import (
     CheckpointError,
     comparison,

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, pre_tokenizers
 
 from neox_config import load_config, resolve
-from neox_config.derive.recorded import model_of
-from neox_config.derive.resume import flat_values
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.spec.recorded import model_of
+from neox_config.spec.resume import flat_values
 from neox_model.checkpoint.contents import Manifest
 from neox_model.convert import from_hf as importing
 from neox_model.convert import output as writing

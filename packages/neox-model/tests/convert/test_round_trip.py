@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from neox_config import load_config
-from neox_config.derive.resume import flat_values
+from neox_config.spec.resume import flat_values
 from neox_model.api.model import load_model
 from neox_model.convert import from_hf as importing
 from neox_model.convert import to_hf as exporting

@@ -5,13 +5,13 @@ from functools import cached_property
 from pathlib import Path
 
 from neox_config.catalogue.published import PUBLISHED, Published
-from neox_config.derive.resolve import Resolved, resolve
 from neox_config.errors import ConfigError
 from neox_config.estimate.parameters import count_parameters
 from neox_config.estimate.shapes import shape_of
 from neox_config.problems import did_you_mean
 from neox_config.read.load import load_config
 from neox_config.read.reading import Text
+from neox_config.spec.resolve import Resolved, resolve
 
 __all__ = ["Model", "find_model", "model_names"]
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from neox_config.derive.attention_layers import expand_attention
-from neox_config.derive.resolve import mlp_width
+from neox_config.derive.widths import mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.compression import GATED_MATRICES, LAYER_MATRICES

@@ -10,7 +10,7 @@ from neox_config.derive.curricula import METRICS, enabled_sampling
 from neox_config.derive.engine import chosen_engine
 from neox_config.derive.learning_rate import peak_instead_of_lr
 from neox_config.derive.local_steps import first_local_step, last_average
-from neox_config.derive.resolve import MLP_SIZES, mlp_width
+from neox_config.derive.widths import MLP_SIZES, mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.optimizers import FORMS_OF_ADAM, OPTIMIZER_FACTS
 from neox_config.problems import Place, Problem, in_words, place_of

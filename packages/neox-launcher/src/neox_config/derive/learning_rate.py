@@ -16,6 +16,7 @@ from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.optimizer import SchedulerParams
 
 __all__ = [
+    "decay_iterations",
     "final_decay_iterations",
     "learning_rate_curve",
     "minimum_rate",
@@ -24,6 +25,14 @@ __all__ = [
     "uses_decay_iterations",
     "warmup_fraction",
 ]
+
+
+def decay_iterations(config: NeoXConfig) -> int:
+    """Return the number of iterations, including warmup, over which the learning rate decays."""
+    schedule, training = config.lr_schedule, config.training
+    if schedule.lr_decay_fraction is not None:
+        return max(1, floor(training.iterations * schedule.lr_decay_fraction))
+    return schedule.lr_decay_iters or training.iterations
 
 
 def learning_rate_curve(config: NeoXConfig, *, decay_iterations: int) -> Curve:

@@ -10,12 +10,12 @@ from pydantic.fields import FieldInfo
 
 from neox_config.derive.implied import default_in, follows_from
 from neox_config.derive.optimizer_arguments import optimizer_facts, own_arguments, refused_parameters
-from neox_config.derive.resolve import Resolved
 from neox_config.problems import Place, in_words, place_of
 from neox_config.schema.config import NeoXConfig, sections
 from neox_config.schema.parameter import Section, entry_section, inner_section
 from neox_config.schema.paths import is_path, written_paths
 from neox_config.schema.sections.optimizer import OptimizerParams
+from neox_config.spec.resolve import Resolved
 
 __all__ = ["show_config", "show_derived", "show_difference"]
 

@@ -29,7 +29,7 @@ READERS = {
     "objective": "neox_model.train.data.objective",
     "optimizer": "neox_model.assembly.optimizer",
     "scheduler": "neox_config.derive.learning_rate",
-    "parallelism": "neox_config.derive.resolve",
+    "parallelism": "neox_config.spec.resolve",
     "precision": "neox_model.engine.loss_scaling",
     "tokenizer": "neox_model.processes",
     "train_epochs": "neox_launcher.plan.epochs",

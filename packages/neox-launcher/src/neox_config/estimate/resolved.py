@@ -1,10 +1,10 @@
 """Estimates of resolved configurations, and the assumed vocabulary size."""
 
-from neox_config.derive.resolve import Resolved
 from neox_config.estimate import Estimate, estimate
 from neox_config.estimate.shapes import layout_of, read_vocabulary_size, shape_of
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.schema.config import NeoXConfig
+from neox_config.spec.resolve import Resolved
 
 __all__ = ["estimate_resolved", "vocabulary_of"]
 

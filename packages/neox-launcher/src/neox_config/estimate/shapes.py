@@ -10,7 +10,6 @@ from neox_config.derive.attention_layers import sliding_window
 from neox_config.derive.compression import compresses
 from neox_config.derive.elasticity import elastic_devices
 from neox_config.derive.engine import chosen_engine, overlaps_reduction
-from neox_config.derive.engine_json import accumulation_dtype
 from neox_config.derive.layer_compilation import (
     UNCOMPILED_STAGE,
     drops_tokens,
@@ -24,8 +23,6 @@ from neox_config.derive.recomputation import (
     recomputes_gated_product,
     recomputes_layers,
 )
-from neox_config.derive.recorded import recorded_model
-from neox_config.derive.resolve import Resolved
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import Sparsity
@@ -38,6 +35,9 @@ from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.elasticity import Elasticity
 from neox_config.schema.sections.tokenizer import TokenizerSection
+from neox_config.spec.engine_json import accumulation_dtype
+from neox_config.spec.recorded import recorded_model
+from neox_config.spec.resolve import Resolved
 
 __all__ = [
     "Layout",

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from math import ceil, gcd
 from pathlib import Path
 
-from neox_config.derive.recorded import recorded_model
-from neox_config.derive.resolve import MLP_SIZES, Resolved
+from neox_config.derive.widths import MLP_SIZES
 from neox_config.estimate.shapes import Shape, shape_of
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.widths import ALIGNED, BEST_ALIGNED, next_aligned
 from neox_config.problems import Problem, in_words, place_of
 from neox_config.schema.config import NeoXConfig
+from neox_config.spec.recorded import recorded_model
+from neox_config.spec.resolve import Resolved
 
 __all__ = ["notes_on_widths"]
 

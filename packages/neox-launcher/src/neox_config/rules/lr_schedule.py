@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from neox_config.counted import counted
 from neox_config.derive.learning_rate import (
+    decay_iterations,
     final_decay_iterations,
     learning_rate_curve,
     warmup_fraction,
 )
-from neox_config.derive.resolve import decay_iterations
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from neox_config.derive.attention_layers import expand_attention, types_in
 from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
 from neox_config.derive.layer_sharing import weight_owners
-from neox_config.derive.resolve import MLP_SIZES, mlp_width
+from neox_config.derive.widths import MLP_SIZES, mlp_width
 from neox_config.facts.attention import GMLP_TYPES
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig

@@ -12,7 +12,7 @@ import yaml
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.atomic import atomic_write
-from neox_config.derive.resolve import decay_iterations
+from neox_config.derive.learning_rate import decay_iterations
 from neox_config.errors import ConfigError, LaunchError
 from neox_config.facts.records import RECORD
 from neox_config.schema.config import as_written

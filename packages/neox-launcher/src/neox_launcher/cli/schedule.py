@@ -9,7 +9,7 @@ import click
 
 from neox_config import Resolved
 from neox_config.counted import counted
-from neox_config.derive.course import course_of, spread_iterations
+from neox_config.spec.course import course_of, spread_iterations
 from neox_launcher.cli.schedule_chart import draw_course
 
 __all__ = ["show_course"]

@@ -11,7 +11,6 @@ from rich.text import Text
 from neox_config import NeoXConfig, load_config
 from neox_config.counted import counted
 from neox_config.derive.objective import is_encoder, is_retrieval
-from neox_config.derive.recorded import latest_checkpoint
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
@@ -22,6 +21,7 @@ from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
 from neox_config.read.reading import normal_name, text_as_yaml
 from neox_config.schema.config import as_written
+from neox_config.spec.recorded import latest_checkpoint
 from neox_launcher.plan.of_training import is_of_training
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request

@@ -8,8 +8,6 @@ from pathlib import Path
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.objective import is_retrieval
-from neox_config.derive.recorded import contents_of, latest_checkpoint
-from neox_config.derive.refusals import refusals_of
 from neox_config.facts.checkpoints import (
     LATEST,
     MANIFEST,
@@ -22,6 +20,8 @@ from neox_config.facts.checkpoints import (
 )
 from neox_config.facts.stores import is_url
 from neox_config.problems import COMMAND_LINE, Problem, place_of
+from neox_config.spec.recorded import contents_of, latest_checkpoint
+from neox_config.spec.refusals import refusals_of
 
 __all__ = [
     "base_for_adapters",

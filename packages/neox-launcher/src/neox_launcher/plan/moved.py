@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from neox_config import NeoXConfig
-from neox_config.derive.recorded import contents_of, latest_checkpoint
 from neox_config.facts.checkpoints import complete_checkpoints
 from neox_config.facts.stores import is_url
 from neox_config.problems import Problem
+from neox_config.spec.recorded import contents_of, latest_checkpoint
 from neox_launcher.plan.dataset_files import index_path
 
 __all__ = ["name_moved_folder", "refuse_copied_folder", "refuse_moved_checkpoints"]

@@ -18,7 +18,6 @@ from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enab
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.generation import generation_mode
 from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder, is_retrieval
-from neox_config.derive.recorded import contents_of, latest_checkpoint
 from neox_config.errors import ConfigError
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.facts.checkpoints import (
@@ -36,6 +35,7 @@ from neox_config.facts.tokenizers import TOKENIZER_FACTS, is_tokenizer_json, is_
 from neox_config.files import why_not_readable
 from neox_config.problems import DEFAULTS, Place, Problem, config_error, in_words, place_of
 from neox_config.schema.parameter import InvalidValue
+from neox_config.spec.recorded import contents_of, latest_checkpoint
 from neox_launcher.plan.checkpoint_files import (
     base_for_adapters,
     check_loaded,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from neox_config import Resolved
-from neox_config.derive.resume import IN_EFFECT, compare, flat_values, in_effect
 from neox_config.errors import ConfigError, LaunchError
 from neox_config.facts.checkpoints import (
     LATEST,
@@ -20,6 +19,7 @@ from neox_config.facts.checkpoints import (
     iteration_of,
 )
 from neox_config.facts.stores import is_url
+from neox_config.spec.resume import IN_EFFECT, compare, flat_values, in_effect
 
 __all__ = ["KeptCheckpoint", "changed_parameters", "find_kept", "latest_kept"]
 

@@ -7,11 +7,11 @@ import pytest
 
 from neox_config import NeoXConfig, Text, load_config, resolve
 from neox_config.catalogue import find_model, model_names
-from neox_config.derive.resume import flat_values
 from neox_config.estimate.parameters import Weights, each_tensor
 from neox_config.estimate.shapes import Shape, layout_of, shape_of
 from neox_config.estimate.widths import notes_on_widths
 from neox_config.problems import Problem
+from neox_config.spec.resume import flat_values
 
 WIDE = ("precision=bfloat16", "hidden-size=2048", "num-attention-heads=16")
 GMLP = 'attention-config=[[["gmlp"], "all"]]'

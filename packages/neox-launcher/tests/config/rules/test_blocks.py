@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from neox_config import engine_json, load_config, resolve
-from neox_config.derive.resolve import decode_resolved, encode_resolved
 from neox_config.describe.display import show_config
 from neox_config.errors import ConfigError
 from neox_config.rules import RULES
+from neox_config.spec.resolve import decode_resolved, encode_resolved
 
 EVERY_BLOCK = (Path(__file__).parents[2] / "data/every_block.yml").read_text()
 LTD = "data_efficiency.data_routing.random_ltd"

@@ -15,8 +15,6 @@ from neox_config import NeoXConfig, Resolved, resolve
 from neox_config import load_config as load_files
 from neox_config.counted import counted, first_few
 from neox_config.derive.objective import is_retrieval
-from neox_config.derive.recorded import fusions_off
-from neox_config.derive.resolve import Precision
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
 from neox_config.problems import Problem, config_error, did_you_mean, in_words
@@ -26,6 +24,8 @@ from neox_config.rules import broken_rules
 from neox_config.schema.config import as_written
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.generation import GenerationSection
+from neox_config.spec.recorded import fusions_off
+from neox_config.spec.resolve import Precision
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.chat_tokens import encode_conversation, end_of_answer, ends_of_answers
 from neox_data.preprocess.conversations import messages_in

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from neox_config import Resolved, engine_json
 from neox_config.derive.engine import chosen_engine, partitions_rows
-from neox_config.derive.engine_json import accumulation_dtype
+from neox_config.spec.engine_json import accumulation_dtype
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.residual_layer import ResidualLayer

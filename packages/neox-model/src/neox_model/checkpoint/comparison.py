@@ -7,8 +7,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from neox_config import finite_json
-from neox_config.derive.refusals import CURVE_CLASS, Refusal, described_curve, other_model, other_states
-from neox_config.derive.resume import (
+from neox_config.errors import ConfigError
+from neox_config.facts.curves import CURVES
+from neox_config.facts.learning_rate import Curve
+from neox_config.problems import in_words
+from neox_config.spec.refusals import CURVE_CLASS, Refusal, described_curve, other_model, other_states
+from neox_config.spec.resume import (
     IN_EFFECT,
     LEARNING_RATE,
     SAMPLES_PER_ITERATION,
@@ -16,10 +20,6 @@ from neox_config.derive.resume import (
     Changes,
     compare,
 )
-from neox_config.errors import ConfigError
-from neox_config.facts.curves import CURVES
-from neox_config.facts.learning_rate import Curve
-from neox_config.problems import in_words
 from neox_model.checkpoint.contents import Manifest, is_count
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 

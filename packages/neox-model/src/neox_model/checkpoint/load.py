@@ -15,9 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from neox_config.derive.refusals import OR_FINETUNE, SAME_MODEL, other_schedule
-from neox_config.derive.resume import Changes
 from neox_config.facts.learning_rate import Curve
+from neox_config.spec.refusals import OR_FINETUNE, SAME_MODEL, other_schedule
+from neox_config.spec.resume import Changes
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.base import check_base

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.derive.recorded import MODEL_SECTIONS, fusions_off, model_of
-from neox_config.derive.resolve import Precision
-from neox_config.derive.resume import recorded_effects
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.errors import ConfigError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.schema.sections.checkpoint import CheckpointSection, HfFamily
 from neox_config.schema.sections.generation import GenerationSection
+from neox_config.spec.recorded import MODEL_SECTIONS, fusions_off, model_of
+from neox_config.spec.resolve import Precision
+from neox_config.spec.resume import recorded_effects
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_model.assembly.as_sequential import SequentialModel, as_sequential

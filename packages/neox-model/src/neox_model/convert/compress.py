@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.compression import compressed_matrices as configured_matrices
 from neox_config.derive.compression import compresses, matching
-from neox_config.derive.resume import IN_EFFECT
 from neox_config.errors import ConfigError
 from neox_config.schema.sections.compression import CompressionSection, PruningGroup
+from neox_config.spec.resume import IN_EFFECT
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.compression import attach_compression

@@ -8,7 +8,7 @@ from typing import Any
 
 from neox_config import load_config, resolve
 from neox_config.counted import counted
-from neox_config.derive.resume import SAMPLES_PER_ITERATION
+from neox_config.spec.resume import SAMPLES_PER_ITERATION
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.architecture import architecture_of
 from neox_model.convert.checkpoints import Checkpoint, tensor_shapes

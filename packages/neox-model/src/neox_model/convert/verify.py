@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from neox_config.counted import counted
-from neox_config.derive.resume import in_effect
 from neox_config.problems import in_words
 from neox_config.schema.sections.tokenizer import TokenizerSection
+from neox_config.spec.resume import in_effect
 from neox_data.amount_progress import tracked
 from neox_model.convert.architecture import Architecture, differences
 from neox_model.convert.checkpoints import Checkpoint

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from neox_config import Resolved
 from neox_config.derive.engine import reduces_early
-from neox_config.derive.engine_json import accumulation_dtype
+from neox_config.spec.engine_json import accumulation_dtype
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.engine.loss_scaling import loss_scale_settings
 from neox_model.engine.own_update import OwnUpdate

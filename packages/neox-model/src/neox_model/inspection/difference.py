@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from neox_config.counted import counted
-from neox_config.derive.resume import IN_EFFECT, SAMPLES_PER_ITERATION, Change, Changes
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.problems import in_words
+from neox_config.spec.resume import IN_EFFECT, SAMPLES_PER_ITERATION, Change, Changes
 from neox_model.checkpoint.comparison import DOCUMENTS, SAMPLES_DIGEST, changes_since
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import DamagedCheckpointError, quoted

@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from neox_config.derive.recorded import latest_checkpoint
 from neox_config.facts.checkpoints import gpt_neox_checkpoint
+from neox_config.spec.recorded import latest_checkpoint
 
 __all__ = ["ADAPTERS", "CHECKPOINT", "GPT_NEOX", "MODEL", "PEFT", "is_model", "why_another"]
 

@@ -6,9 +6,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from neox_config.derive.resume import IN_EFFECT, SAMPLES_PER_ITERATION
 from neox_config.facts.checkpoints import MANIFEST, TOKEN_EMBEDDING
 from neox_config.problems import in_words
+from neox_config.spec.resume import IN_EFFECT, SAMPLES_PER_ITERATION
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import quoted
 from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight, state_of

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from neox_config import NeoXConfig
-from neox_config.derive.resume import in_effect
 from neox_config.facts.checkpoints import complete_checkpoints, is_checkpoint, iteration_of
 from neox_config.facts.spikes import LEFT_OUT
 from neox_config.facts.stores import is_url
+from neox_config.spec.resume import in_effect
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state

@@ -4,9 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from neox_config import NeoXConfig
-from neox_config.derive.learning_rate import learning_rate_curve
-from neox_config.derive.refusals import CURVE_CLASS
-from neox_config.derive.resolve import decay_iterations
+from neox_config.derive.learning_rate import decay_iterations, learning_rate_curve
+from neox_config.spec.refusals import CURVE_CLASS
 from neox_model.convert.neox.files import NeoXFiles
 
 __all__ = ["recorded_progress"]

@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from neox_config import NeoXConfig, Resolved, load_config
-from neox_config.derive.recorded import MODEL_SECTIONS, model_of
-from neox_config.derive.resume import flat_values
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES
 from neox_config.problems import in_words
+from neox_config.spec.recorded import MODEL_SECTIONS, model_of
+from neox_config.spec.resume import flat_values
 from neox_model.convert.architecture import architecture_of, obstacles_in
 from neox_model.convert.checkpoints import model_parameters
 from neox_model.convert.errors import ConversionError

@@ -8,9 +8,9 @@ off and no optimizer in this dict, DeepSpeed never compiles an operator.
 
 from typing import Any
 
-from neox_config.derive.resolve import Resolved
 from neox_config.schema.sections.engine import Aio
 from neox_config.schema.sections.zero import ZeroOptimization
+from neox_config.spec.resolve import Resolved
 
 __all__ = ["accumulation_dtype", "engine_json"]
 

@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import floor, isqrt
+from math import isqrt
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -17,26 +17,22 @@ from neox_config.derive.curricula import curricula_of_lengths
 from neox_config.derive.elasticity import elastic_batch, elastic_devices
 from neox_config.derive.engine import uses_pipeline
 from neox_config.derive.layer_sharing import weight_owners
+from neox_config.derive.learning_rate import decay_iterations
 from neox_config.derive.pipeline import unsuitable_micro_batches
+from neox_config.derive.widths import MLP_SIZES, mlp_width
 from neox_config.errors import ConfigError
-from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.widths import next_aligned
 from neox_config.problems import Place, Problem, config_error, in_words, place_of
 from neox_config.schema.config import NeoXConfig
 
 __all__ = [
-    "MLP_SIZES",
     "Derived",
     "Resolved",
-    "decay_iterations",
     "decode_resolved",
     "encode_resolved",
-    "mlp_width",
     "resolve",
 ]
 
-# Parameters of GPT-NeoX from which the width of the feed-forward block follows, instead of mlp_width.
-MLP_SIZES = ("intermediate_size", "expansion_factor")
 # Upper bound on the parallel sizes tried for the suggestion.
 _MOST_SUGGESTED = 1024
 _MOST_TRIED = 10_000
@@ -362,25 +358,6 @@ def _unequal_neighbours(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
     elif split.data % size:
         what = f"does not divide the data-parallel size {split.data}"
         yield Problem(name, what, f"use a divisor of {split.data}")
-
-
-def mlp_width(config: NeoXConfig) -> int:
-    """Return the inner width of the feed-forward block."""
-    model = config.model
-    if model.mlp_width is not None:
-        return model.mlp_width
-    size = model.intermediate_size
-    if model.expansion_factor is not None:
-        size = int(model.expansion_factor * model.hidden_size)
-    return ACTIVATION_FACTS[model.activation].mlp_width(model.hidden_size, size, model.mlp_multiple_of)
-
-
-def decay_iterations(config: NeoXConfig) -> int:
-    """Return the number of iterations, including warmup, over which the learning rate decays."""
-    schedule, training = config.lr_schedule, config.training
-    if schedule.lr_decay_fraction is not None:
-        return max(1, floor(training.iterations * schedule.lr_decay_fraction))
-    return schedule.lr_decay_iters or training.iterations
 
 
 def _precision(config: NeoXConfig) -> Precision:

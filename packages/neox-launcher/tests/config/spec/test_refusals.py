@@ -1,7 +1,7 @@
 """What is said about a checkpoint that does not fit a run."""
 
-from neox_config.derive.refusals import OR_FINETUNE, other_model
-from neox_config.derive.resume import Change, Changes
+from neox_config.spec.refusals import OR_FINETUNE, other_model
+from neox_config.spec.resume import Change, Changes
 
 TOKENIZER = Change("vocab_file", "sha256 74930513", "sha256 683f9522")
 ENTRIES = Change("make_vocab_size_divisible_by", "512 entries", "384 entries")

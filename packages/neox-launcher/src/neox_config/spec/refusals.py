@@ -6,8 +6,12 @@ from math import prod
 from typing import Any
 
 from neox_config.derive.learning_rate import learning_rate_curve
-from neox_config.derive.resolve import Resolved
-from neox_config.derive.resume import (
+from neox_config.errors import ConfigError
+from neox_config.facts.learning_rate import Curve, WarmupThenDecay
+from neox_config.facts.optimizers import FORMS_OF_ADAM, OPTIMIZER_FACTS
+from neox_config.problems import in_words
+from neox_config.spec.resolve import Resolved
+from neox_config.spec.resume import (
     IN_EFFECT,
     Change,
     Changes,
@@ -16,10 +20,6 @@ from neox_config.derive.resume import (
     in_effect,
     optimizer_kind,
 )
-from neox_config.errors import ConfigError
-from neox_config.facts.learning_rate import Curve, WarmupThenDecay
-from neox_config.facts.optimizers import FORMS_OF_ADAM, OPTIMIZER_FACTS
-from neox_config.problems import in_words
 
 __all__ = [
     "CURVE_CLASS",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from neox_config.derive.curricula import drawn_difficulties, length_schedule
 from neox_config.derive.learning_rate import learning_rate_curve
-from neox_config.derive.resolve import Resolved
+from neox_config.spec.resolve import Resolved
 
 __all__ = ["LEARNING_RATE", "MOMENTUM", "course_of", "learning_rate", "spread_iterations"]
 

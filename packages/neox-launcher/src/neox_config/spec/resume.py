@@ -24,7 +24,6 @@ from neox_config.derive.learning_rate import (
     warmup_fraction,
 )
 from neox_config.derive.optimizer_arguments import optimizer_facts, own_arguments, refused_parameters
-from neox_config.derive.resolve import Resolved, resolve
 from neox_config.derive.unused import is_in_use
 from neox_config.errors import ConfigError
 from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES, GMLP_TYPES
@@ -34,6 +33,7 @@ from neox_config.schema.config import NeoXConfig, all_parameters, section_of, se
 from neox_config.schema.parameter import Resume, Section, entry_section, inner_section, resume_of
 from neox_config.schema.sections.attention import SparsityConfig
 from neox_config.schema.sections.optimizer import OptimizerParams, Scheduler, SchedulerParams
+from neox_config.spec.resolve import Resolved, resolve
 
 __all__ = [
     "IN_EFFECT",

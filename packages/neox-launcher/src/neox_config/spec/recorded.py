@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from neox_config.derive.resolve import Resolved, resolve
 from neox_config.errors import ConfigError
 from neox_config.facts.attention import BIASED_SCORES
 from neox_config.facts.checkpoints import (
@@ -19,6 +18,7 @@ from neox_config.facts.checkpoints import (
 )
 from neox_config.schema.config import NeoXConfig, sections
 from neox_config.schema.sections.model import Fusion
+from neox_config.spec.resolve import Resolved, resolve
 
 __all__ = ["MODEL_SECTIONS", "contents_of", "fusions_off", "latest_checkpoint", "model_of", "recorded_model"]
 
