@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neox_config.derive.engine_json import accumulation_dtype
+from neox_config.spec.engine_json import accumulation_dtype
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_model
 from neox_model.parallel.groups import SINGLE_PROCESS
