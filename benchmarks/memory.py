@@ -60,7 +60,6 @@ def settings_of(options: argparse.Namespace, stage: int, precision: str) -> dict
 
 def add_teacher(model: Any, resolved: Any, groups: Any, options: argparse.Namespace) -> list[Any]:
     """Let the model learn from a larger one with new weights, which is returned."""
-    from neox_config import Resolved
     from neox_model.assembly.choices import DTYPES
     from neox_model.assembly.distillation import Distillation
     from neox_model.assembly.model import build_stage
@@ -69,9 +68,7 @@ def add_teacher(model: Any, resolved: Any, groups: Any, options: argparse.Namesp
     if not section.enabled:
         return []
     size = resolved.config.model.replaced(num_layers=options.teacher_layers)
-    derived = resolved.derived.model_copy(update={"attention_types": ("global",) * size.num_layers})
-    config = resolved.config.model_copy(update={"model": size})
-    theirs = Resolved(config=config, derived=derived)
+    theirs = resolved.replaced(model=size)
     teacher = build_stage(theirs, groups, vocab_size=options.vocabulary).eval()
     # The tracker requires gradients of all parameters; there are none, because the teacher runs without.
     for parameter in teacher.parameters():

@@ -112,8 +112,7 @@ def another_seed(folder):
 
     def built(resolved, **options):
         training = resolved.config.training.replaced(seed=99)
-        config = resolved.config.model_copy(update={"training": training})
-        return build(replace(resolved, config=config), **options)
+        return build(resolved.replaced(training=training), **options)
 
     return patch.object(run, "build_datasets", built)
 

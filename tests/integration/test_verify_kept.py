@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -63,9 +62,7 @@ def other_samples() -> Any:
 
     def built(resolved, **options):
         training = resolved.config.training.replaced(seed=99)
-        return build(
-            replace(resolved, config=resolved.config.model_copy(update={"training": training})), **options
-        )
+        return build(resolved.replaced(training=training), **options)
 
     return patch.object(run, "build_datasets", built)
 

@@ -5,25 +5,27 @@ import binascii
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isqrt
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from neox_config.counted import first_few
-from neox_config.derive.attention_layers import expand_attention
 from neox_config.derive.curricula import curricula_of_lengths
 from neox_config.derive.elasticity import elastic_batch, elastic_devices
-from neox_config.derive.engine import uses_pipeline
-from neox_config.derive.layer_sharing import weight_owners
-from neox_config.derive.learning_rate import decay_iterations
 from neox_config.derive.pipeline import unsuitable_micro_batches
 from neox_config.derive.widths import MLP_SIZES, mlp_width
 from neox_config.errors import ConfigError
 from neox_config.facts.widths import next_aligned
 from neox_config.problems import Place, Problem, config_error, in_words, place_of
 from neox_config.schema.config import NeoXConfig
+from neox_config.schema.parameter import Section
+from neox_config.spec.model import ModelSpec
+from neox_config.spec.read_model import read_model
+from neox_config.spec.read_run import Sizes, read_data, read_run, read_update
+from neox_config.spec.run import RunSpec
+from neox_config.spec.update import DataSpec, UpdateSpec
 
 __all__ = [
     "Derived",
@@ -91,15 +93,64 @@ class Derived(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A configuration that is ready to run.
+    """A configuration that is ready to run, and everything that was decided for it.
 
     Args:
         config: the configuration of the user.
-        derived: values that follow from it on these devices.
+        sizes: what follows from the number of devices.
+        model: the model.
+        run: how it runs.
+        update: how its weights are updated.
+        data: the samples.
     """
 
     config: NeoXConfig
-    derived: Derived
+    sizes: Sizes
+    model: ModelSpec
+    run: RunSpec
+    update: UpdateSpec
+    data: DataSpec
+
+    @classmethod
+    def of(cls, config: NeoXConfig, sizes: Sizes) -> Self:
+        """Return what follows from a configuration whose rules hold, on these devices."""
+        return cls(
+            config=config,
+            sizes=sizes,
+            model=read_model(config),
+            run=read_run(config, sizes),
+            update=read_update(config),
+            data=read_data(config),
+        )
+
+    def replaced(self, **sections: Section) -> Self:
+        """Return the same with other sections of the configuration, which are not checked."""
+        return self.of(self.config.model_copy(update=sections), self.sizes)
+
+    @property
+    def derived(self) -> "Derived":
+        """What was decided, by the names under which it is printed and recorded."""
+        layout, batch = self.run.layout, self.run.batch
+        owners = tuple(layer.owner for layer in self.model.layers if layer.owner is not None)
+        return Derived(
+            world_size=layout.world,
+            hosts=layout.hosts,
+            data_parallel_size=layout.data,
+            model_parallel_size=layout.tensor,
+            pipe_parallel_size=layout.stages,
+            uses_pipeline=layout.is_pipeline,
+            train_batch_size=batch.whole,
+            micro_batch_size=batch.micro,
+            accumulation=batch.accumulation,
+            precision=self.run.precision.weights,
+            autocast=self.run.precision.autocast,
+            attention_types=self.model.kinds,
+            mlp_width=mlp_width(self.config),
+            lr_decay_iters=self.update.decay_iterations or 0,
+            backend=layout.backend,
+            weight_owners=owners or None,
+            elastic_devices=layout.elastic,
+        )
 
 
 def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
@@ -124,28 +175,16 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
     if problems:
         located = [_located(problem, config) for problem in problems]
         raise config_error(located, config.files)
-    derived = Derived(
-        world_size=devices,
+    sizes = Sizes(
+        world=devices,
         hosts=hosts,
-        data_parallel_size=split.data,
-        model_parallel_size=split.model,
-        pipe_parallel_size=split.pipe,
-        uses_pipeline=uses_pipeline(config),
-        train_batch_size=batch.train,
-        micro_batch_size=batch.micro,
+        data=split.data,
+        batch=batch.train,
+        micro=batch.micro,
         accumulation=batch.accumulation,
-        precision=_precision(config),
-        autocast=config.precision.autocast,
-        attention_types=expand_attention(config.attention.attention_config, config.model.num_layers),
-        mlp_width=mlp_width(config),
-        lr_decay_iters=decay_iterations(config),
-        backend=config.parallelism.distributed_backend,
-        weight_owners=weight_owners(
-            config.model.num_layers, config.model.num_unique_layers, config.model.param_sharing_style
-        ),
-        elastic_devices=batch.shared_by,
+        elastic=batch.shared_by,
     )
-    return Resolved(config=config, derived=derived)
+    return Resolved.of(config, sizes)
 
 
 def encode_resolved(resolved: Resolved) -> str:
@@ -153,7 +192,7 @@ def encode_resolved(resolved: Resolved) -> str:
     config = resolved.config
     content = {
         "config": config.given(),
-        "derived": resolved.derived.model_dump(mode="json"),
+        "sizes": asdict(resolved.sizes),
         "sources": {name: (place.file, place.line, place.spelling) for name, place in config.sources.items()},
         "files": config.files,
     }
@@ -169,7 +208,7 @@ def decode_resolved(text: str) -> Resolved:
     try:
         content: dict[str, Any] = json.loads(zlib.decompress(base64.urlsafe_b64decode(text)))
         config = NeoXConfig.from_sections(content["config"])
-        derived = Derived.model_validate(content["derived"])
+        sizes = Sizes(**content["sizes"] | {"elastic": tuple(content["sizes"]["elastic"])})
         sources = {name: Place(*place) for name, place in content["sources"].items()}
         files = tuple(content["files"])
     except (binascii.Error, zlib.error, ValueError, KeyError, TypeError) as error:
@@ -177,7 +216,7 @@ def decode_resolved(text: str) -> Resolved:
             f"the resolved configuration on the command line cannot be read ({type(error).__name__}); "
             "start workers with neox-launch of the same version"
         ) from error
-    return Resolved(config=config.with_origin(sources=sources, notices=(), files=files), derived=derived)
+    return Resolved.of(config.with_origin(sources=sources, notices=(), files=files), sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,15 +397,6 @@ def _unequal_neighbours(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
     elif split.data % size:
         what = f"does not divide the data-parallel size {split.data}"
         yield Problem(name, what, f"use a divisor of {split.data}")
-
-
-def _precision(config: NeoXConfig) -> Precision:
-    chosen = config.precision
-    if chosen.fp16.enabled or chosen.precision == "fp16":
-        return "fp16"
-    if chosen.bf16.enabled or chosen.precision == "bfloat16":
-        return "bf16"
-    return "fp32"
 
 
 def _located(problem: Problem, config: NeoXConfig) -> Problem:

@@ -166,7 +166,7 @@ def _ended_by(outcome: Outcome, reason: str) -> Outcome:
 def _resuming(plan: LaunchPlan) -> LaunchPlan:
     """Return the plan resuming from the latest checkpoint in `save`, with all its states."""
     config = resumed_from(plan.resolved.config, plan.resolved.config.checkpoint.save)
-    return replace(plan, resolved=Resolved(config=config, derived=plan.resolved.derived))
+    return replace(plan, resolved=Resolved.of(config, plan.resolved.sizes))
 
 
 def checkpoints_of(plan: LaunchPlan) -> set[tuple[str, float]]:

@@ -42,7 +42,7 @@ def resolve_with_data(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Re
 def resolve_without_data(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
     """Resolve a configuration like `resolve_with_data`, or as far as possible where its data is absent.
 
-    `train_iters` is then None in the result, and derived values that follow from it have no meaning.
+    `train_iters` is then None in the result, and so is what follows from it.
 
     Raises:
         ConfigError: as `with_iterations` and `resolve`, except for absent data.
@@ -50,9 +50,7 @@ def resolve_without_data(config: NeoXConfig, *, devices: int, hosts: int = 1) ->
     try:
         return resolve_with_data(config, devices=devices, hosts=hosts)
     except DataNotReadableError:
-        return Resolved(
-            config=config, derived=resolve(without_passes(config), devices=devices, hosts=hosts).derived
-        )
+        return Resolved.of(config, resolve(without_passes(config), devices=devices, hosts=hosts).sizes)
 
 
 def note_on_iterations(config: NeoXConfig) -> list[Problem]:

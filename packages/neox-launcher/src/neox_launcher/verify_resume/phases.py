@@ -151,14 +151,12 @@ def kept_side(source: KeptCheckpoint, target: KeptCheckpoint, config: NeoXConfig
 def comparison_plan(plan: LaunchPlan, comparison: Comparison) -> LaunchPlan:
     """Return the plan of the single worker on the first host that compares the trainings."""
     first = first_workers(plan.world.hosts, 1)
-    config = plan.resolved.config
-    logging = config.logging.replaced(log_dir=None)
-    config = config.model_copy(update={"logging": logging})
+    logging = plan.resolved.config.logging.replaced(log_dir=None)
     return replace(
         plan,
         program="compare-trainings",
         world=World(hosts=first, gpus=plan.world.gpus),
-        resolved=Resolved(config=config, derived=plan.resolved.derived),
+        resolved=plan.resolved.replaced(logging=logging),
         environment={**plan.environment, **comparison.as_variables()},
         max_restarts=0,
     )
@@ -226,7 +224,7 @@ def _recording(
     )
     return replace(
         plan,
-        resolved=Resolved(config=config, derived=plan.resolved.derived),
+        resolved=Resolved.of(config, plan.resolved.sizes),
         environment={**plan.environment, **recording.as_variables()},
         max_restarts=0,
     )

@@ -276,8 +276,7 @@ def _without_load(plan: LaunchPlan) -> LaunchPlan:
     """Return the plan without its checkpoint, which exists only after the previous trainings."""
     config = plan.resolved.config
     checkpoint = config.checkpoint.replaced(load=None, finetune=False)
-    resolved = replace(plan.resolved, config=config.model_copy(update={"checkpoint": checkpoint}))
-    return replace(plan, resolved=resolved)
+    return replace(plan, resolved=plan.resolved.replaced(checkpoint=checkpoint))
 
 
 def _show(job: _Job, form: Form) -> Outcome:

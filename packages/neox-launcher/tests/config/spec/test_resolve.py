@@ -187,7 +187,7 @@ def test_a_resolved_configuration_survives_the_command_line(load):
     assert decoded == resolved
     assert decoded.config.sources == config.sources
     assert decoded.config.optimizer.optimizer.params.given() == config.optimizer.optimizer.params.given()
-    assert decoded != Resolved(config=load(), derived=resolved.derived)
+    assert decoded != Resolved.of(load(), resolved.sizes)
 
 
 @pytest.mark.parametrize("word", ["", "abc", "eJxLTEoGAAJNASc=", "####", "eJyrrgUAAXUA+Q=="])

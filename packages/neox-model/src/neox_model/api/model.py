@@ -24,6 +24,7 @@ from neox_config.rules import broken_rules
 from neox_config.schema.config import as_written
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.generation import GenerationSection
+from neox_config.schema.sections.precision import PrecisionSection
 from neox_config.spec.recorded import fusions_off
 from neox_config.spec.resolve import Precision
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
@@ -532,14 +533,22 @@ def _refuse_towers(config: NeoXConfig) -> None:
         )
 
 
+def _in_precision(section: PrecisionSection, precision: Precision) -> PrecisionSection:
+    """Return the section with weights in another precision."""
+    return section.replaced(
+        precision={"fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}[precision],
+        fp16=section.fp16.replaced(enabled=False),
+        bf16=section.bf16.replaced(enabled=False),
+    )
+
+
 def _of_config(config: NeoXConfig, precision: Precision | None) -> Model:
     if config.checkpoint.load is None:
         raise NeoXError("the configuration has no weights to load; set load to a folder with checkpoints")
     _refuse_towers(config)
     resolved = resolved_for(config, "model")
     if precision is not None:
-        derived = resolved.derived.model_copy(update={"precision": precision})
-        resolved = replace(resolved, derived=derived)
+        resolved = resolved.replaced(precision=_in_precision(config.precision, precision))
     tokenizer = load_tokenizer(config)
     forward, _ = load_forward(resolved, config.checkpoint.load, SINGLE_PROCESS, tokenizer)
     return Model(forward.model, resolved, tokenizer, str(config.checkpoint.load))

@@ -4,7 +4,6 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,10 +37,11 @@ _FULLY_SHARD = "neox_model.parallel.sharding"
 
 def without_zero(resolved: Resolved) -> Resolved:
     """Return the configuration with ZeRO stage 0 and the same engine, for programs without an optimizer."""
-    config = resolved.config
-    zero, engine = config.zero, config.engine.replaced(engine=chosen_engine(config).name)
-    plain = zero.replaced(zero_optimization=zero.zero_optimization.replaced(stage=0))
-    return replace(resolved, config=config.model_copy(update={"zero": plain, "engine": engine}))
+    zero = resolved.config.zero
+    return resolved.replaced(
+        zero=zero.replaced(zero_optimization=zero.zero_optimization.replaced(stage=0)),
+        engine=resolved.config.engine.replaced(engine=resolved.run.engine.name),
+    )
 
 
 def is_partitioned_by_torch(resolved: Resolved, groups: Groups) -> bool:

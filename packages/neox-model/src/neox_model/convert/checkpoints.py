@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from neox_config import NeoXConfig, Resolved
+from neox_config import Resolved
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.errors import ConfigError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
@@ -185,7 +185,7 @@ class Checkpoint:
 
     def resolved_with(self, sections: Mapping[str, Any]) -> Resolved:
         """Return the parameters of the model with some sections replaced."""
-        return _with(self.resolved, self.resolved.config.model_copy(update=dict(sections)))
+        return self.resolved.replaced(**sections)
 
     def check_shapes(self) -> None:
         """Check that the weights are those of the recorded model.
@@ -335,16 +335,11 @@ def build_sequential(resolved: Resolved, vocab_size: int, *, device: str = "cpu"
         vocab_size: rows of the token embedding.
         device: where its weights are.
     """
-    plain = resolved.config.model.replaced(make_vocab_size_divisible_by=1)
-    config = resolved.config.model_copy(update={"model": plain})
-    plan = build_plan(_with(resolved, config), SINGLE_PROCESS, vocab_size=vocab_size)
+    plain = resolved.replaced(model=resolved.config.model.replaced(make_vocab_size_divisible_by=1))
+    plan = build_plan(plain, SINGLE_PROCESS, vocab_size=vocab_size)
     with torch.device(device):
         model = as_sequential(plan, loss_fn=_no_loss)
     return model.eval()
-
-
-def _with(resolved: Resolved, config: NeoXConfig) -> Resolved:
-    return Resolved(config=config, derived=resolved.derived)
 
 
 def _no_loss(*arguments: Any) -> Tensor:

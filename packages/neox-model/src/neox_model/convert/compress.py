@@ -9,7 +9,6 @@ head follows from their number. The whole model is in memory.
 import logging
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from neox_config import NeoXConfig, Resolved
+from neox_config import Resolved
 from neox_config.derive.compression import compressed_matrices as configured_matrices
 from neox_config.derive.compression import compresses, matching
 from neox_config.errors import ConfigError
@@ -312,9 +311,7 @@ def _with_compression(checkpoint: Checkpoint) -> Resolved:
             engine = engine.model_validate({"eigenvalue": recorded["eigenvalue"]})
     except (KeyError, ValidationError, ConfigError, TypeError, ValueError) as error:
         raise DamagedManifestError(f"config / {_PART}: {error}", checkpoint.folder) from error
-    update = {"compression": section, "training": training, "engine": engine}
-    config: NeoXConfig = resolved.config.model_copy(update=update)
-    return replace(resolved, config=config)
+    return resolved.replaced(compression=section, training=training, engine=engine)
 
 
 def _sizes(source: Compression, weights: dict[str, Tensor]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ cannot be divided evenly.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -237,7 +236,7 @@ def as_plain_model(resolved: Resolved) -> Resolved:
     """Return the configuration without ZeRO and sequence parallelism."""
     plain = without_zero(resolved)
     whole = plain.config.parallelism.replaced(sequence_parallel=False)
-    return replace(plain, config=plain.config.model_copy(update={"parallelism": whole}))
+    return plain.replaced(parallelism=whole)
 
 
 def _path(name: str | None) -> Path | None:

@@ -269,8 +269,6 @@ def add_distillation(
 
 def _like(resolved: Resolved, checkpoint: Checkpoint) -> Resolved:
     """Return the teacher's parameters in the student's layout."""
-    parallelism, theirs = resolved.config.parallelism, checkpoint.resolved
-    config = theirs.config.model_copy(update={"parallelism": parallelism})
-    of_model = ("attention_types", "mlp_width", "weight_owners")
-    update = {name: getattr(theirs.derived, name) for name in of_model}
-    return Resolved(config=config, derived=resolved.derived.model_copy(update=update))
+    own = resolved.config
+    update = {"parallelism": own.parallelism, "precision": own.precision}
+    return Resolved.of(checkpoint.resolved.config.model_copy(update=update), resolved.sizes)

@@ -6,7 +6,6 @@ large as what they are added to, so that a wrong one shows.
 """
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -148,9 +147,7 @@ def one_layer(resolved: Resolved, layer: int) -> Resolved:
     """Return a model with one layer of the kind of layer `layer`."""
     kind = resolved.derived.attention_types[layer]
     config = resolved.config
-    update = {
-        "model": config.model.replaced(num_layers=1),
-        "attention": config.attention.replaced(attention_config=(kind,)),
-    }
-    derived = resolved.derived.model_copy(update={"attention_types": (kind,), "weight_owners": None})
-    return replace(resolved, config=config.model_copy(update=update), derived=derived)
+    return resolved.replaced(
+        model=config.model.replaced(num_layers=1, num_unique_layers=None),
+        attention=config.attention.replaced(attention_config=(kind,)),
+    )

@@ -1,0 +1,88 @@
+"""How weights are updated, and the data that they are updated with, as plain frozen values.
+
+Sections of the configuration that are used as they were given are fields of their own.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from neox_config.schema.sections.compression import CompressionTraining
+from neox_config.schema.sections.data import DataSection
+from neox_config.schema.sections.data_efficiency import DataEfficiencySection
+from neox_config.schema.sections.objective import ObjectiveSection
+from neox_config.schema.sections.optimizer import Optimizer
+from neox_config.schema.sections.tokenizer import TokenizerSection
+from neox_config.spec.values import of
+
+__all__ = ["DataSpec", "LossScaling", "UpdateSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaling:
+    """The number that multiplies the loss, so that small gradients do not vanish in float16.
+
+    Args:
+        initial: the first scale.
+        is_dynamic: it falls where gradients overflow, and grows after `window` updates without that.
+        window: updates without an overflow after which it is doubled.
+        hysteresis: overflows before it falls.
+        consecutive_hysteresis: only overflows in a row count.
+        minimum: smallest scale.
+        maximum: largest scale; None: none.
+    """
+
+    initial: float = of("fp16.initial_scale_power", "fp16.loss_scale", "amp.loss_scale")
+    is_dynamic: bool = of("fp16.loss_scale", "amp.loss_scale")
+    window: int = of("fp16.loss_scale_window")
+    hysteresis: int = of("fp16.hysteresis", default=1)
+    consecutive_hysteresis: bool = of("fp16.consecutive_hysteresis", default=False)
+    minimum: float = of("fp16.min_loss_scale", "amp.min_loss_scale")
+    maximum: float | None = of("amp.max_loss_scale", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSpec:
+    """How weights are updated.
+
+    Args:
+        iterations: updates of the training; None: not known before the data is read (train_epochs).
+        decay_iterations: iterations over which the learning rate decays, with the warmup; None: likewise.
+        optimizer: the optimizer and its arguments.
+        clipping: largest norm of the gradient; 0: no limit.
+        normalization: whether losses are averaged over tokens of a micro-batch, or of the whole batch.
+        scaling: scale of the loss; None: it is not scaled.
+        compression: what changes matrices while they are trained, and the teacher; parts may be disabled.
+    """
+
+    iterations: int | None = of("train_iters", "train_epochs")
+    decay_iterations: int | None = of("lr_decay_iters", "lr_decay_fraction")
+    optimizer: Optimizer = of("optimizer")
+    clipping: float = of("gradient_clipping")
+    normalization: Literal["micro_batch", "global"] = of("loss_normalization")
+    scaling: LossScaling | None = of("fp16.enabled", "amp.enabled")
+    compression: CompressionTraining = of("compression_training")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec:
+    """The samples.
+
+    Args:
+        length: tokens of a sample that the model sees.
+        behind_input: tokens of a sample behind the model's input, which are predicted alone.
+        objective: what is predicted.
+        seed: the random seed.
+        files: datasets, and how samples are cut from them.
+        targets: settings of the objectives.
+        tokenizer: the tokenizer.
+        efficiency: curricula, which choose samples or shorten them.
+    """
+
+    length: int = of("seq_length")
+    behind_input: int = of("objective")
+    objective: Literal["causal", "masked", "ict"] = of("objective")
+    seed: int = of("seed")
+    files: DataSection = of("data_path")
+    targets: ObjectiveSection = of("objective")
+    tokenizer: TokenizerSection = of("tokenizer_type")
+    efficiency: DataEfficiencySection = of("curriculum_learning")
