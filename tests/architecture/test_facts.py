@@ -143,6 +143,6 @@ def test_a_fact_is_written_in_one_module(name):
 def test_the_modules_that_need_a_fact_import_it(name):
     fact = FACTS[name]
     importing = {
-        source.module for source in sources() for found in source.imports() if found.module == fact.home
+        source.module for source in sources() for found in source.imports if found.module == fact.home
     }
     assert importing >= set(fact.users)

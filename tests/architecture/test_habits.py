@@ -117,7 +117,7 @@ def test_only_optional_packages_are_imported_inside_functions():
     wrong = [
         f"{source.path}:{imported.line} imports {imported.module}"
         for source in sources()
-        for imported in source.imports()
+        for imported in source.imports
         if imported.in_function
         and not any(imported.module == name or imported.module.startswith(name + ".") for name in OPTIONAL)
     ]

@@ -205,7 +205,7 @@ def ours(source: Source) -> list[tuple[str, str]]:
     """Each import of one of our modules, with the file and line of it."""
     return [
         (imported.module, f"{source.path}:{imported.line} imports {imported.module}")
-        for imported in source.imports()
+        for imported in source.imports
         if lies_in(imported.module, PACKAGES)
     ]
 
@@ -288,7 +288,7 @@ def test_third_party_packages_are_imported_only_in_listed_modules(package):
         f"{source.path}:{imported.line} imports {imported.module}"
         for source in sources()
         if not lies_in(source.module, FENCES[package])
-        for imported in source.imports()
+        for imported in source.imports
         if lies_in(imported.module, (package,))
     ]
     assert wrong == []

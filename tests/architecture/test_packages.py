@@ -88,7 +88,7 @@ def test_upper_bounds_are_excluded_and_have_a_lower_one(name):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_import_is_declared(package):
     """Nothing may be there only because another package happened to bring it."""
-    imported = {found.module.split(".")[0] for source in sources(package) for found in source.imports()}
+    imported = {found.module.split(".")[0] for source in sources(package) for found in source.imports}
     foreign = imported - set(sys.stdlib_module_names) - {package}
     foreign = {DISTRIBUTIONS.get(name, name) for name in foreign} - {DISTRIBUTIONS[package]}
     needed = {canonicalize_name(DISTRIBUTION.get(name, name)) for name in foreign}

@@ -14,6 +14,7 @@ from neox_model.checkpoint.contents import Manifest
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
+from support.tiers import slow_except
 from support.trainings import train_all
 
 ADAPTERS = {"lora_rank": 2, "lora_alpha": 8.0, "lora_dropout": 0.1}
@@ -57,9 +58,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(
-    "layout", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", slow_except(LAYOUTS, *FAST))
 def test_adapters_are_saved_alone_and_resume_to_the_last_bit(tmp_path, layout: str) -> None:
     corpus = str(write_corpus(tmp_path))
     settings = LAYOUTS[layout] | ADAPTERS | {"lora_base": f"{tmp_path}/base", "train_iters": 4}
@@ -172,6 +171,7 @@ def resume_after_the_base(folder: str, corpus: str) -> dict[str, Any]:
     return {"recorded": recorded, "without it": ""}
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_and_refused_on_another_base(tmp_path) -> None:
     corpus = str(write_corpus(tmp_path))
     (found,) = run_ranks(train_and_resume_elsewhere, size=1, folder=str(tmp_path), corpus=corpus)

@@ -13,6 +13,8 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
+pytestmark = pytest.mark.slow
+
 ITERATIONS = 6
 SETTINGS: dict[str, Any] = {
     "num_layers": 2,

@@ -16,6 +16,8 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
 
+pytestmark = pytest.mark.slow
+
 ACCUMULATES = {"gradient_accumulation_steps": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data": {},
@@ -105,7 +107,6 @@ def manifest_of(folder: Path, iteration: int) -> dict[str, Any]:
     return {name: value for name, value in contents.items() if name != "config"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [pytest.param(name, marks=[] if name in FAST else pytest.mark.sweep, id=name) for name in LAYOUTS],
@@ -188,7 +189,6 @@ def end_while_a_save_is_under_way(folder: str, corpus: str) -> dict[str, str]:
     return ended
 
 
-@pytest.mark.slow
 def test_a_training_that_ends_with_an_error_first_completes_the_save_under_way(tmp_path):
     arguments = {"folder": str(tmp_path), "corpus": write_corpus(tmp_path)}
     first, second = run_ranks(end_while_a_save_is_under_way, size=2, **arguments)

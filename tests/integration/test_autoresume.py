@@ -10,6 +10,8 @@ from support.corpus import write_corpus
 from support.launches import launch, write_job
 from support.settings import SMALL_TRAINING
 
+pytestmark = pytest.mark.slow
+
 SERVICE = """
 from pathlib import Path
 
@@ -32,7 +34,6 @@ class AutoResume:
 """
 
 
-@pytest.mark.slow
 def test_the_service_ends_a_launch_and_the_next_one_continues_to_the_last_bit(tmp_path, monkeypatch):
     """Two workers with dropout; the service is asked after iterations 2 and 4."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "retrieval_model.py"
 
 
-@pytest.mark.slow
 def test_sentences_find_their_block_far_more_often_than_by_chance(tmp_path):
     corpus = tmp_path / "stdlib.jsonl"
     subprocess.run([sys.executable, "-m", "neox_data", "stdlib-corpus", corpus], check=True, timeout=300)

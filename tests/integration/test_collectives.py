@@ -8,6 +8,8 @@ import pytest
 
 from support.distributed import run_ranks
 
+pytestmark = pytest.mark.slow
+
 # Eleven tokens need a padding row; sizes that two ranks divide, also the sequence.
 BASE: dict[str, Any] = {
     "num_layers": 3,

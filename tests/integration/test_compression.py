@@ -151,6 +151,7 @@ def check_layout(folder: str, layout: str, compressions: Sequence[str]) -> None:
         assert {name: value for name, value in found.items() if not value <= limits[name]} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ON)
 def test_the_compressed_model_is_the_same_on_every_layout(alone: str, layout: str) -> None:
     check_layout(alone, layout, list(COMPRESSIONS))
@@ -209,6 +210,7 @@ def difference_of_copy(settings: dict[str, Any], ranks: int) -> float:
 COPIED = ["smallest weights and rows", "learned weights, rows and heads", "8 to 6 bits in groups, mixed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COPIED)
 @pytest.mark.parametrize("layout", [None, "torch, pipeline 2 x data 2, ZeRO 1"])
 def test_copies_of_a_compressed_model_compute_with_its_weights(name: str, layout: str | None) -> None:
@@ -226,9 +228,8 @@ RESUMED = ["static inputs", "smallest weights and rows", "learned weights, rows 
 SMALL_HEADS = {"hidden_size": 24, "num_attention_heads": 6}
 
 
-@pytest.mark.parametrize(
-    "layout", ["tensor", *(pytest.param(each, marks=pytest.mark.slow) for each in ("pipeline", "zero3"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tensor", "pipeline", "zero3"])
 def test_a_resumed_compression_continues_to_the_last_bit(tmp_path, layout: str) -> None:
     corpus = str(write_corpus(tmp_path))
     trainings = {}
@@ -261,6 +262,7 @@ def test_a_resumed_compression_continues_to_the_last_bit(tmp_path, layout: str) 
     assert rows.mean() == 0.5
 
 
+@pytest.mark.slow
 def test_periods_of_bits_follow_the_eigenvalues_of_the_layers_and_resume(tmp_path) -> None:
     corpus = str(write_corpus(tmp_path))
     group = {
@@ -343,6 +345,7 @@ def continue_and_compare(folder: str, corpus: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_plain_model_is_pruned_from_its_weights_on_and_computes_alike_after_loading(tmp_path) -> None:
     corpus = str(write_corpus(tmp_path))
     [found] = run_ranks(continue_and_compare, size=1, folder=str(tmp_path), corpus=corpus)
@@ -465,6 +468,7 @@ def pack(folder: str, corpus: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_packed_models_of_transformers_compute_alike_and_are_smaller(tmp_path) -> None:
     pytest.importorskip("compressed_tensors")
     corpus = str(write_corpus(tmp_path))

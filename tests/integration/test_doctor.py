@@ -2,8 +2,12 @@
 
 import re
 
+import pytest
+
 from support.launches import launch, write_job
 from support.settings import SMALL_TRAINING
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_workers_of_this_machine_join_and_measure_their_connection(tmp_path):

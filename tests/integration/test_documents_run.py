@@ -19,6 +19,8 @@ from support.launches import shell
 from support.served import serving
 from support.sources import ROOT
 
+pytestmark = pytest.mark.recipe
+
 SECONDS = 900
 
 
@@ -173,7 +175,6 @@ STAGES = {
 }
 
 
-@pytest.mark.recipe
 @pytest.mark.parametrize("document", RUN)
 def test_the_commands_of_a_document_run(document, tmp_path):
     stage = STAGES.get(document, Stage())

@@ -70,6 +70,7 @@ def test_both_engines_train_the_same_model_in_every_precision_at_every_stage():
     check(ALL)
 
 
+@pytest.mark.slow
 def test_the_torch_engine_does_not_import_deepspeed():
     program = (
         "import sys, neox_model.train.run, neox_model.engine.build_torch, neox_model.assembly.model;"

@@ -91,6 +91,7 @@ def train(folder: str, data_path: str) -> list[tuple[int, str | None]]:
     return ended
 
 
+@pytest.mark.slow
 def test_a_training_of_passes_resumes_and_other_batches_or_data_are_refused(tmp_path):
     data_path = write_corpus(tmp_path)
     (tmp_path / "other").mkdir()

@@ -30,6 +30,7 @@ def counted():
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler for the device in name")
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

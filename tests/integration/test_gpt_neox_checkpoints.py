@@ -16,6 +16,8 @@ from support.hf_models import ENTRIES
 from support.launches import launch
 from support.neox_checkpoints import pythia, write_neox
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers")
 
 
@@ -28,7 +30,6 @@ def settings(**values):
     return [part for name, value in values.items() for part in ("--set", f"{name.replace('_', '-')}={value}")]
 
 
-@pytest.mark.slow
 def test_a_converted_training_continues_at_its_iteration_or_starts_anew(tmp_path):
     source = pythia()
     write_neox(tmp_path / "theirs", source, ranks=2)

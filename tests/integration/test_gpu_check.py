@@ -216,6 +216,7 @@ def test_kernels_that_are_all_unavailable_fail_the_check(check, monkeypatch, sta
     assert gpu_check.kernels(on_gpu).status == result
 
 
+@pytest.mark.slow
 def test_the_status_of_kernels_has_the_word_that_the_check_expects(monkeypatch):
     ready = dataclasses.replace(
         rms_norm, availability=lambda device, dtype, *, may_build: Availability(True, "for this test")

@@ -33,6 +33,7 @@ def test_a_layer_has_no_graph_break(layer):
     assert graph_breaks(layer) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["an .item()", "a graph break"])
 def test_a_planted_interruption_is_a_graph_break(layer, fault):
     LAYER_FAULTS[fault](layer)

@@ -59,6 +59,7 @@ def has_ended(pid):
         return True
 
 
+@pytest.mark.slow
 def test_a_failure_a_hang_and_a_crash_each_cost_their_own_time_only(run):
     parts = {
         "hangs": part(WRITES, LEAVES, HANGS, seconds=5.0),
@@ -120,6 +121,7 @@ def test_an_extra_part_runs_only_if_its_time_is_left(run, monkeypatch):
     assert left_in(run)["extra"] == ("done", [MEASURED])
 
 
+@pytest.mark.slow
 def test_a_part_has_the_time_that_the_parts_before_it_left(run):
     parts = {
         "quick": part(WRITES, seconds=60.0),
@@ -147,6 +149,7 @@ sys.exit(gpu_minutes.main(["--rehearse", "--output", sys.argv[1]], parts))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_request_to_stop_ends_the_part_and_leaves_the_report_of_those_before(tmp_path, number):
     process = subprocess.Popen(

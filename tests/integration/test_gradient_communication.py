@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from support.distributed import run_ranks
 
+pytestmark = pytest.mark.slow
+
 SMALL = 2.0**-9 + 2.0**-12
 SUMS = {"fp32": 1 + SMALL, "fp16": 1 + 2.0**-9, "bf16": 1.0}
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}

@@ -13,6 +13,8 @@ from neox_model.convert.weights import WeightFiles
 from support.hf_models import ENTRIES, write_model
 from support.launches import launch
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers")
 
 SETTINGS = {
@@ -39,7 +41,6 @@ def write_tokens(folder):
             writer.append(generator.integers(0, ENTRIES, size=length).astype(np.uint16))
 
 
-@pytest.mark.slow
 def test_an_imported_model_trains_evaluates_generates_and_is_exported(tmp_path):
     write_model(tmp_path / "theirs", "mistral", SETTINGS)
     done = convert(tmp_path, "from-hf", "theirs", "--output", "imported")
@@ -82,7 +83,6 @@ def test_an_imported_model_trains_evaluates_generates_and_is_exported(tmp_path):
     assert "values differ" in done.stdout
 
 
-@pytest.mark.slow
 def test_an_export_that_is_impossible_is_refused_at_the_start(tmp_path):
     (tmp_path / "job.yml").write_text(
         json.dumps(

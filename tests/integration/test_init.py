@@ -9,11 +9,12 @@ import pytest
 from neox_config import load_config
 from support.launches import shell
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 900
 
 
-@pytest.mark.slow
 def test_two_commands_lead_from_a_folder_of_texts_to_a_trained_model(tmp_path):
     texts = tmp_path / "my texts"
     texts.mkdir()
@@ -52,7 +53,6 @@ def test_two_commands_lead_from_a_folder_of_texts_to_a_trained_model(tmp_path):
     assert path.read_text() == before
 
 
-@pytest.mark.slow
 def test_a_time_shortens_the_training_whose_model_can_then_be_trained_longer(tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()

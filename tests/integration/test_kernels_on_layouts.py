@@ -14,6 +14,8 @@ import pytest
 from support.distributed import run_ranks
 from support.layouts import LAYOUTS
 
+pytestmark = pytest.mark.slow
+
 LLAMA, GPT = "grouped queries, rmsnorm, swiglu, no biases", "learned positions, layernorm, tied"
 GEGLU, ADAPTED = "sinusoidal positions, scalenorm, geglu", "adapters"
 FUSED: dict[str, dict[str, Any]] = {
@@ -81,7 +83,6 @@ def run_cases(folder: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.slow
 def test_fused_operators_train_the_plain_model_on_every_layout(tmp_path):
     results = run_ranks(run_cases, size=2, folder=str(tmp_path), timeout_seconds=900)
     wrong = {

@@ -26,6 +26,8 @@ from neox_model.metrics.writers.jsonl import read_metrics
 from support.launches import ENVIRONMENT, LAUNCH, write_job
 from support.settings import SMALL_TRAINING
 
+pytestmark = pytest.mark.slow
+
 # An environment variable that every process of a job inherits.
 MARK = "NEOX_TEST_JOB"
 DEADLINE_SECONDS = 600.0
@@ -233,7 +235,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return trained_without_kills(tmp_path_factory.mktemp("alone"), iterations=50, processes=1)
 
 
-@pytest.mark.slow
 def test_two_kills_leave_no_trace_in_the_losses(tmp_path, undisturbed):
     kill_and_resume(tmp_path, undisturbed, moments=["saving", "training"], seed=1)
 
@@ -246,7 +247,6 @@ def test_twenty_kills_leave_no_trace_in_the_losses(tmp_path, seed):
     kill_and_resume(tmp_path, undisturbed, moments=moments, seed=seed)
 
 
-@pytest.mark.slow
 def test_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_path, undisturbed):
     kill_and_resume(tmp_path, undisturbed, moments=["writer", "saving"], seed=2, saves_in_background=True)
 
@@ -266,7 +266,6 @@ def test_a_hundred_kills_while_saving_in_the_background_leave_no_trace_in_the_lo
     )
 
 
-@pytest.mark.slow
 def test_a_stop_while_a_shard_is_being_written_saves_the_last_iteration(tmp_path):
     job = Job(tmp_path / "stopped", iterations=100_000, processes=1, saves_in_background=True)
     launcher = job.start()

@@ -47,6 +47,7 @@ def first_weights(folder: str, corpus: str) -> None:
     train_all(folder, corpus, {"student": still})
 
 
+@pytest.mark.slow
 def test_a_student_starts_from_the_layers_of_its_teacher(tmp_path) -> None:
     run_ranks(first_weights, size=1, folder=str(tmp_path), corpus=str(write_corpus(tmp_path)))
     theirs, own = tensors_of(tmp_path / "teacher", 2), tensors_of(tmp_path / "student", 1)
@@ -92,6 +93,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_student_learns_alike_on_every_layout(tmp_path) -> None:
     corpus = str(write_corpus(tmp_path))
     run_ranks(train_all, size=1, folder=str(tmp_path), corpus=corpus, trainings={"teacher": TEACHER})
@@ -114,6 +116,7 @@ def resumed(folder: str, corpus: str) -> None:
     train_all(folder, corpus, {"teacher": TEACHER, "whole": whole, "again": again})
 
 
+@pytest.mark.slow
 def test_a_resumed_student_continues_to_the_last_bit(tmp_path) -> None:
     run_ranks(resumed, size=2, folder=str(tmp_path), corpus=str(write_corpus(tmp_path)))
     whole, again = tensors_of(tmp_path / "whole", 4), tensors_of(tmp_path / "again", 4)
@@ -184,6 +187,7 @@ def refusals(folder: str, corpus: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_teacher_that_does_not_fit_is_refused(tmp_path) -> None:
     [found] = run_ranks(refusals, size=1, folder=str(tmp_path), corpus=str(write_corpus(tmp_path)))
     assert "has the shape" in found["width"]

@@ -1,7 +1,8 @@
 """One model on every layout: the losses and the weights after 20 clipped updates are those of one rank.
 
-Real processes over gloo, float32. `make test` runs a part in which every layout and every architecture
-occurs; `make sweep NAME=layouts` runs all of them, with and without recomputed activations.
+Real processes over gloo, float32. `make test` trains every architecture, and on every kind of layout;
+`make test-all` trains on every layout; `make sweep NAME=layouts` every architecture on every layout, with and
+without recomputed activations.
 """
 
 import logging
@@ -11,6 +12,7 @@ import pytest
 
 from support.distributed import run_ranks
 from support.layouts import ARCHITECTURES, LAYOUTS
+from support.precision_kinds import KINDS, kind_of
 
 # Sums of float32 in another order, over 20 updates; a wrong scale, sum or norm shows at 1e-3 and more.
 LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-5, 2e-5
@@ -33,6 +35,17 @@ def chosen() -> list[Case]:
     names = list(ARCHITECTURES)
     in_turn = [(names[number % len(names)], layout, number % 2 == 0) for number, layout in enumerate(LAYOUTS)]
     return list(dict.fromkeys(in_turn + ENTERS_ONCE))
+
+
+def of_each_kind() -> list[Case]:
+    """Each kind of layout once, the architectures in turn."""
+    layouts = [
+        next(name for name in names if name in LAYOUTS)
+        for names in KINDS.values()
+        if set(names) & set(LAYOUTS)
+    ]
+    names = list(ARCHITECTURES)
+    return [(names[number % len(names)], layout, number % 2 == 0) for number, layout in enumerate(layouts)]
 
 
 def run_cases(cases: list[Case], folder: str, iterations: int) -> dict[str, dict[str, float]]:
@@ -85,6 +98,13 @@ def check(cases: list[Case], folder: Path, *, iterations: int, timeout_seconds: 
 def test_the_chosen_part_has_every_layout_and_every_architecture():
     assert {layout for _, layout, _ in chosen()} == set(LAYOUTS)
     assert {architecture for architecture, _, _ in chosen()} == set(ARCHITECTURES)
+
+
+def test_every_architecture_and_every_kind_of_layout_train_the_model_of_one_rank(tmp_path):
+    cases = of_each_kind()
+    assert {architecture for architecture, _, _ in cases} == set(ARCHITECTURES)
+    assert {kind_of(layout) for _, layout, _ in cases} == set(KINDS) - {"one process"}
+    check(cases, tmp_path, iterations=2, timeout_seconds=600)
 
 
 @pytest.mark.slow

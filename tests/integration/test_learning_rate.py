@@ -157,6 +157,7 @@ def test_a_training_logs_exactly_the_values_of_the_curve(trained, name, part):
     assert logged(trained / name / part, "optimizer/momentum") == momenta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*TRAINED, *LAYOUTS])
 def test_a_resumed_training_is_the_uninterrupted_one(trained, name):
     for metric in ("loss/train", "optimizer/grad_norm"):
@@ -165,6 +166,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(trained, name):
         assert resumed == whole
 
 
+@pytest.mark.slow
 def test_the_momentum_changes_the_training(trained):
     cycled, constant = (
         logged(trained / name / "whole", "loss/train")

@@ -13,6 +13,8 @@ import pytest
 from support.corpus import write_corpus
 from support.launches import ENVIRONMENT, LAUNCH, launch, write_job
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "num-layers": 1,
     "hidden-size": 16,
@@ -63,7 +65,6 @@ def without_times(lines):
     return [VARYING.sub("#", line) for line in lines if line and "built the sample index" not in line]
 
 
-@pytest.mark.slow
 def test_a_training_on_a_terminal(tmp_path):
     job = write_job(tmp_path, SETTINGS | {"data-path": write_corpus(tmp_path)})
     code, written = run_on_a_terminal(tmp_path, job.name, "--set", "log-dir=logs-shown")

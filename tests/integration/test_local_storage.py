@@ -13,6 +13,8 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
 
+pytestmark = pytest.mark.slow
+
 LOCAL = {"checkpoint": {"use_node_local_storage": True}}
 TRAINING: dict[str, Any] = {
     "precision": "bfloat16",
@@ -72,7 +74,6 @@ def shards(folder: Path, *hosts: str) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.slow
 def test_two_hosts_without_a_shared_folder_resume_bit_for_bit_on_the_same_and_another_layout(tmp_path):
     base = {"data_path": write_corpus(tmp_path)}
     hosts = ["A", "B"]

@@ -15,6 +15,7 @@ from neox_data.indexed import IndexedDatasetWriter
 from neox_model.checkpoint.contents import Manifest
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
+from support.tiers import slow_except
 
 ITERATIONS = 4
 # Plain momentum: Adam would turn the rounding of gradients that are 0 into whole steps.
@@ -106,9 +107,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(
-    "layout", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", slow_except(LAYOUTS, *FAST))
 def test_the_loss_over_all_unmasked_tokens_is_the_same_on_every_layout(tmp_path, layout: str) -> None:
     more, tolerance = LAYOUTS[layout]
     data = write_labelled(tmp_path) | GLOBAL | {"pack_impl": "packed"}

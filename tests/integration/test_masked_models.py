@@ -24,6 +24,7 @@ from neox_model.layers.attention.dense import Core
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
+from support.tiers import slow_except
 from support.trainings import evaluate_parts_here
 
 ITERATIONS, HEADS, WIDTH, EVALUATED = 4, 4, 16, 2
@@ -162,9 +163,7 @@ def plain_loss(weights: dict[str, Tensor], data: str, first: int) -> float:
     return total / count
 
 
-@pytest.mark.parametrize(
-    "layout", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", slow_except(LAYOUTS, *FAST))
 def test_the_loss_on_every_layout_is_that_of_a_plain_reading(tmp_path, data, layout):
     more, size, tolerance = LAYOUTS[layout]
     settings = SETTINGS | {"data_path": data, "save": str(tmp_path / "run")} | more

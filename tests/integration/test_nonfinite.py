@@ -18,6 +18,8 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
+pytestmark = pytest.mark.slow
+
 ITERATIONS = 8
 SETTINGS: dict[str, Any] = {
     "num_layers": 2,
@@ -151,12 +153,10 @@ def check_end(folder: Path, cases: list[Case]) -> None:
         assert manifest["training"]["skipped_iterations"] == 0, name
 
 
-@pytest.mark.slow
 def test_one_update_that_is_not_finite_is_left_out_everywhere(tmp_path):
     check_one_update(tmp_path, in_turn("bf16") + in_turn("fp32", "fp16")[::3])
 
 
-@pytest.mark.slow
 def test_a_training_whose_losses_stay_nan_ends_and_keeps_its_last_good_checkpoint(tmp_path):
     check_end(tmp_path, in_turn("bf16", "fp16", "fp32"))
 

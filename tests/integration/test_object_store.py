@@ -16,6 +16,8 @@ from support.distributed import DistributedFailure, run_ranks
 from support.s3_server import BUCKET, CREDENTIALS, REQUIRES_S3, emptied_bucket, serving
 from support.settings import SMALL_TRAINING, resolved_from
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 ZERO2 = {"zero_optimization": {"stage": 2}, "precision": "bfloat16", "train_batch_size": 8}
 
@@ -73,7 +75,6 @@ def settings_of(corpus: str, folder: Path, url: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 def test_a_training_that_lost_its_folder_resumes_from_the_store_bit_for_bit(tmp_path, corpus):
     """Two ranks, ZeRO 2 and bfloat16."""
     url = f"file://{tmp_path}/store"
@@ -115,7 +116,6 @@ def test_an_empty_store_is_an_error_on_all_ranks_unless_this_training_fills_it(t
     assert not (tmp_path / "save" / LATEST).exists()
 
 
-@pytest.mark.slow
 def test_another_training_is_refused_where_one_has_uploaded_before_it_trains(tmp_path, corpus):
     url = f"file://{tmp_path}/store"
     first = settings_of(corpus, tmp_path / "first", url) | ZERO2
@@ -127,7 +127,6 @@ def test_another_training_is_refused_where_one_has_uploaded_before_it_trains(tmp
     assert not list((tmp_path / "second").glob("global_step*"))
 
 
-@pytest.mark.slow
 def test_fine_tuning_from_a_store_is_that_from_a_folder_bit_for_bit(tmp_path, corpus):
     """Two ranks, ZeRO 2 and bfloat16; asynchronous saves that are uploaded to another store."""
     url = f"file://{tmp_path}/store"
@@ -148,7 +147,6 @@ def test_fine_tuning_from_a_store_is_that_from_a_folder_bit_for_bit(tmp_path, co
     assert tensors[0] != Manifest.read(tmp_path / "store" / "global_step2").tensors
 
 
-@pytest.mark.slow
 def test_adapters_of_a_base_in_a_store_are_those_of_one_in_a_folder_bit_for_bit(tmp_path, corpus):
     """The base is trained on before the adapters resume: its recorded checkpoint is downloaded."""
     url, adapted_url = f"file://{tmp_path}/store", f"file://{tmp_path}/adapters store"
@@ -185,7 +183,6 @@ def test_adapters_of_a_base_in_a_store_are_those_of_one_in_a_folder_bit_for_bit(
     assert here["iteration"] == STEPS
 
 
-@pytest.mark.slow
 @REQUIRES_S3
 def test_a_training_resumes_from_an_s3_server_and_survives_its_absence(tmp_path, corpus, monkeypatch):
     """Two ranks, ZeRO 2 and bfloat16; the server goes away within the upload of a shard."""

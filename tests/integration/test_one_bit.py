@@ -342,6 +342,7 @@ def last_evaluation(folder: Path) -> dict[str, float]:
     return metrics
 
 
+@pytest.mark.slow
 def test_an_evaluation_among_local_steps_is_that_of_the_checkpoint_and_a_warning_says_so(tmp_path):
     """Update 8 synchronizes; 9 to 11 are local steps, whose weights differ between replicas."""
     (tmp_path / "texts.jsonl").write_text('{"text": "abcdefghijklmnopqrstuvwxyz"}\n' * 3)

@@ -122,6 +122,7 @@ def test_the_sample_has_every_optimizer_that_trains_every_layout_and_every_preci
     assert {cell.precision for cell in sample()} == set(PRECISIONS)
 
 
+@pytest.mark.slow
 def test_only_optimizers_that_require_whole_weights_or_whole_states_are_refused():
     for cell in (cell for cell in all_cells() if cell.precision == "bf16"):
         refusal = cell.refusal

@@ -20,6 +20,8 @@ from support.pairs import OPTIONS, document, first_loss, pair_of, pairs, teacher
 from support.retrieval import write_letters
 from support.sources import ROOT
 
+pytestmark = pytest.mark.slow
+
 # Pairs of one launch: engines of DeepSpeed are never freed, and gloo's threads in their groups do not rest.
 AT_ONCE = 24
 
@@ -102,7 +104,6 @@ def test_every_pair_that_is_allowed_trains(tmp_path, devices):
     assert failed == {}
 
 
-@pytest.mark.slow
 def test_the_document_of_pairs_is_current():
     assert (ROOT / "docs/compatibility-matrix.md").read_text() == document(), "run: make docs"
 

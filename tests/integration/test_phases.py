@@ -12,6 +12,8 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = {
     "plain": {},
     "zero": {"zero_optimization": {"stage": 1}},
@@ -44,7 +46,6 @@ def train_all(folder: str, data_path: str) -> None:
         train_in(groups, resolved)
 
 
-@pytest.mark.slow
 def test_the_phases_of_an_iteration_add_up_and_reach_the_monitors(tmp_path, capfd):
     run_ranks(train_all, size=2, folder=str(tmp_path), data_path=write_corpus(tmp_path), timeout_seconds=400)
     for name in LAYOUTS:

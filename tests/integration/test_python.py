@@ -176,6 +176,7 @@ def test_nothing_of_a_training_is_left_in_the_process(data, monkeypatch):
     assert (os.environ.get("RANK"), os.environ.get("WORLD_SIZE")) == ("0", None)
 
 
+@pytest.mark.slow
 def test_two_trainings_in_turns_are_two_trainings_one_after_another(data):
     def train(turns: list[tuple[int, int]]) -> list[torch.Tensor]:
         seeds = (1, 2)
@@ -195,6 +196,7 @@ def test_two_trainings_in_turns_are_two_trainings_one_after_another(data):
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_model_of_a_training_is_a_copy(data):
     with neox_model.Trainer(config_of(data)) as trainer:
         before = trainer.model()
@@ -207,6 +209,7 @@ def test_a_model_of_a_training_is_a_copy(data):
 # Errors
 
 
+@pytest.mark.slow
 def test_a_callback_that_fails_ends_the_training_and_its_error_is_raised(data):
     def fail(step: neox_model.Step) -> None:
         raise KeyError(step.iteration)
@@ -223,6 +226,7 @@ def test_a_callback_that_fails_ends_the_training_and_its_error_is_raised(data):
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_is_saved_and_says_why_it_ended(tmp_path, data):
     def interrupt(step: neox_model.Step) -> None:
         if step.iteration == 2:
@@ -238,6 +242,7 @@ def test_an_interrupted_training_is_saved_and_says_why_it_ended(tmp_path, data):
     assert trainer.iteration < 6
 
 
+@pytest.mark.slow
 def test_a_training_of_which_no_iteration_is_left_says_so_and_can_be_saved(tmp_path, data, caplog):
     saved = str(tmp_path / "saved")
     with neox_model.Trainer(config_of(data, save=saved)) as trainer:
@@ -257,6 +262,7 @@ def test_a_training_of_which_no_iteration_is_left_says_so_and_can_be_saved(tmp_p
         assert trainer.save().name == "global_step6"
 
 
+@pytest.mark.slow
 def test_a_configuration_is_loaded_in_another_precision(tmp_path, data):
     saved = str(tmp_path / "saved")
     with neox_model.Trainer(config_of(data, save=saved)) as trainer:
@@ -276,6 +282,7 @@ def test_a_folder_above_the_checkpoints_is_answered_with_theirs(tmp_path):
         neox_model.load_model(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_is_not_saved_is_named(data, caplog):
     with neox_model.Trainer(config_of(data)) as trainer:
         trainer.train(2)
@@ -290,6 +297,7 @@ def ends(folder: Path) -> list[tuple[str, str | None]]:
     return [(one["reason"], one.get("message")) for one in records if one.get("event") == "end"]
 
 
+@pytest.mark.slow
 def test_a_closed_trainer_keeps_its_results_but_not_the_memory_of_the_training(data):
     with neox_model.Trainer(config_of(data)) as trainer:
         trainer.train(3)
@@ -301,6 +309,7 @@ def test_a_closed_trainer_keeps_its_results_but_not_the_memory_of_the_training(d
     assert set(trainer.losses) == {"valid"}
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_forgotten_is_released(data):
     trainer = neox_model.Trainer(config_of(data), callback=lambda step: None)
     trainer.train(1)
@@ -319,6 +328,7 @@ def test_a_number_of_iterations_that_is_none_is_refused(data, count):
         assert trainer.iteration == 0
 
 
+@pytest.mark.slow
 def test_the_record_and_the_warning_are_true_for_every_end(tmp_path, data, caplog):
     def train(name: str, iterations: int | None, callback: Any = None) -> str:
         caplog.clear()
@@ -337,6 +347,7 @@ def test_the_record_and_the_warning_are_true_for_every_end(tmp_path, data, caplo
     assert ends(tmp_path / "failed") == [("error", "ZeroDivisionError: division by zero")]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_never_closed_ends_with_the_program(tmp_path, data):
     program = (
         "import sys, neox_model\n"
@@ -473,6 +484,7 @@ def test_a_chat_begins_as_its_template_does_and_is_found_with_a_moved_model(tmp_
     assert model.settings["vocab_file"] == str(tmp_path / "moved" / "tokenizer.json")
 
 
+@pytest.mark.slow
 def test_the_record_names_the_model_that_a_training_starts_from(tmp_path, data):
     with neox_model.Trainer(config_of(data)) as trainer:
         trainer.save(tmp_path / "saved")
@@ -485,6 +497,7 @@ def test_the_record_names_the_model_that_a_training_starts_from(tmp_path, data):
         assert [event["checkpoint"] for event in events if event.get("event") == "start"] == [source]
 
 
+@pytest.mark.slow
 def test_a_callback_may_save_but_not_train_or_close(tmp_path, data):
     found: list[Any] = []
 
@@ -500,6 +513,7 @@ def test_a_callback_may_save_but_not_train_or_close(tmp_path, data):
     assert neox_model.load_model(found[0]).logits("abc").shape == (3, 512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "fp16"])
 def test_a_training_in_16_bit_starts_from_all_bits_of_the_weights(data, precision):
     with neox_model.Trainer(config_of(data)) as trainer:
@@ -513,6 +527,7 @@ def test_a_training_in_16_bit_starts_from_all_bits_of_the_weights(data, precisio
             assert torch.equal(masters[id(started[name])], weight), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_training_starts_from_the_weights_of_another_model(tmp_path, data, stage):
     with neox_model.Trainer(config_of(data)) as trainer:
@@ -562,6 +577,7 @@ def test_a_tokenizer_that_was_moved_is_given_by_argument(tmp_path, data, caplog)
             neox_model.load_model(source, vocab_file=moved)
 
 
+@pytest.mark.slow
 def test_a_folder_of_checkpoints_ends_texts_at_its_stop_tokens(tmp_path, data):
     with neox_model.Trainer(config_of(data)) as trainer:
         trainer.train(1)
@@ -579,6 +595,7 @@ def test_a_folder_of_checkpoints_ends_texts_at_its_stop_tokens(tmp_path, data):
     assert (continued.text, continued.finish_reason) == ("", "end-of-document")
 
 
+@pytest.mark.slow
 def test_lists_of_datasets_may_lack_the_parts_that_are_not_evaluated(data):
     losses: dict[str, list[float]] = {"alone": [], "evaluated": []}
     lists = {"data_path": None, "train_data_paths": [data]}
@@ -594,6 +611,7 @@ def test_lists_of_datasets_may_lack_the_parts_that_are_not_evaluated(data):
     assert losses["alone"]
 
 
+@pytest.mark.slow
 def test_the_length_of_a_training_may_be_given_in_passes(tmp_path, data):
     passes = {"train_iters": None, "train_epochs": 1}
     config = config_of(data, **passes, curriculum_learning=CUSTOM)
@@ -815,6 +833,7 @@ CUSTOM = {
 }
 
 
+@pytest.mark.slow
 def test_a_curriculum_of_a_function_is_the_configured_one_with_the_same_lengths(data):
     steps = {"difficulty": [8, 12, 16], "max_step": [2, 4]}
     discrete = CUSTOM | {"schedule_type": "fixed_discrete", "schedule_config": steps}

@@ -24,6 +24,8 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {
     "num_layers": 2,
     "seq_length": 16,
@@ -126,7 +128,6 @@ def batch(micro: int, accumulation: int, **others: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ["lazy", "gpt_neox"])
 def test_every_sample_is_read_once_for_any_batch_sizes_and_ranks(tmp_path, corpus, order):
     """Batches of 4, then 6 on two ranks, then 5, then 8 on two ranks: nothing twice, nothing left out."""
@@ -170,7 +171,6 @@ def planned(settings: dict[str, Any], count: int) -> list[list[int]]:
     return [np.concatenate(tokens)[:-1].tolist() for tokens in found]
 
 
-@pytest.mark.slow
 def test_three_changes_of_layout_in_a_row_with_other_batches_read_the_planned_samples(tmp_path, corpus):
     """Two replicas, then tensor 2, pipeline 2, and two replicas under ZeRO 1."""
     data = {"data_path": corpus, "eval_iters": 0, "precision": "bfloat16"}
@@ -190,7 +190,6 @@ def test_three_changes_of_layout_in_a_row_with_other_batches_read_the_planned_sa
     assert [row for part in read for row in part] == planned(data | {"train_iters": 40}, 71)
 
 
-@pytest.mark.slow
 def test_an_older_checkpoint_continues_at_its_iterations_times_its_batch(tmp_path, corpus):
     data, saved = {"data_path": corpus, "sample_order": "lazy"}, tmp_path / "saved"
     run_ranks(train_parts, size=1, folder=str(saved), parts=[data | batch(2, 2, exit_interval=5)])
@@ -212,7 +211,6 @@ def test_an_older_checkpoint_continues_at_its_iterations_times_its_batch(tmp_pat
     assert in_order([resumed], "valid") == items(data | {"train_iters": 63}, "valid", 11)[8:]
 
 
-@pytest.mark.slow
 def test_changed_order_of_samples_is_logged(tmp_path, corpus):
     """An epoch has some 200 samples: GPT-NeoX's shuffle changes if more are requested."""
     data, saved = {"data_path": corpus} | batch(2, 2), str(tmp_path / "saved")
@@ -483,7 +481,6 @@ def violations(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 def test_100_changed_configurations_are_refused_reported_or_free_by_their_class(resumed):
     assert len(resumed) == 100
     found = violations(resumed)
@@ -493,7 +490,6 @@ def test_100_changed_configurations_are_refused_reported_or_free_by_their_class(
     assert outcomes.count("reported") > 5
 
 
-@pytest.mark.slow
 def test_a_lost_class_is_a_silent_change_of_the_model_and_is_found(tmp_path, corpus):
     settings = _BASE | {"data_path": corpus, "activation": "relu"}
     change = {"name": "activation", "value": "relu", "architecture": 0, "settings": settings}

@@ -13,6 +13,7 @@ from neox_config.errors import NeoXError
 from support.distributed import run_ranks
 from support.retrieval import ITERATIONS, MODEL, SETTINGS, plain_embeddings, weights_of, write_letters
 from support.settings import SMALL_TRAINING, resolved_from
+from support.tiers import slow_except
 from support.trainings import evaluate_parts_here
 
 _BUFFERED: dict[str, Any] = {
@@ -93,9 +94,7 @@ def plain_evaluation(
     return float(sum(losses)) / 2, hits
 
 
-@pytest.mark.parametrize(
-    "layout", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", slow_except(LAYOUTS, *FAST))
 def test_the_loss_on_every_layout_is_that_of_a_plain_reading(tmp_path, data, layout):
     more, size, tolerance = LAYOUTS[layout]
     settings = SETTINGS | {"data_path": data, "save": str(tmp_path / "run")} | more

@@ -26,6 +26,8 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS: dict[str, dict[str, Any]] = {
     "zero2": {"zero_optimization": {"stage": 2}},
     "pipeline": {"pipe_parallel_size": 2, "gradient_accumulation_steps": 2},
@@ -80,7 +82,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_ranks_save_by_the_clock_of_rank_0_and_each_checkpoint_resumes_bit_for_bit(
     tmp_path, corpus, layout
@@ -118,7 +119,6 @@ def test_all_ranks_save_by_the_clock_of_rank_0_and_each_checkpoint_resumes_bit_f
     assert [name for name, tensors in last.items() if tensors != last["plain"]] == []
 
 
-@pytest.mark.slow
 def test_the_model_of_iteration_0_is_the_same_on_every_layout(tmp_path, corpus):
     layouts = {**LAYOUTS, "tensor": {"model_parallel_size": 2}}
     sizes = {

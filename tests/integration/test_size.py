@@ -7,8 +7,9 @@ import pytest
 
 from support.sources import ROOT
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_traced_numbers_are_as_stated():
     command = [sys.executable, ROOT / "tools/size.py", "--trace", "--check"]
     found = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)

@@ -14,6 +14,8 @@ from support.corpus import write_corpus
 from support.distributed import DistributedFailure, run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = SMALL_TRAINING | {
     "split": "80,10,10",
     "gradient_accumulation_steps": 2,
@@ -102,7 +104,6 @@ def saved(folder: Path) -> list[str]:
     return [path.name for path in complete_checkpoints(folder / "saved")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_stop_in_an_evaluation_saves_at_once_and_the_resumed_run_has_the_losses_of_an_uninterrupted_one(
     tmp_path, layout
@@ -128,7 +129,6 @@ def test_a_stop_in_an_evaluation_saves_at_once_and_the_resumed_run_has_the_losse
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "size"), [("torch", 1), ("torch, pipeline", 2), ("deepspeed, pipeline", 2)]
 )

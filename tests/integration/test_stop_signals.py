@@ -21,6 +21,8 @@ from support.distributed import run_ranks
 from support.launches import ENVIRONMENT, LAUNCH, write_job
 from support.settings import SMALL_TRAINING
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_SECONDS = 180.0
 # What each process of a launch has on its command line.
 AGENT, WORKER = "-m neox_launcher.agent ", "-m neox_launcher.worker.bootstrap "
@@ -183,7 +185,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("who", "number", "code"), CASES)
 def test_a_signal_saves_the_last_iteration_and_the_job_resumes_there(tmp_path, who, number, code):
     job = Job(tmp_path)
@@ -201,7 +202,6 @@ def test_a_signal_saves_the_last_iteration_and_the_job_resumes_there(tmp_path, w
     assert {iteration: job.losses[iteration] for iteration in stopped} == stopped
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("who", ["launcher", "agent", "every process"])
 def test_a_sigterm_after_a_sigusr1_is_the_same_request_and_the_checkpoint_is_kept(tmp_path, who):
     """As at the end of a Slurm job: the warning stops the training, and SIGTERM comes while it is saved."""
@@ -224,7 +224,6 @@ def test_a_sigterm_after_a_sigusr1_is_the_same_request_and_the_checkpoint_is_kep
         assert "SIGTERM received: already stopping; repeat to stop immediately" in job.output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("who", ["one worker", "every process"])
 def test_a_sigusr1_while_the_workers_load_ends_the_job_with_a_message(tmp_path, who):
     job = Job(tmp_path)
@@ -248,7 +247,6 @@ def test_a_sigusr1_while_the_workers_load_ends_the_job_with_a_message(tmp_path, 
     )
 
 
-@pytest.mark.slow
 def test_a_sigusr1_to_a_launcher_that_is_still_reading_ends_it_with_a_message(tmp_path):
     job = Job(tmp_path)
     launcher = job.start()

@@ -14,6 +14,8 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = SMALL_TRAINING | {
     "train_iters": 5,
     "log_interval": 2,
@@ -88,7 +90,6 @@ def check(folder: Path, name: str) -> None:
         assert "ranks/slowest_factor" not in lines[0]
 
 
-@pytest.mark.slow
 def test_a_slow_rank_is_named_and_equal_ones_are_not(tmp_path):
     corpus = write_corpus(tmp_path)
     run_ranks(train_all, size=2, folder=str(tmp_path), data_path=corpus, cases=CASES, timeout_seconds=200)

@@ -117,12 +117,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[i
     return {name: read_record(folder / name) for name in ("one process", *LAYOUTS)}
 
 
+@pytest.mark.slow
 def test_the_model_learns(runs):
     losses = runs["one process"]["loss/train"]
     assert losses[1] == pytest.approx(np.log(513), abs=0.05)
     assert losses[20] < losses[1] - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_has_the_losses_of_one_process(runs, layout):
     for name in ("loss/train", "loss/validation", "loss/test", "optimizer/learning_rate"):
@@ -131,6 +133,7 @@ def test_every_layout_has_the_losses_of_one_process(runs, layout):
     assert list(runs[layout]["loss/validation"]) == [8, 16, 20]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_has_the_gradient_norms_of_one_process(runs, layout):
     assert runs[layout]["optimizer/grad_norm"] == pytest.approx(
@@ -202,6 +205,7 @@ sys.meta_path.insert(0, Refused())
 """
 
 
+@pytest.mark.slow
 def test_a_training_that_compiles_nothing_does_not_import_the_compiler(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_COMPILER)
     config = tmp_path / "config.yml"
@@ -236,6 +240,7 @@ def train_whole_and_in_parts(folder: str) -> None:
             train_in(create_groups(1, 1), resolved)
 
 
+@pytest.mark.slow
 def test_a_resumed_training_of_two_processes_is_the_uninterrupted_one(tmp_path):
     write_corpus(tmp_path)
     run_ranks(train_whole_and_in_parts, size=2, folder=str(tmp_path), timeout_seconds=300)

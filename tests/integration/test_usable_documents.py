@@ -9,6 +9,7 @@ from neox_data.indexed import IndexedDatasetWriter, open_indexed
 from neox_data.samples.whole_documents import IGNORED
 from neox_data.whole_dataset import WholeDocumentDataset
 from neox_launcher.plan.usable_documents import trained_documents
+from support.tiers import slow_except
 
 SEQ_LENGTH = 5
 SETTINGS = """\
@@ -42,9 +43,12 @@ def random_labels(random: np.random.RandomState, size: int) -> list[int]:
     return labels
 
 
+PACKINGS = ("unpacked", "pack_until_overflow", "best_fit")
+
+
 @pytest.mark.parametrize("allow_chopped", [True, False])
 @pytest.mark.parametrize("has_labels", [True, False])
-@pytest.mark.parametrize("pack_impl", ["unpacked", "pack_until_overflow", "best_fit"])
+@pytest.mark.parametrize("pack_impl", slow_except(PACKINGS, "unpacked"))
 def test_data_is_refused_if_no_whole_document_can_be_used(
     tmp_path, monkeypatch, pack_impl, has_labels, allow_chopped
 ):

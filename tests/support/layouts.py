@@ -259,7 +259,9 @@ def reference(architecture: str, *, is_wide: bool, folder: Path, iterations: int
     layout = Layout(1, {}, is_wide=is_wide)
     settings = settings_of(architecture, layout, recomputes=False)
     run, _ = train(resolved_from(settings), iterations=iterations)
-    assert run.losses[-1] < run.losses[0] - 0.02, f"{architecture} learns nothing: {run.losses}"
+    assert iterations < 8 or run.losses[-1] < run.losses[0] - 0.02, (
+        f"{architecture} learns nothing: {run.losses}"
+    )
     torch.save({"losses": run.losses, "weights": run.weights}, _path(architecture, is_wide, folder))
 
 

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 __all__ = ["DISTRIBUTIONS", "PACKAGES", "ROOT", "Import", "Source", "sources"]
@@ -37,9 +37,10 @@ class Source:
     module: str
     tree: ast.Module
 
-    def imports(self) -> Iterator[Import]:
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
         """Every import of the file, those inside functions too."""
-        yield from self._imports(self.tree, None)
+        return tuple(self._imports(self.tree, None))
 
     def _imports(self, node: ast.AST, function: str | None) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -70,8 +71,9 @@ def _module_names() -> frozenset[str]:
 @cache
 def sources(package: str | None = None) -> tuple[Source, ...]:
     """Return the source files of one package, or of all."""
+    if package is None:
+        return tuple(source for name in PACKAGES for source in sources(name))
     return tuple(
         Source(path.relative_to(ROOT), module, ast.parse(path.read_text(), str(path)))
-        for name in ([package] if package else PACKAGES)
-        for path, module in _paths(name)
+        for path, module in _paths(package)
     )

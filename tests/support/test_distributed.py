@@ -107,6 +107,7 @@ def test_the_first_error_is_reported_and_the_other_rank_ends():
         run_ranks(rank_one_fails, size=2)
 
 
+@pytest.mark.slow
 def test_the_time_limit_ends_the_run():
     with pytest.raises(DistributedFailure, match=r"did not end within 3 s"):
         run_ranks(sleep_for_ever, size=1, timeout_seconds=3)
@@ -117,6 +118,7 @@ def test_a_rank_that_is_killed_is_reported():
         run_ranks(killed, size=1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="requires gdb")
 @pytest.mark.parametrize("is_waited_for", [True, False])
 def test_a_crash_is_reported_with_the_stacks_of_python_and_of_native_code(is_waited_for):
@@ -133,6 +135,7 @@ def test_a_crash_is_reported_with_the_stacks_of_python_and_of_native_code(is_wai
     assert "double free" in text.rpartition("output of rank 0")[2]
 
 
+@pytest.mark.slow
 def test_the_signal_of_a_crash_is_reported_and_the_other_rank_ends():
     with pytest.raises(
         DistributedFailure, match=r"rank [01] crashed:\nFatal Python error: Segmentation fault"
@@ -184,6 +187,7 @@ def test_ranks_are_forked_from_processes_with_the_variables_of_the_test(tmp_path
     assert found()[0] == usual
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_the_process_that_uses_it():
     program = (
         "import os; from support.distributed import _Server;"
