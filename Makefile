@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-all check format test-contracts test-versions sweep \
-	coverage test-recipes gpu-check gpu-minutes gpu-minutes-prepare gpu-gate docs docs-site dist clean
+	test-same test-recipes gpu-check gpu-minutes gpu-minutes-prepare gpu-gate docs docs-site dist clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,11 +45,11 @@ test-versions:  ## Contracts and fast tests with the oldest and the newest versi
 sweep: install  ## Tests of minutes to an hour; without NAME=..., a list of them
 	@tools/sweep.sh $(NAME)
 
-coverage: install  ## Line and branch coverage of the packages' fast tests
-	@$(BIN)/coverage erase
-	@OMP_NUM_THREADS=1 env --default-signal=INT,QUIT,HUP $(BIN)/coverage run -m pytest -q -m "not slow and not sweep and not cluster" \
-		-k "not finds_no_room" packages  # Its limit on file sizes also applies to the files of coverage.
-	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
+test-same:  ## Do the same as another commit: BASE=COMMIT (PART=2/10, CASE=TEXT, GROUP="data plans", NEW=CHECKOUT)
+	@[ -n "$(BASE)" ] || { echo "name the commit to compare with: make test-same BASE=main" >&2; exit 2; }
+	@$(MAKE) --no-print-directory install
+	@PYTHONPATH=tests $(BIN)/python tools/test_same.py "$(BASE)" $(if $(PART),--part "$(PART)") $(if $(CASE),--case "$(CASE)") \
+		$(if $(GROUP),--group $(GROUP)) $(if $(NEW),--new "$(NEW)")
 
 test-recipes: install  ## Follow CONTRIBUTING.md's recipes, run the documents' commands, install the wheels, rehearse gpu-check and gpu-minutes (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m recipe tests/integration/test_recipes.py tests/integration/test_documents_run.py \
@@ -85,4 +85,4 @@ dist:  ## Build the wheels of the four packages: dist/3.11/*.whl for Python 3.11
 
 clean:  ## Remove environments, wheels and caches, but not quickstart/
 	@echo "removing .venv, .venvs, wheels and caches; this may take minutes"
-	@rm -rf dist site .site .gpu-gate .gpu-minutes .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info
+	@rm -rf dist site .site .test-same .gpu-gate .gpu-minutes .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info

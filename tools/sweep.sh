@@ -37,6 +37,14 @@ case $name in
         .venv/bin/python -m pip install --quiet --no-input -c constraints.txt "moto[s3]" flask flask-cors s3fs comet_ml wandb
         export PYTHONPATH=tests
         ;;
+    coverage)
+        .venv/bin/coverage erase
+        # The limit of finds_no_room on file sizes also applies to the files of coverage.
+        env --default-signal=INT,QUIT,HUP .venv/bin/coverage run -m pytest -q -k "not finds_no_room" \
+            -m "not slow and not sweep and not cluster" packages
+        .venv/bin/coverage combine --quiet
+        exec .venv/bin/coverage report
+        ;;
     sanitizers) exec tools/sanitize.sh ;;
 esac
 [ -n "${tests[$name]:-}" ] || {
@@ -47,6 +55,7 @@ make sweep NAME=...
   cluster     simulate several hosts with real cluster tools and injected faults; requires root
   config      10,000 mutations of configs/ and wrong values of every name through neox-config
   conversion  round trips of random models of transformers, and 200 wrong mappings
+  coverage    lines and branches that the packages' fast tests reach (20 minutes)
   layouts     compare training of every architecture and compression on every layout with one rank
   manifests   load 3,000 mutated manifests of checkpoints: they load, or are refused and change nothing
   optimizers  every optimizer resumes to the last bit on every layout in every precision

@@ -1,0 +1,155 @@
+"""`make test-same BASE=COMMIT`: compare this checkout with another commit, by what their commands do.
+
+    PYTHONPATH=tests .venv/bin/python tools/test_same.py COMMIT [--part k/n] [--case TEXT] [--group NAME ...]
+
+Both run the same commands in folders with the same files: trainings (losses, norms and weights to the last
+bit), resumes of the base's checkpoints, data files, conversions, generation, estimates and plans. What the
+base showed is kept in .test-same, by commit, so that a later or interrupted comparison runs only the new
+checkout. Our packages are never imported here. Exit code 1: something differs.
+"""
+
+import argparse
+import fcntl
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from same_case import Case, Part, chosen
+from same_checkouts import ROOT, STORE, Checkout, base_checkout, new_checkout
+from same_compare import Outcome, compare, report
+from same_programs import configuration_cases, conversion_cases, data_cases
+from same_run import Runner, environment_of
+from same_training import resume_cases, training_cases
+
+__all__ = ["main"]
+
+TENTH = "1/10"
+WHOLE = Part(1, 1)
+
+
+def _inputs(base: Checkout) -> Path:
+    """Write what the cases read, once for each base."""
+    folder = base.store / "inputs"
+    if folder.exists():
+        return folder
+    aside = folder.with_suffix(".new")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    variables = environment_of(base)
+    command = [ROOT / ".venv/bin/python", ROOT / "tools/same_inputs.py", aside]
+    _run(command, {**variables, "PYTHONPATH": str(ROOT / "tests")}, aside)
+    # The links are files in a copy: both checkouts read the base's.
+    shutil.copytree(base.sources / "configs", aside / "configs")
+    corpus = ["--input", "words.jsonl", "--output-prefix", "data/corpus"]
+    tokenizer = ["--vocab-file", "data/gpt2-vocab.json", "--merge-file", "data/gpt2-merges.txt"]
+    script = [base.python, base.scripts / "preprocess_data", "--tokenizer-type", "GPT2BPETokenizer"]
+    _run([*script, *corpus, *tokenizer, "--quiet"], variables, aside)
+    aside.rename(folder)
+    subwords = ["--tokenizer-type", "HFTokenizer", "--vocab-file", "hf/llama-plain/tokenizer.json"]
+    prefix = ["--input", "words.jsonl", "--output-prefix", "data/llama", "--quiet"]
+    _run([base.python, base.scripts / "preprocess_data", *subwords, *prefix], variables, folder)
+    # Its paths are absolute.
+    _run(
+        [base.python, base.scripts / "neox-convert", "from-hf", "hf/llama-plain", "--output", "imported"],
+        variables,
+        folder,
+    )
+    return folder
+
+
+def _run(command: Sequence[str | Path], variables: dict[str, str], folder: Path) -> None:
+    found = subprocess.run(command, cwd=folder, env=variables, check=False, capture_output=True, text=True)
+    if found.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{found.stdout}{found.stderr}")
+
+
+def _table(part: Part, inputs: Path) -> list[Case]:
+    """Return all cases; of trainings, those of the part."""
+    return [
+        *training_cases(part),
+        *resume_cases(),
+        *data_cases(),
+        *conversion_cases(inputs),
+        *configuration_cases(inputs),
+    ]
+
+
+def _compare_all(cases: Sequence[Case], base: Runner, new: Runner, jobs: int) -> list[Outcome]:
+    by_title = {case.title: case for case in training_cases(WHOLE)}
+    needed = sorted(set().union(*(case.needed for case in cases)))
+
+    def compare_one(case: Case) -> Outcome:
+        expected = base.result(case, keeps_folder=case.title in needed)
+        source = case.uninterrupted
+        uninterrupted = None if source is None else base.result(by_title[source], keeps_folder=True)
+        return compare(case, expected, new.result(case, keeps_folder=False), uninterrupted)
+
+    outcomes, begin = {}, time.monotonic()
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda title: base.result(by_title[title], keeps_folder=True), needed))
+        futures = {pool.submit(compare_one, case): case for case in cases}
+        for number, future in enumerate(as_completed(futures), 1):
+            case = futures[future]
+            outcomes[case.title] = future.result()
+            shown = f"{number}/{len(cases)}, {time.monotonic() - begin:.0f} s: {outcomes[case.title].kind}"
+            sys.stderr.write(f"{shown}: {case.title}\n")
+    return [outcomes[case.title] for case in cases]
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("base", metavar="COMMIT", help="the commit to compare with")
+    parser.add_argument("--new", type=Path, default=ROOT, help="another checkout in place of this one")
+    parser.add_argument("--part", help=f"k/n: the k-th n-th of the trainings; default: {TENTH}")
+    parser.add_argument("--case", help="only cases with this text in their title, of all trainings")
+    parser.add_argument("--group", nargs="*", default=[], help="only cases of these groups")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at the same time")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    given = _arguments(arguments)
+    try:
+        part = Part.parse(given.part) if given.part else WHOLE if given.case else Part.parse(TENTH)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    STORE.mkdir(exist_ok=True)
+    with (STORE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        base, new = base_checkout(given.base), new_checkout(given.new)
+        inputs = _inputs(base)
+        cases = chosen(_table(part, inputs), name=given.case, groups=given.group)
+        if not cases:
+            sys.stderr.write("no case has this name; without CASE and GROUP, all run\n")
+            return 2
+        before = new.digest()
+        runner = Runner(base, inputs)
+        runners = runner, Runner(new, inputs, base=runner)
+        try:
+            outcomes = _compare_all(cases, *runners, given.jobs)
+        finally:
+            for each in runners:
+                each.close()
+    command = f"make test-same BASE={given.base}"
+    command += "" if given.new == ROOT else f" NEW={shlex.quote(str(given.new))}"
+    sys.stdout.write(report(outcomes, command))
+    if new.digest() != before:
+        sys.stdout.write(
+            "the sources changed during the comparison; run it again, or compare a worktree (NEW=FOLDER)\n"
+        )
+        return 1
+    return int(any(outcome.kind == "different" for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
