@@ -53,6 +53,7 @@ def test_search_finds_the_documents_that_contain_the_text(
     assert sum(looked_at) == dataset.num_tokens
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150,
     deadline=None,

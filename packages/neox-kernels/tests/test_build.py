@@ -147,6 +147,7 @@ def test_waiting_times_out_and_names_the_holder(compiler):
     process.communicate()
 
 
+@pytest.mark.slow
 def test_hanging_compiler_is_killed_after_the_timeout(compiler):
     pids = compiler.folder / "pids"
     compiler.write(extra=f"echo $$ >> {pids}; exec sleep 600")

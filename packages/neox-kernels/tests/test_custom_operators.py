@@ -28,6 +28,7 @@ from neox_kernels import (
     trial,
 )
 from neox_kernels.operators import gated as gated_module
+from support.tiers import slow_except
 
 # rotary_ is the same in place, and apex's layer norm has no form for the CPU.
 OPERATORS = [operator for operator in status.OPERATORS if operator.name not in ("rotary_", "apex_layer_norm")]
@@ -109,7 +110,7 @@ def test_cuda_code_agrees_with_the_reference_forward_and_backward(operator, widt
 
 # Rows of one warp, of several warps with two and four vectors each, and rows too long for registers.
 @every_operator
-@pytest.mark.parametrize("width", [512, 1024, 4096 + 512, 8192 + 8, 2050])
+@pytest.mark.parametrize("width", slow_except([512, 1024, 4096 + 512, 8192 + 8, 2050], 512, 2050))
 def test_cuda_code_agrees_for_all_row_widths(operator, width, emulated):
     make = operator.comparable_example or operator.example
     shape = (2, 1, 2, width) if operator is not rotary else (2, 1, 1, width)
@@ -121,7 +122,7 @@ def test_cuda_code_agrees_for_all_row_widths(operator, width, emulated):
     "operator", [layer_norm, rms_norm, add_layer_norm, add_rms_norm], ids=lambda operator: operator.name
 )
 @pytest.mark.parametrize("of_parameters", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [520, 4096 + 8, 8192 + 8, 16384, 16384 + 8, 4097])
+@pytest.mark.parametrize("width", slow_except([520, 4096 + 8, 8192 + 8, 16384, 16384 + 8, 4097], 520))
 def test_cuda_code_of_norms_agrees_for_several_rows_of_a_block(operator, of_parameters, width, emulated):
     arguments = operator.example((7, width), torch.bfloat16, CPU)
     in_their_type = (
@@ -189,6 +190,7 @@ def test_activation_codes_match_the_sources():
     assert gated_module.ACTIVATION_CODES == {"silu": 0, "tanh": 1, "erf": 2}
 
 
+@pytest.mark.slow
 def test_cuda_code_accesses_only_its_memory(emulated_module_path):
     """Every tensor ends at an inaccessible page; runs in a separate process."""
     script = Path(__file__).parent / "emulator" / "guarded.py"

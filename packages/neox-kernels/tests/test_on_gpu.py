@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "kernels.py"
 
 
@@ -19,14 +21,12 @@ def run_script(*options, timeout):
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
 def test_operators_are_correct_on_this_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     assert " 0 wrong" in run_script("--verify", timeout=600)
 
 
-@pytest.mark.slow
 def test_script_passes_its_rehearsal(tmp_path):
     figures = tmp_path / "figures.json"
     output = run_script("--rehearse", "--verify", "--time", "--json", str(figures), timeout=300)

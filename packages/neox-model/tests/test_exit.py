@@ -105,11 +105,13 @@ def run(script: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], text=True, check=False, timeout=300, **options)
 
 
+@pytest.mark.slow
 def test_a_thread_of_gloo_does_not_abort_a_worker_that_exits():
     done = run(WITH_AN_OPERATION_UNDER_WAY.replace("EXIT", "exit_worker"), capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="later Pythons do not end such threads")
 def test_the_finalization_of_the_interpreter_would_abort_it():
     done = run(WITH_AN_OPERATION_UNDER_WAY.replace("EXIT", "sys.exit"), capture_output=True)
@@ -117,6 +119,7 @@ def test_the_finalization_of_the_interpreter_would_abort_it():
     assert done.returncode < 0
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_answer_delays_the_end_for_no_longer_than_the_limit():
     done = run(WITH_A_PEER_THAT_DOES_NOT_ANSWER.replace("EXIT", "exit_worker"), capture_output=True)
     assert done.returncode == 0

@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 
+import pytest
 import torch.distributed as dist
 
 from neox_model.parallel.topology import create_groups
@@ -64,6 +65,7 @@ def form_groups() -> list[list[int]]:
     return [list(pair) for pair in counts]
 
 
+@pytest.mark.slow
 def test_every_way_of_forming_a_group_gives_it_one_worker_thread_and_a_planted_one_is_found():
     for counts in run_ranks(form_groups, size=2):
         (first, *_), *_ = counts
@@ -91,6 +93,7 @@ def test_groups_beside_one_that_the_program_has_formed_have_one_worker_thread():
         assert (before, after) == ([1, 2], [2, 3])
 
 
+@pytest.mark.slow
 def test_operations_in_flight_together_do_not_corrupt_the_memory():
     done = subprocess.run(
         [sys.executable, "-c", MANY_OPERATIONS], capture_output=True, text=True, check=False, timeout=600

@@ -219,6 +219,7 @@ def test_a_worker_is_registered_before_torch_and_deepspeed_are_imported():
     assert result.stdout == "set()\n"
 
 
+@pytest.mark.slow
 def test_a_training_without_partitions_does_not_import_what_takes_seconds_and_is_not_used():
     slow = {"deepspeed", "sympy", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"}
     program = "import sys, neox_model.train.run, neox_model.engine.build_torch; print(sorted(sys.modules))"
@@ -306,6 +307,7 @@ def test_settings_of_the_allocator_in_the_environment_win(
     assert caplog.messages == ([line] if is_logged else [])
 
 
+@pytest.mark.slow
 def test_the_variable_that_the_setting_replaces_has_the_same_effect_in_a_new_process(allocator):
     expand_segments()
     command = "import torch; print(torch._C._accelerator_getAllocatorSettings())"

@@ -12,6 +12,8 @@ from neox_data.errors import IndexedDatasetError
 from neox_data.indexed import open_indexed
 from neox_data.indexed.verify import verify_indexed
 
+pytestmark = pytest.mark.sweep
+
 logger = logging.getLogger(__name__)
 
 SECONDS = 600
@@ -54,7 +56,6 @@ def read_all(prefix: Path) -> None:
     verify_indexed(prefix)
 
 
-@pytest.mark.sweep
 def test_damaged_indices_are_refused_in_a_sentence(write_dataset) -> None:
     choice, tried, refused = random.Random(), 0, 0
     sizes = [2, 0, 5, 1]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.sweep
+
 logger = logging.getLogger(__name__)
 
 KILLS = 20
@@ -21,7 +23,6 @@ SMALL_SHARDS = (
 )
 
 
-@pytest.mark.sweep
 def test_killed_and_resumed_is_undisturbed(tmp_path: Path, tokenizer_json: Path) -> None:
     choice = random.Random()
     (tmp_path / "in").mkdir()

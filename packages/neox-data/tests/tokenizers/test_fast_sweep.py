@@ -14,6 +14,8 @@ from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_data.tokenizers.fast import fast_encoder
 from neox_data.tokenizers.train import train_byte_level_bpe
 
+pytestmark = pytest.mark.sweep
+
 logger = logging.getLogger(__name__)
 
 NUM_STRINGS, NUM_BYTES = 100_000, 50_000_000
@@ -77,7 +79,6 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 KINDS = ["HFTokenizer", "GPT2BPETokenizer", "HFGPT2Tokenizer"]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_strings_give_the_same_ids(tokenizers, kind: str) -> None:
     choice, encoder = random.Random(), fast_encoder(tokenizers[kind], list)
@@ -85,7 +86,6 @@ def test_random_strings_give_the_same_ids(tokenizers, kind: str) -> None:
         encoder.check([random_string(choice) for _ in range(1000)])
 
 
-@pytest.mark.sweep
 def test_every_character_between_others_gives_the_same_ids(tokenizers) -> None:
     encoder = fast_encoder(tokenizers["HFTokenizer"], list)
     characters = [chr(number) for number in range(0x110000) if not 0xD800 <= number <= 0xDFFF]
@@ -93,7 +93,6 @@ def test_every_character_between_others_gives_the_same_ids(tokenizers) -> None:
         encoder.check([f"a {one}'s{one}1{one}!" for one in characters[first : first + 5000]])
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_real_text_gives_the_same_ids(tokenizers, kind: str) -> None:
     encoder, num_bytes, batch = fast_encoder(tokenizers[kind], list), 0, []

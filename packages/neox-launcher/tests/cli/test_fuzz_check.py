@@ -262,6 +262,7 @@ def test_mutations_of_shipped_files_are_reported(tmp_path):
     assert min(figures.outcomes["accepted"], figures.outcomes["refused"]) > 5
 
 
+@pytest.mark.slow
 def test_wrong_values_of_some_names_are_reported(tmp_path):
     names = random.Random(0).sample(NAMES, 20)
     assert check_wrong_values(tmp_path, names).outcomes["refused"] > 50

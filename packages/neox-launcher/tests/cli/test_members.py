@@ -96,6 +96,7 @@ def test_tasks_of_srun_train_one_job(start, tmp_path):
     assert (tmp_path / "rank-1").read_text().startswith("1 0 2 1 ")
 
 
+@pytest.mark.slow
 def test_a_failure_on_one_host_ends_all_processes_with_its_code(start):
     codes, outputs = outcome(start("if os.environ['RANK'] == '2': os._exit(7)\ntime.sleep(600)"))
     assert codes == [7, 7, 7]
@@ -103,6 +104,7 @@ def test_a_failure_on_one_host_ends_all_processes_with_its_code(start):
     assert "exited with code 7" in outputs[0]
 
 
+@pytest.mark.slow
 def test_a_signal_to_any_process_stops_the_job(start, tmp_path):
     processes = start("time.sleep(600)")
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -115,6 +117,7 @@ def test_a_signal_to_any_process_stops_the_job(start, tmp_path):
     assert "SIGTERM received" in outputs[0]
 
 
+@pytest.mark.slow
 def test_a_process_without_a_launcher_gives_up_with_the_reason(start):
     processes = start("", "--set", "start-timeout=2")
     processes[0].kill()
@@ -123,6 +126,7 @@ def test_a_process_without_a_launcher_gives_up_with_the_reason(start):
     assert "process 0 did not answer within 2 s (start-timeout)" in outputs[1]
 
 
+@pytest.mark.slow
 def test_another_token_is_refused(start):
     def variables(rank):
         named = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -145,6 +145,7 @@ for number in range(1, 5):
     assert screen.lines == [*(f"line {number} " for number in range(1, 5)), ""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_no_color(start, screen, variables, is_coloured):
     job = start("say('\\x1b[35mred'); finish(1, **{'loss/train': 2.0}); time.sleep(1.5)", **variables)
@@ -165,6 +166,7 @@ def test_a_terminal_that_stops_does_not_delay_the_job_and_gets_everything_later(
     assert screen.feed(job.written).lines == [*(f"line {number}" for number in range(5000)), ""]
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_shown_and_the_terminal_is_as_before(start, screen):
     job = start(
         """
@@ -224,6 +226,7 @@ os._exit(os.waitstatus_to_exitcode(status))
 """
 
 
+@pytest.mark.slow
 def test_ctrl_z_leaves_the_terminal_to_the_shell_until_the_job_is_in_the_foreground(start, screen, tmp_path):
     worker = """
 finish(3)

@@ -24,6 +24,7 @@ from neox_launcher.plan.plan import ANY_ENDPOINT
 from neox_launcher.protocol.messages import own_version
 from neox_launcher.protocol.orders import Orders
 from neox_launcher.resources.host import Host
+from support.tiers import slow_except
 
 HOST = os.uname().nodename
 AGENT = (sys.executable, "-m", "neox_launcher.agent", "--launcher")
@@ -180,19 +181,15 @@ def test_a_traceback_is_shown_for_unexpected_exceptions(run):
     assert "Traceback" in str(outcome.first_failure)
 
 
-@pytest.mark.parametrize(
-    ("death", "code", "words"),
-    [
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            137,
-            "killed by SIGKILL; the host may have run out of memory",
-        ),
-        ("os.abort()", 134, "terminated by SIGABRT"),
-        ("os._exit(7)", 7, "exited with code 7 without reporting an error"),
-        ("os._exit(0)", 1, "exited with code 0 before the end of its program"),
-    ],
-)
+DEATHS = [
+    ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL; the host may have run out of memory"),
+    ("os.abort()", 134, "terminated by SIGABRT"),
+    ("os._exit(7)", 7, "exited with code 7 without reporting an error"),
+    ("os._exit(0)", 1, "exited with code 0 before the end of its program"),
+]
+
+
+@pytest.mark.parametrize(("death", "code", "words"), slow_except(DEATHS, DEATHS[0]))
 @pytest.mark.usefixtures("_long_grace")
 def test_a_worker_that_dies_is_the_first_failure_and_ends_the_others(run, death, code, words):
     outcome = run(
@@ -347,6 +344,7 @@ def test_a_host_whose_agent_is_gone_is_lost_and_the_others_are_ended(run):
     assert "exclude: two " in said
 
 
+@pytest.mark.slow
 def test_an_agent_without_the_token_is_refused(tmp_path):
     def commands(contact):
         return [Command(argv=agent_of(contact, 0), environment={"NEOX_TOKEN": "guessed"}, host_number=0)]
@@ -380,6 +378,7 @@ def test_rank_0_inherits_the_listening_socket_of_its_agent(run, capfd):
     assert sorted(capfd.readouterr().out.splitlines()) == [f"{HOST} 0: 0 True", f"{HOST} 1: 1 None"]
 
 
+@pytest.mark.slow
 def test_a_hang_is_reported_with_the_rank_that_lags_and_its_stacks(run, tmp_path):
     outcome = run(
         """
@@ -405,6 +404,7 @@ def test_a_hang_is_reported_with_the_rank_that_lags_and_its_stacks(run, tmp_path
     assert "in stuck_here" in text
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_named_by_the_hang_report(run):
     outcome = run(
         """
@@ -423,6 +423,7 @@ def test_a_stopped_worker_is_named_by_the_hang_report(run):
     assert outcome.iteration == 4
 
 
+@pytest.mark.slow
 def test_a_hang_before_the_first_iteration_is_reported(run, tmp_path):
     outcome = run("time.sleep(600)", first_iteration_timeout=8.0, hang_timeout=600.0)
     assert outcome.exit_code == 1
@@ -534,6 +535,7 @@ def test_processes_of_a_worker_that_has_ended_end_with_the_launch(run, tmp_path,
     wait_for(lambda: not is_running(int((tmp_path / "child").read_text())))
 
 
+@pytest.mark.slow
 def test_repeated_progress_is_no_hang(run):
     """As in a save: one rank works for a long time, and the other waits for it."""
     outcome = run(
@@ -700,6 +702,7 @@ def test_a_start_refused_because_another_training_runs_is_no_failure_of_the_run(
     assert not (tmp_path / "logs" / "failures.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_an_error_after_a_request_to_stop_is_recorded(tmp_path):
     worker = SAVING.replace("sys.exit(0)", "fail(NeoXError('the disk is full'))")
     launcher = start(worker, tmp_path, log_dir="logs")
@@ -757,6 +760,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_reply_and_at_the_prompt_the_session(tmp_path):
     launcher = start(TALKING, tmp_path, is_interactive=True, is_training=False)
     for following in ("reply1", "prompt"):
@@ -768,6 +772,7 @@ def test_ctrl_c_ends_the_reply_and_at_the_prompt_the_session(tmp_path):
     assert err == "\nCtrl-C received: stopping; repeat to stop immediately\n"
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_during_a_reply_ends_the_session(tmp_path):
     (tmp_path / "slow").touch()
     launcher = start(TALKING, tmp_path, is_interactive=True, is_training=False)
@@ -989,6 +994,7 @@ def test_a_launcher_whose_output_is_not_read_lets_the_workers_finish(tmp_path):
     assert launcher.wait(timeout=60) == 0
 
 
+@pytest.mark.slow
 def test_a_slow_reader_gets_all_output(tmp_path):
     """As results that are piped to a slow program: more than the queues hold."""
     ready = 'pathlib.Path(f"ready{rank}").touch()\n'

@@ -13,6 +13,7 @@ from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, choose_training, smaller_trainings, unlike_published
+from support.tiers import slow_except
 
 GIB = 2**30
 CPU = Devices(count=1, memory=16 * GIB, are_gpus=False)
@@ -93,7 +94,13 @@ def test_every_size_has_a_valid_configuration_with_the_figures_that_are_reported
     assert resolved.config.data.data_path == "/the $data/corpus_text_document"
 
 
-@pytest.mark.parametrize("name", [each for each in model_names() if "72b" not in each and "70b" not in each])
+# One of each family.
+FAST = ("gpt-neox-20b", "pythia-1b", "gpt2-medium", "llama-3.2-1b", "mistral-7b-v0.3", "qwen2-7b")
+
+
+@pytest.mark.parametrize(
+    "name", slow_except([each for each in model_names() if "72b" not in each and "70b" not in each], *FAST)
+)
 def test_a_model_of_the_catalogue_keeps_its_architecture(name):
     texts, candidate = prepared(100_000_000), of_catalogue(name)
     devices = replace(GPUS, count=64)

@@ -123,6 +123,7 @@ def remember(seen: list[weakref.ref], layer: nn.Module, inputs: tuple[Tensor]) -
     seen.append(weakref.ref(inputs[0].untyped_storage()))
 
 
+@pytest.mark.slow
 def test_two_tensor_parallel_ranks_keep_half_of_each_input():
     run_ranks(check_two_ranks, size=2)
 
@@ -153,6 +154,7 @@ def test_one_buffer_holds_all_inputs_and_their_places_are_used_again():
     assert torch.equal(keeper._unpack(second), torch.full((3, 2), 2.0))
 
 
+@pytest.mark.slow
 def test_the_buffer_has_room_for_the_segments_of_all_outstanding_micro_batches():
     def layer(hidden: Tensor) -> Tensor:
         return hidden

@@ -22,6 +22,7 @@ from neox_model.parallel.random import seed_streams
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
 from support.settings import resolved_from
+from support.tiers import slow_except
 
 LENGTH, BATCH, VOCAB = 12, 2, 11
 LLAMA = {
@@ -89,7 +90,9 @@ def loss_of(model, generator, resolved):
     return model(inputs, (tokens[:, 1:], torch.full((BATCH, LENGTH), 1 / (BATCH * LENGTH))))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture", slow_except(ARCHITECTURES, "grouped queries, rmsnorm, swiglu, recomputed")
+)
 def test_layer_is_traced_with_its_dropout(architecture):
     """Run operator by operator, as the tracer has taken the layers apart: the same to the last bit."""
     expected = trained(compile=False, **ARCHITECTURES[architecture])
@@ -97,6 +100,7 @@ def test_layer_is_traced_with_its_dropout(architecture):
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_fused_operators_are_traced(monkeypatch):
     """By their form for the CPU: the same operators, with the same seeds for what they drop."""
     operators = Operators(

@@ -433,6 +433,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_the_writer_has_the_lowest_priority_and_ends_with_its_worker(tmp_path):
     words = [sys.executable, "-c", _WORKER, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -33,6 +33,8 @@ from neox_model.checkpoint.uploads import Uploads
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.checkpoint_runs import Run
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_SECONDS = 120.0
 KEPT = 3
 
@@ -269,7 +271,6 @@ def live(folder: Path, *, seed: int, rounds: int, caplog: pytest.LogCaptureFixtu
     return world
 
 
-@pytest.mark.slow
 def test_a_few_random_failures_leave_what_was_saved(tmp_path, caplog):
     world = live(tmp_path, seed=1, rounds=12, caplog=caplog)
     assert world.newest > 0

@@ -371,6 +371,7 @@ def fail_with_a_bug_on_one_rank(directory: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_other_ranks_name_the_rank_and_the_bug(tmp_path):
     first, second = run_ranks(fail_with_a_bug_on_one_rank, size=2, directory=str(tmp_path))
     assert second == "KeyError: 'planted'"

@@ -38,6 +38,8 @@ from neox_model.parallel.vocab_embedding import VocabParallelEmbedding
 from support.checkpoint_runs import CURVE
 from support.distributed import run_ranks
 
+pytestmark = pytest.mark.slow
+
 # Odd on purpose: two tensor ranks need a padding row, and flat partitions are cut in the middle of rows.
 VOCABULARY, WIDTH, INNER = 21, 6, 10
 PIPELINE_NAMES = {"tied_modules.embedding": "embedding", "1": "layers.0", "2": "layers.1"}
@@ -436,7 +438,6 @@ MIXED = [
 ]
 
 
-@pytest.mark.slow
 def test_tensor_pipeline_and_data_parallel_ranks_together(tmp_path):
     run_in_parts(save_continue_and_resume, 4, directory=tmp_path, setups=MIXED)
     sources = MIXED[1:] + MIXED[:1]
@@ -444,7 +445,6 @@ def test_tensor_pipeline_and_data_parallel_ranks_together(tmp_path):
     run_ranks(read_in_one_process, size=1, directory=str(tmp_path), sources=MIXED, timeout_seconds=600)
 
 
-@pytest.mark.slow
 def test_every_optimizer_with_one_value_per_weight_resumes_exactly(tmp_path):
     setups = [
         {"precision": precision, "stage": stage, "optimizer": optimizer}
@@ -454,7 +454,6 @@ def test_every_optimizer_with_one_value_per_weight_resumes_exactly(tmp_path):
     run_in_parts(save_continue_and_resume, 1, directory=tmp_path, setups=setups)
 
 
-@pytest.mark.slow
 def test_any_engine_and_layout_reads_checkpoints_of_any_other(tmp_path):
     setups = PLAIN + PIPELINE
     run_in_parts(save_continue_and_resume, 2, directory=tmp_path, setups=setups)

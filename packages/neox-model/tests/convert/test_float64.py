@@ -11,6 +11,8 @@ from neox_model.convert.families import FAMILIES as TABLES
 from neox_model.convert.reference import load_model
 from support.hf_models import FAMILIES, random_settings, write_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def wide(monkeypatch):
@@ -30,7 +32,6 @@ def wide(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "softmax", partial(in_float64, torch.nn.functional.softmax))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_agree_to_nine_digits(tmp_path, monkeypatch, request, family, seed):

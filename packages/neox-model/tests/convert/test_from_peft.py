@@ -26,6 +26,8 @@ from support.adapter_files import write_adapters
 from support.checkpoint_edits import edit_manifest
 from support.hf_models import FAMILIES, random_settings, write_model
 
+pytestmark = pytest.mark.slow
+
 peft = pytest.importorskip("peft")
 
 SHARED = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "num_hidden_layers": 2}
@@ -85,7 +87,6 @@ def assert_same_files(one, other):
         assert options[0][name] == options[1][name]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "modules", "factor"),
     [
@@ -109,7 +110,6 @@ def test_adapters_come_back_bit_for_bit(tmp_path, base, family, modules, factor)
     assert_same_files(adapters, tmp_path / "again")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_adapters_of_16_bits_keep_their_bits(tmp_path, base, dtype):
     base()
@@ -119,7 +119,6 @@ def test_adapters_of_16_bits_keep_their_bits(tmp_path, base, dtype):
     assert_same_files(adapters, tmp_path / "again")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_our_own_adapters_come_back_bit_for_bit(tmp_path, base, family):
     folder = base(family)
@@ -136,7 +135,6 @@ def test_our_own_adapters_come_back_bit_for_bit(tmp_path, base, family):
     assert expected == same[1]
 
 
-@pytest.mark.slow
 def test_the_configuration_trains_what_was_imported(tmp_path, base):
     edit_manifest(base(), "config", {"stop_tokens": [3]})
     adapters = write_peft(tmp_path, target_modules=["q_proj", "v_proj", "gate_proj"])
@@ -158,7 +156,6 @@ def test_the_configuration_trains_what_was_imported(tmp_path, base):
     assert (recorded["stop_tokens"], config.generation.stop_tokens) == ([3], (3,))
 
 
-@pytest.mark.slow
 def test_a_base_is_found_from_any_working_directory(tmp_path, base, monkeypatch):
     folder = base()
     adapters = write_peft(tmp_path, target_modules=["q_proj"])
@@ -214,7 +211,6 @@ def test_a_record_of_other_adapters_is_refused(record):
         Packing.of(ours, record, parts)
 
 
-@pytest.mark.slow
 def test_what_ours_cannot_have_is_refused(tmp_path, base):
     folder = base()
     adapters = write_peft(tmp_path, target_modules=["q_proj", "up_proj"])
@@ -269,7 +265,6 @@ def test_what_ours_cannot_have_is_refused(tmp_path, base):
     assert "contains no adapter_model.safetensors" in message()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["_a", "_b", "places"])
 def test_a_wrong_stack_is_found_before_anything_is_written(tmp_path, base, monkeypatch, wrong):
     folder = base()

@@ -12,6 +12,8 @@ from neox_model.convert.verify import verify
 from neox_model.inspection.finding import find_checkpoint
 from support.hf_models import ENTRIES, write_model
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"n_embd": 8, "n_head": 2, "n_layer": 3, "n_positions": 8, "vocab_size": ENTRIES}
 
 
@@ -42,7 +44,6 @@ def stages(folder, *words):
     return done.stderr.splitlines()
 
 
-@pytest.mark.slow
 def test_every_stage_is_a_line_if_the_output_is_piped(tmp_path):
     write_model(tmp_path / "source", "gpt2", SIZES)
     proof = [

@@ -23,6 +23,8 @@ from neox_model.convert.to_peft import to_peft
 from support.adapter_files import write_adapters
 from support.hf_models import FAMILIES, random_settings, write_model
 
+pytestmark = pytest.mark.slow
+
 peft = pytest.importorskip("peft")
 
 SHARED = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
@@ -39,7 +41,6 @@ def imported(folder, family):
     return folder / "base" / "global_step0"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_peft_computes_what_the_merged_model_computes(tmp_path, family):
     base = imported(tmp_path, family)
@@ -91,7 +92,6 @@ def with_exchanged_modules(family, one, other):
     return replace(family, in_layer=tuple(exchanged.get(row.ours, row) for row in family.in_layer))
 
 
-@pytest.mark.slow
 def test_wrong_adapters_are_not_written(tmp_path, monkeypatch):
     base = imported(tmp_path, "llama")
     adapters = write_adapters(base, tmp_path / "adapters")
@@ -125,7 +125,6 @@ def test_wrong_adapters_are_not_written(tmp_path, monkeypatch):
         assert not (tmp_path / "peft").exists(), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("side", ["lora_A", "lora_B"])
 def test_every_value_is_compared(tmp_path, monkeypatch, side):
     """One value of 864 that changes by its last bit."""
@@ -147,7 +146,6 @@ def test_every_value_is_compared(tmp_path, monkeypatch, side):
     assert not (tmp_path / "peft").exists()
 
 
-@pytest.mark.slow
 def test_the_whole_base_and_its_tokenizer_are_compared(tmp_path):
     base = imported(tmp_path, "gpt_neox")
     adapters = write_adapters(base, tmp_path / "adapters")
@@ -168,7 +166,6 @@ def test_the_whole_base_and_its_tokenizer_are_compared(tmp_path):
         to_peft(adapters, tmp_path / "theirs", tmp_path / "peft")
 
 
-@pytest.mark.slow
 def test_what_is_not_the_base_is_refused_in_one_message(tmp_path):
     base, theirs = imported(tmp_path, "gpt_neox"), tmp_path / "theirs"
     adapters = write_adapters(base, tmp_path / "adapters", matrices=("qkv", "down"))

@@ -25,6 +25,8 @@ from neox_model.convert.reference import load_model
 from neox_model.convert.verify import verify
 from support.hf_models import FAMILIES, random_settings, write_model
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Changed:
@@ -383,7 +385,6 @@ def planted(folder, number):
     return plant(folder, family, random.Random(number), number)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(5, 15))
 def test_a_wrong_mapping_is_refused(tmp_path, number):
     what, message = planted(tmp_path, number)

@@ -21,6 +21,7 @@ from support.decoding import continue_prompts
 from support.distributed import run_ranks
 from support.layouts import CAUSAL_ARCHITECTURES, Layout, settings_of
 from support.settings import resolved_from
+from support.tiers import slow_except
 
 VOCABULARY = 11
 # Lengths that differ, with equal ones among them.
@@ -56,7 +57,7 @@ def small(architecture: str, **changes: Any) -> dict[str, Any]:
     return settings | {"init_method_std": 0.5, "train_batch_size": None} | changes
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bfloat16"])
+@pytest.mark.parametrize("precision", slow_except(["fp32", "bfloat16"], "fp32"))
 @pytest.mark.parametrize("architecture", CAUSAL_ARCHITECTURES)
 def test_cached_batches_equal_one_by_one_and_recomputation(architecture, precision):
     forward = forward_of(small(architecture, precision=precision))

@@ -546,6 +546,7 @@ def wait_until_it_waits(process: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the process does not wait for input")
 
 
+@pytest.mark.slow
 def test_terminal_takes_long_lines_several_pasted_lines_and_interrupts(tmp_path):
     terminal, worker_side = pty.openpty()
     # The output is a file: only the prompts are on the terminal.
@@ -584,6 +585,7 @@ def test_terminal_takes_long_lines_several_pasted_lines_and_interrupts(tmp_path)
     os.close(terminal)
 
 
+@pytest.mark.slow
 def test_terminal_as_input_alone_answers_all_prompts(tmp_path):
     # As with neox-launch: standard output and standard error are not the terminal.
     terminal, worker_side = pty.openpty()
@@ -599,6 +601,7 @@ def test_terminal_as_input_alone_answers_all_prompts(tmp_path):
     os.close(terminal)
 
 
+@pytest.mark.slow
 def test_line_that_the_terminal_cuts_is_reported(tmp_path):
     terminal, worker_side = pty.openpty()
     settings = termios.tcgetattr(worker_side)

@@ -309,6 +309,7 @@ def test_flex_attention_equals_dense_attention(case, shared, has_documents):
         torch.testing.assert_close(flex(*inputs, given), dense(*inputs, given))
 
 
+@pytest.mark.slow
 def test_layers_of_a_kind_share_what_flex_attention_compiles(monkeypatch):
     graphs = []
 

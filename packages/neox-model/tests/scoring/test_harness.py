@@ -60,6 +60,7 @@ def test_data_that_cannot_be_downloaded_has_its_remedy_and_no_lines_of_libraries
         raise ConnectionError("a server of the task")
 
 
+@pytest.mark.slow
 def test_loading_is_announced_and_libraries_log_once(caplog, tmp_path):
     caplog.set_level("INFO", logger="neox_model.scoring.harness")
     logging.getLogger("huggingface_hub").addHandler(logging.StreamHandler())

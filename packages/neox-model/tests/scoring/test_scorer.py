@@ -194,6 +194,7 @@ def work_in_sections(counts: list[int]) -> dict[str, Any]:
     raise AssertionError("the evaluation went on")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [[0, 40], [16, 32], [5, 5], [17, 0]])
 def test_replicas_gather_in_sections_and_end_together(counts):
     first, second = run_ranks(work_in_sections, size=2, counts=counts)

@@ -186,6 +186,7 @@ def on_two_ranks(heartbeat: float) -> list[int]:
     return [engine.submitted, engine.steps, *engine.cancelled]
 
 
+@pytest.mark.slow
 def test_an_idle_server_outlives_the_timeout_of_its_group():
     first, second = run_ranks(on_two_ranks, size=2, heartbeat=0.5)
     assert first == second

@@ -114,6 +114,7 @@ def not_recomputed(name: str) -> int:
     return segments * tokens * 2 * 4 * shape.hidden_size**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_ranks_together_compute_what_the_formula_gives(found, name):
     counts = [rank[name]["flops"] for rank in found]

@@ -854,6 +854,7 @@ def test_without_writers_nothing_is_kept():
     log.write_pending()
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_by_iteration_and_the_automatic_collector_comes_back():
     collected = []
 
@@ -866,6 +867,7 @@ def test_garbage_is_collected_by_iteration_and_the_automatic_collector_comes_bac
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_a_program_without_automatic_collection_stays_without():
     gc.disable()
     try:

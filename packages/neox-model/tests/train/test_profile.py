@@ -119,6 +119,7 @@ print(json.dumps(traced(pathlib.Path(sys.argv[2]), range(3, 5))))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 2000])
 def test_a_trace_that_pytorch_could_not_write_is_an_error_and_no_file(tmp_path, limit):
     """PyTorch only prints a message when a file cannot be written, such as on a full disk."""

@@ -241,6 +241,7 @@ def count_collectives() -> str:
     return last_collectives()
 
 
+@pytest.mark.slow
 def test_the_flight_recorder_of_a_real_process_is_read():
     [answer] = run_ranks(count_collectives, size=1, environment={"TORCH_FR_BUFFER_SIZE": "100"})
     assert json.loads(answer)["0:default_pg"] == [5, "gloo:all_reduce"]

@@ -9,6 +9,8 @@ import pytest
 from neox_model.train.writers import open_writers
 from support.settings import resolved_from
 
+pytestmark = pytest.mark.slow
+
 wandb = pytest.importorskip("wandb", reason="requires the package wandb; run: make sweep NAME=services")
 
 BLOCK, WHOLE, LAST = 32768, 1, 4
@@ -72,7 +74,6 @@ def write(settings, metrics):
     wandb.teardown()
 
 
-@pytest.mark.slow
 def test_every_setting_and_metric_of_use_wandb_is_in_the_files_of_the_run(offline):
     settings = {
         "use_wandb": True,
@@ -89,7 +90,6 @@ def test_every_setting_and_metric_of_use_wandb_is_in_the_files_of_the_run(offlin
     assert history == {1: {"loss/train": 2.5}, 2: {"loss/train": 1.5, "optimizer/learning_rate": 0.25}}
 
 
-@pytest.mark.slow
 def test_the_monitor_has_deepspeeds_names_settings_and_samples(offline):
     settings = {"wandb": {"enabled": True, "project": "q", "group": "h", "team": "u"}, "use_wandb": False}
     write(settings, {1: {"loss/train": 2.5}, 2: {"optimizer/learning_rate": 0.25, "time/forward": 0.5}})

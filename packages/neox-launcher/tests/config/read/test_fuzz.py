@@ -98,6 +98,7 @@ def assert_survives(text):
     assert decode_resolved(encode_resolved(resolved)) == resolved
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(documents)
 def test_any_value_of_any_parameter_gives_a_configuration_or_sentences(document):

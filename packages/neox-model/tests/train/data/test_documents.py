@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from neox_model.train.data.streams import choose_weighting
 from neox_model.train.engine_step import EngineStep
 from support.distributed import run_ranks
 from support.settings import resolved_from
+
+pytestmark = pytest.mark.slow
 
 VOCAB, LENGTH, END, ITERATIONS, ACCUMULATION = 11, 12, 0, 3, 2
 ENDS = DocumentEnds(token=END, masks_loss=True, hides_others=True, restarts_positions=True)
