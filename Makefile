@@ -45,18 +45,19 @@ test-versions:  ## Contracts and fast tests with the oldest and the newest versi
 sweep: install  ## Tests of minutes to an hour; without NAME=..., a list of them
 	@tools/sweep.sh $(NAME)
 
-test-same:  ## Do the same as another commit: BASE=COMMIT (PART=2/10, CASE=TEXT, GROUP="data plans", NEW=CHECKOUT)
+test-same:  ## Do the same as another commit: BASE=COMMIT (PART=2/10 CASE=TEXT GROUP="data plans" NEW=CHECKOUT; SPEED=1 MUTANTS=120 GATE=1)
 	@[ -n "$(BASE)" ] || { echo "name the commit to compare with: make test-same BASE=main" >&2; exit 2; }
 	@$(MAKE) --no-print-directory install
 	@PYTHONPATH=tests $(BIN)/python tools/test_same.py "$(BASE)" $(if $(PART),--part "$(PART)") $(if $(CASE),--case "$(CASE)") \
-		$(if $(GROUP),--group $(GROUP)) $(if $(NEW),--new "$(NEW)")
+		$(if $(GROUP),--group $(GROUP)) $(if $(NEW),--new "$(NEW)") \
+		$(if $(filter 1,$(SPEED)),--speed) $(if $(filter 1,$(GATE)),--gate) $(if $(MUTANTS),--mutants $(MUTANTS))
 
 test-recipes: install  ## Follow CONTRIBUTING.md's recipes, run the documents' commands, install the wheels, rehearse gpu-check and gpu-minutes (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m recipe tests/integration/test_recipes.py tests/integration/test_documents_run.py \
 		tests/integration/test_gpu_check.py tests/integration/test_gpu_minutes.py tests/integration/test_wheels.py
 
 gpu-check: install  ## Everything that requires a GPU, with a report (REPORT=FILE); REHEARSE=1 runs what works on the CPU
-	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(REPORT),--report "$(REPORT)")
+	@PYTHONPATH=tests $(BIN)/python tools/gpu_check.py $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(REPORT),--report "$(REPORT)")
 
 gpu-minutes: $(if $(PYTHON),,install)  ## Nine minutes of measurements on one GPU (OUTPUT=FOLDER, REHEARSE=1: on the CPU; PYTHON: without an installation)
 	@$(or $(PYTHON),$(BIN)/python) tools/gpu_minutes.py $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(OUTPUT),--output "$(OUTPUT)") $(if $(ONLY),--only $(ONLY))
@@ -66,10 +67,10 @@ gpu-minutes-prepare:  ## Compile and collect in .gpu-minutes what gpu-minutes ne
 
 gpu-gate:  ## Compile layers and kernels for GPUs, without one; fail if a figure changed (UPDATE=1 stores them, PLANT=1 plants faults)
 	@PYTHON="$(PYTHON)" tools/environment.sh gate
-	@PYTHONPATH=tests .venvs/gate/bin/python -m support.gpu_gate $(if $(filter 1,$(UPDATE)),--update) $(if $(filter 1,$(PLANT)),--plant)
+	@PYTHONPATH=tests:tools .venvs/gate/bin/python -m gpu_gate $(if $(filter 1,$(UPDATE)),--update) $(if $(filter 1,$(PLANT)),--plant)
 
 docs: install  ## Write docs/configuration.md, its JSON schema and docs/compatibility-matrix.md
-	@PYTHONPATH=tests $(BIN)/python -m support.pairs > docs/compatibility-matrix.md.new
+	@PYTHONPATH=tests $(BIN)/python tools/pairs.py > docs/compatibility-matrix.md.new
 	@mv docs/compatibility-matrix.md.new docs/compatibility-matrix.md
 	@$(BIN)/neox-config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/neox-config schema > docs/configuration.schema.json.new
@@ -77,7 +78,7 @@ docs: install  ## Write docs/configuration.md, its JSON schema and docs/compatib
 
 docs-site:  ## Build the documents as a site that works offline: site/index.html (its own environment, then half a minute)
 	@PYTHON="$(PYTHON)" tools/environment.sh docs
-	@PYTHONPATH=tests .venvs/docs/bin/python -m support.docs_site
+	@PYTHONPATH=tests .venvs/docs/bin/python tools/docs_site.py
 	@echo "open site/index.html"
 
 dist:  ## Build the wheels of the four packages: dist/3.11/*.whl for Python 3.11, and so on (PYTHONS="3.11" to choose; minutes at first, for an environment per Python)

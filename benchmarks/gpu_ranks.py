@@ -1,7 +1,7 @@
 """Train on two ranks that share one GPU, over NCCL if it allows that, and compare with one rank.
 
-    PYTHONPATH=tests python benchmarks/gpu_ranks.py [--json FILE]
-    PYTHONPATH=tests python benchmarks/gpu_ranks.py --rehearse       # over gloo on the CPU
+    PYTHONPATH=tests:tools python benchmarks/gpu_ranks.py [--json FILE]
+    PYTHONPATH=tests:tools python benchmarks/gpu_ranks.py --rehearse       # over gloo on the CPU
 
 NCCL refuses two ranks on one GPU unless they name different hosts, which NCCL_HOSTID does; messages then pass
 through sockets. NVIDIA does not support this, so a probe comes first; if it fails, the layouts run over gloo
@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from gpu_rows import Rows, parse
 
+from gpu_training import COMPARED, LAYOUT_LIMIT, add_ranks, compare_layout
 from support.distributed import DistributedFailure, run_ranks
-from support.gpu_training import COMPARED, LAYOUT_LIMIT, add_ranks, compare_layout
 
 PROBE_SECONDS, LAYOUT_SECONDS = 20.0, 40.0
 # One that every layout can split; two ranks have one head of keys each.

@@ -415,7 +415,7 @@ def _unpack(record: Path, site: Path) -> Path | None:
 
 def environment(site: Path | None, work: Path, *, rehearses: bool) -> dict[str, str]:
     """Return the variables of all parts: where packages and scripts are, and one cache of the compiler."""
-    paths = [str(ROOT / "benchmarks"), str(ROOT / "tests"), *([str(site)] if site else [])]
+    paths = [*(str(ROOT / name) for name in ("benchmarks", "tests", "tools")), *([str(site)] if site else [])]
     paths += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     variables = {
         **os.environ,

@@ -32,7 +32,7 @@ done
 
 name=${1:-none}
 case $name in
-    precision) export PRECISION_RESULTS=tests/support/precision_results.jsonl ;;
+    precision) export PRECISION_RESULTS=tools/precision/results.jsonl ;;
     services)
         .venv/bin/python -m pip install --quiet --no-input -c constraints.txt "moto[s3]" flask flask-cors s3fs comet_ml wandb
         export PYTHONPATH=tests

@@ -18,13 +18,13 @@ import neox_launcher.cli.launch
 import neox_model.convert.cli
 import neox_model.inspection.cli
 import neox_model.report
+from docs_site import anchors_of, navigation, problems_of_pages, public_names, without_code
 from neox_config import load_config, resolve
 from neox_config.errors import ConfigError
 from neox_config.estimate.shapes import fewest_devices
 from neox_config.schema.sections.launch import LaunchSection
 from neox_launcher.backends import BACKENDS
 from neox_launcher.plan.environment import TRAVELLING_PREFIXES
-from support.docs_site import anchors_of, navigation, problems_of_pages, public_names, without_code
 from support.documents import DOCUMENTS, RUN, blocks_of, problems_of, shows
 from support.sources import PACKAGES, ROOT
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from gpu_gate.eager_traffic import PLAIN, llama_operators, moved_bytes
 from support.documents import read
-from support.eager_traffic import PLAIN, llama_operators, moved_bytes
 
 MIB = 2**20
 HIDDEN, GATE = 2 * 2048 * 2048 * 2, 2 * 2048 * 5504 * 2  # Bytes of the hidden states, and of up.

@@ -1,22 +1,22 @@
 """The estimate for GPUs: what layers store, counted without a GPU, and peaks that a GPU has measured."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from gpu_gate.stored_on_gpu import ARCHITECTURES
 from neox_config.estimate import activation_bytes_per_layer
 from neox_config.estimate.memory import device_memory
 from neox_config.estimate.shapes import layout_of, shape_of
 from neox_config.facts import loss
 from support.settings import resolved_from
-from support.stored_on_gpu import ARCHITECTURES
+from support.sources import ROOT
 
-TESTS = Path(__file__).parents[1]
 GIB = 2**30
 # In activations of gMLP layers, the masked matrix that mixes positions is left out.
 TOLERANCE = 0.02
@@ -24,8 +24,10 @@ TOLERANCE = 0.02
 
 @pytest.fixture(scope="module")
 def counted():
-    command = [sys.executable, "-m", "support.stored_on_gpu"]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "gpu_gate.stored_on_gpu"]
+    paths = os.pathsep.join(str(ROOT / name) for name in ("tests", "tools"))
+    variables = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

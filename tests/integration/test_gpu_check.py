@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from neox_kernels import Availability, rms_norm, trial
-from neox_kernels.status import describe
-from support import gpu_check, gpu_training
-from support.distributed import run_ranks
-from support.gpu_check import SECTIONS, Check, run_sections
-from support.gpu_report import Result, describe_machine, exit_code
-from support.gpu_training import (
+import gpu_check
+import gpu_training
+from gpu_check import SECTIONS, Check, run_sections
+from gpu_report import Result, describe_machine, exit_code
+from gpu_training import (
     COMPARED,
     LIMITS,
     PRECISIONS,
@@ -24,6 +22,9 @@ from support.gpu_training import (
     run_path,
     train_architectures,
 )
+from neox_kernels import Availability, rms_norm, trial
+from neox_kernels.status import describe
+from support.distributed import run_ranks
 
 ROOT = Path(__file__).parents[2]
 MACHINE = {"date": "today"}

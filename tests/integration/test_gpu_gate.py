@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.gpu_gate_cache import Cache, digest
-from support.gpu_gate_cubins import Kernel, summarize
-from support.gpu_gate_faults import LAYER_FAULTS
-from support.gpu_gate_figures import differences, page, read_figures
-from support.gpu_gate_layers import ARCHITECTURES, build_layer_of, expected_flops, inputs_of
-from support.gpu_gate_lowering import count_graph_breaks
-from support.gpu_gate_operators import WORKS, demangle, operator_figures, predicted_share
+from gpu_gate.cache import Cache, digest
+from gpu_gate.cubins import Kernel, summarize
+from gpu_gate.faults import LAYER_FAULTS
+from gpu_gate.figures import differences, page, read_figures
+from gpu_gate.layers import ARCHITECTURES, build_layer_of, expected_flops, inputs_of
+from gpu_gate.lowering import count_graph_breaks
+from gpu_gate.operators import WORKS, demangle, operator_figures, predicted_share
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "seq_length": 16, "max_position_embeddings": 16}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from precision.kinds import KINDS, kind_of
 from support.distributed import run_ranks
 from support.layouts import ARCHITECTURES, LAYOUTS
-from support.precision_kinds import KINDS, kind_of
 
 # Sums of float32 in another order, over 20 updates; a wrong scale, sum or norm shows at 1e-3 and more.
 LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-5, 2e-5

@@ -14,9 +14,9 @@ import torch
 
 from neox_config import Resolved
 from neox_model.metrics.writers.jsonl import read_metrics
+from pairs import OPTIONS, document, first_loss, pair_of, pairs, teacher_of
 from support.corpus import write_corpus
 from support.distributed import run_ranks
-from support.pairs import OPTIONS, document, first_loss, pair_of, pairs, teacher_of
 from support.retrieval import write_letters
 from support.sources import ROOT
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from support import precision_results
+from precision import results as precision_results
+from precision.cells import ARCHITECTURES, FREE, all_cells, axes_of, pairs_of, sample
+from precision.checks import Judgement
+from precision.kinds import KINDS, PRECISION_NAMES, kind_of
+from precision.run import ALL_LAYOUTS, CLIPPING, PRECISIONS, SCALES, Cell
 from support.distributed import run_ranks
-from support.precision import ALL_LAYOUTS, CLIPPING, PRECISIONS, SCALES, Cell
-from support.precision_cells import ARCHITECTURES, FREE, all_cells, axes_of, pairs_of, sample
-from support.precision_checks import Judgement
-from support.precision_kinds import KINDS, PRECISION_NAMES, kind_of
 
 # Where `make sweep NAME=precision` writes the figures of docs/compatibility-matrix.md.
 RESULTS = "PRECISION_RESULTS"
@@ -30,7 +30,7 @@ RESULTS = "PRECISION_RESULTS"
 
 def judge_cells(cells: list[dict[str, Any]], scales: list[int], folder: str) -> dict[str, Any]:
     """Judgements of cells, by their place in the list; runs in four processes."""
-    from support.precision_cells import check
+    from precision.cells import check
     from support.worlds import world_of
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -159,8 +159,8 @@ def judge_faults(folder: str) -> dict[str, list[str]]:
     """Return findings by fault, or by cell name where there is no fault; runs in four processes."""
     from contextlib import nullcontext
 
-    from support.precision_cells import check
-    from support.precision_faults import FAULTS
+    from precision.cells import check
+    from precision.faults import FAULTS
     from support.worlds import world_of
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -181,7 +181,7 @@ def judge_faults(folder: str) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 def test_only_the_planted_faults_are_found(tmp_path):
-    from support.precision_faults import FAULTS
+    from precision.faults import FAULTS
 
     results = run_ranks(judge_faults, size=4, folder=str(tmp_path), timeout_seconds=900)
     found = {name: findings for result in results for name, findings in result.items()}

@@ -87,6 +87,6 @@ def run_and_exit(folder: Path, parent: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # The folder of this file must not shadow anything; its parent holds the `support` package.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    # The folder of this file must not shadow anything. Tests import from these.
+    sys.path[:1] = [str(Path(__file__).resolve().parents[2] / name) for name in ("tests", "tools")]
     run_and_exit(Path(sys.argv[1]), int(sys.argv[2]))

@@ -125,6 +125,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The folder of this file must not shadow anything; its parent holds the `support` package.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    # The folder of this file must not shadow anything. Tests import from these.
+    sys.path[:1] = [str(Path(__file__).resolve().parents[2] / name) for name in ("tests", "tools")]
     main()

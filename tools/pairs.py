@@ -15,7 +15,7 @@ from typing import Any
 
 from neox_config import Resolved
 from neox_config.errors import ConfigError
-from support import precision_results
+from precision import results as precision_results
 from support.settings import resolved_from
 
 __all__ = ["OPTIONS", "SETTINGS", "Pair", "document", "first_loss", "pair_of", "pairs", "teacher_of"]

@@ -32,4 +32,4 @@ LAYER_FAULTS = {
     "a graph break": _plant(_break_graph),
 }
 # Too few registers for any kernel.
-SPILLING_FLAGS = ("-maxrregcount=24", "-include", str(Path(__file__).with_name("gpu_gate_spill.h")))
+SPILLING_FLAGS = ("-maxrregcount=24", "-include", str(Path(__file__).with_name("spill.h")))

@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from support.gpu_gate_operators import WORKS, predicted_share, smallest_bytes
-from support.gpu_report import table
+from gpu_gate.operators import WORKS, predicted_share, smallest_bytes
+from gpu_report import table
 
 __all__ = ["FIGURES_FILE", "LAYER_FIGURES", "Cell", "Figures", "differences", "page", "read_figures"]
 
-FIGURES_FILE = Path(__file__).with_name("gpu_gate_figures.json")
+FIGURES_FILE = Path(__file__).with_name("figures.json")
 
 # "layer", "source" or "operator", the architecture, the file or the operator, and the GPU.
 Cell = tuple[str, str, str]

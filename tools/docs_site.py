@@ -1,6 +1,6 @@
 """The site of the documentation: `make docs-site` builds it into site/, and it can be read without a network.
 
-    PYTHONPATH=tests .venvs/docs/bin/python -m support.docs_site
+    PYTHONPATH=tests .venvs/docs/bin/python tools/docs_site.py
 
 The pages are the documents of the repository, in the same folders, and the files that they link. Their
 navigation is docs/index.md. The reference of the Python interface is written from docstrings, which are read

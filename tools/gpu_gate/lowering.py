@@ -1,7 +1,7 @@
 """Compile a layer's forward and backward pass with Inductor for a GPU that is not present, and count.
 
 Dynamo, AOTAutograd and Inductor run as in a training whose layers are compiled. Their inputs are FakeTensors
-of a CUDA device in name (`gpu_gate_device`), and Inductor stops before it would load its kernels.
+of a CUDA device in name (`gpu_gate.device`), and Inductor stops before it would load its kernels.
 """
 
 import copy
@@ -21,11 +21,11 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional
 from torch.utils.flop_counter import flop_registry
 
+from gpu_gate.figures import LAYER_FIGURES
+from gpu_gate.layers import Architecture, build_layer_of, expected_flops, inputs_of
 from neox_model.layers.attention import flex
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel import collectives, random
-from support.gpu_gate_figures import LAYER_FIGURES
-from support.gpu_gate_layers import Architecture, build_layer_of, expected_flops, inputs_of
 
 __all__ = ["Lowered", "count_graph_breaks", "flash_attention", "lower", "move_layer"]
 
@@ -75,12 +75,12 @@ def _count(mode: FakeTensorMode) -> _Counts:
     return counts
 
 
-class _Stopped(Exception):
+class _StoppedError(Exception):
     """Inductor has generated its code."""
 
 
 def lower(architecture: Architecture, *, spoil: Callable[[ResidualLayer], None] | None = None) -> Lowered:
-    """Compile one layer for the simulated GPU (`gpu_gate_device.standing_in`).
+    """Compile one layer for the simulated GPU (`gpu_gate.device.standing_in`).
 
     Args:
         architecture: the layer's.
@@ -167,7 +167,7 @@ def _lower_graph(lowered: Lowered, graph: GraphModule, inputs: Sequence[Any]) ->
     def stop(lowering: GraphLowering) -> None:
         lowering.codegen()
         _record(lowered, lowering)
-        raise _Stopped
+        raise _StoppedError
 
     with (
         aot_config.patch(force_non_lazy_backward_lowering=True),
@@ -204,8 +204,8 @@ def _inner_compile(lowered: Lowered, graph: GraphModule, inputs: Sequence[Any], 
     lowered.figures["operations"] += sum(_operations(node) for node in graph.graph.nodes)
     try:
         compile_fx_inner(graph, inputs, **options)
-    except (_Stopped, InductorError) as error:
-        if not isinstance(getattr(error, "inner_exception", error), _Stopped):
+    except (_StoppedError, InductorError) as error:
+        if not isinstance(getattr(error, "inner_exception", error), _StoppedError):
             raise
     run: Run = torch._functorch.aot_autograd.make_boxed_func(graph.forward)
     return run

@@ -1,6 +1,6 @@
 """`make gpu-check`: everything that needs a GPU, in one run with one report.
 
-    PYTHONPATH=tests python -m support.gpu_check [--rehearse] [--report FILE] [--only SECTION ...]
+    PYTHONPATH=tests python tools/gpu_check.py [--rehearse] [--report FILE] [--only SECTION ...]
 
 Every section runs, even if earlier ones fail; each uses new processes, so that a device that fails in one is
 reset in the next. --rehearse uses the CPU instead of the GPU, gloo instead of NCCL, and small sizes.
@@ -24,10 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from support.corpus import write_corpus
-from support.distributed import run_ranks
-from support.gpu_report import Result, describe_machine, exit_code, render, table, write_report
-from support.gpu_training import (
+from gpu_report import Result, describe_machine, exit_code, render, table, write_report
+from gpu_training import (
     COMPARED,
     LAYOUT_LIMIT,
     LIMITS,
@@ -39,12 +37,14 @@ from support.gpu_training import (
     run_path,
     train_architectures,
 )
+from support.corpus import write_corpus
+from support.distributed import run_ranks
 
 __all__ = ["SECTIONS", "Check", "main", "run_sections"]
 
 logger = logging.getLogger("gpu-check")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 _LONG, _SHORT = 3600.0, 1200.0
 _SHOWN_LINES = 60
 _MIB_FOR_LARGE_SHAPE = 60_000

@@ -13,8 +13,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from support.precision import PRECISIONS, Cell, Observed
-from support.precision_kinds import kind_of
+from precision.kinds import kind_of
+from precision.run import PRECISIONS, Cell, Observed
 
 __all__ = ["Judgement", "judge_adam", "judge_scales", "judge_update"]
 

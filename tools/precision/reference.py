@@ -12,8 +12,7 @@ from neox_model.assembly.model import build_model
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.data.batch import Batch, weighted_by_micro_batch
-from support.layouts import VOCAB, Layout, settings_of
-from support.precision import (
+from precision.run import (
     CLIPPING,
     PRECISIONS,
     SAMPLES,
@@ -23,6 +22,7 @@ from support.precision import (
     batches_of,
     rounded_start,
 )
+from support.layouts import VOCAB, Layout, settings_of
 from support.settings import resolved_from
 
 __all__ = ["exact", "plain"]

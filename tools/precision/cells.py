@@ -10,8 +10,10 @@ from typing import Any
 
 from torch import distributed
 
-from support import layouts
-from support.precision import (
+from precision.checks import Judgement, judge_adam, judge_scales, judge_update
+from precision.kinds import KINDS
+from precision.reference import exact, plain
+from precision.run import (
     ADAM,
     ALL_LAYOUTS,
     CLIPPING,
@@ -22,9 +24,7 @@ from support.precision import (
     Observed,
     observe,
 )
-from support.precision_checks import Judgement, judge_adam, judge_scales, judge_update
-from support.precision_kinds import KINDS
-from support.precision_reference import exact, plain
+from support import layouts
 
 __all__ = ["ARCHITECTURES", "FREE", "all_cells", "axes_of", "check", "pairs_of", "sample"]
 

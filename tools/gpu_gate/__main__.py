@@ -1,10 +1,10 @@
 """`make gpu-gate`: what the layers and kernels become on GPUs, without a GPU, compared with stored figures.
 
-    PYTHONPATH=tests python -m support.gpu_gate [--update] [--plant]
+    PYTHONPATH=tests:tools python -m gpu_gate [--update] [--plant]
 
 For each architecture and GPU, one layer's forward and backward pass is compiled by Inductor, and its Triton
 kernels to machine code; so are the CUDA sources of neox-kernels. Figures that differ from
-gpu_gate_figures.json fail, with the values before and after. --update stores the new figures and writes
+figures.json fail, with the values before and after. --update stores the new figures and writes
 docs/gpu-gate.md; --plant puts faults into a layer and a kernel, each of which must fail.
 Exit code 0: all figures are those stored (--plant: every fault was found); 1: otherwise.
 """
@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpu_gate.cache import Cache, digest
+from gpu_gate.device import GPUS, load_stand_in, standing_in
+from gpu_gate.figures import FIGURES_FILE, Cell, Figures, differences, page, read_figures
 from neox_config.atomic import atomic_write
-from support.gpu_gate_cache import Cache, digest
-from support.gpu_gate_device import GPUS, load_stand_in, standing_in
-from support.gpu_gate_figures import FIGURES_FILE, Cell, Figures, differences, page, read_figures
 
 __all__ = ["main"]
 
@@ -38,14 +38,13 @@ _REMEDY = (
     "make gpu-gate UPDATE=1"
 )
 _MEASURING = (
-    "gpu_gate_cubins.py",
-    "gpu_gate_cuda.cpp",
-    "gpu_gate_device.py",
-    "gpu_gate_faults.py",
-    "gpu_gate_layers.py",
-    "gpu_gate_lowering.py",
-    "gpu_gate_triton.py",
-    "settings.py",
+    "cubins.py",
+    "cuda.cpp",
+    "device.py",
+    "faults.py",
+    "layers.py",
+    "lowering.py",
+    "triton_kernels.py",
 )
 # Faults are planted in one architecture, on one GPU.
 _ARCHITECTURE, _GPU = "GPT-NeoX", "sm_90"
@@ -60,11 +59,11 @@ def _layer(architecture: str, gpu: str, fault: str | None = None) -> dict[str, i
 
 def _measure_layer(architecture: str, gpu: str, fault: str | None, cache: Cache) -> dict[str, int]:
     # torch looks for CUDA when it is imported: `load_stand_in` must come first.
-    from support.gpu_gate_cubins import summarize
-    from support.gpu_gate_faults import LAYER_FAULTS
-    from support.gpu_gate_layers import ARCHITECTURES
-    from support.gpu_gate_lowering import lower
-    from support.gpu_gate_triton import compile_kernel
+    from gpu_gate.cubins import summarize
+    from gpu_gate.faults import LAYER_FAULTS
+    from gpu_gate.layers import ARCHITECTURES
+    from gpu_gate.lowering import lower
+    from gpu_gate.triton_kernels import compile_kernel
 
     with standing_in(GPUS[gpu]):
         lowered = lower(ARCHITECTURES[architecture], spoil=LAYER_FAULTS.get(fault or ""))
@@ -74,7 +73,7 @@ def _measure_layer(architecture: str, gpu: str, fault: str | None, cache: Cache)
 
 def _source(source: Path, gpu: str, flags: Sequence[str] = ()) -> dict[str, dict[str, int]]:
     """Return the figures of a CUDA source and of the operators in it."""
-    from support.gpu_gate_cubins import compile_source
+    from gpu_gate.cubins import compile_source
 
     return compile_source(source, gpu, Cache(CACHE), flags=flags)
 
@@ -83,15 +82,15 @@ def _sources() -> bytes:
     """Return everything that the figures of a layer depend on."""
     packages = [ROOT / "packages/neox-model/src", ROOT / "packages/neox-launcher/src/neox_config"]
     files = [path for package in packages for path in package.rglob("*.py")]
-    files += [ROOT / "tests/support" / name for name in _MEASURING]
-    files.append(ROOT / "constraints.txt")
+    files += [Path(__file__).with_name(name) for name in _MEASURING]
+    files += [ROOT / "tests/support/settings.py", ROOT / "constraints.txt"]
     return digest(*(path.read_bytes() for path in sorted(files))).encode()
 
 
 def _measure_all() -> Figures:
     """Return all figures; each cell is computed in a new process, two at a time."""
-    from support.gpu_gate_cubins import kernel_sources
-    from support.gpu_gate_layers import ARCHITECTURES
+    from gpu_gate.cubins import kernel_sources
+    from gpu_gate.layers import ARCHITECTURES
 
     work: dict[Cell, Callable[[], dict[str, Any]]] = {}
     for gpu in GPUS:
@@ -129,8 +128,8 @@ def _run(work: dict[Cell, Callable[[], dict[str, Any]]]) -> Figures:
 
 def _plant() -> int:
     """Plant each fault, and return 0 if the stored figures reveal every one of them."""
-    from support.gpu_gate_cubins import kernel_sources
-    from support.gpu_gate_faults import LAYER_FAULTS, SPILLING_FLAGS
+    from gpu_gate.cubins import kernel_sources
+    from gpu_gate.faults import LAYER_FAULTS, SPILLING_FLAGS
 
     stored = read_figures()
     planted: dict[str, tuple[Cell, Callable[[], dict[str, Any]]]] = {

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_gate.layers import ARCHITECTURES, inputs_of
+from gpu_gate.lowering import flash_attention
 from neox_config import Resolved
 from neox_kernels import add_rms_norm, bias_swiglu, rms_norm, rotary, split_rotary
 from neox_model.assembly.operators import Operators
 from neox_model.assembly.transformer import build_layer
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import SINGLE_RANK
-from support.gpu_gate_layers import ARCHITECTURES, inputs_of
-from support.gpu_gate_lowering import flash_attention
 
 __all__ = ["PLAIN", "llama_operators", "moved_bytes"]
 

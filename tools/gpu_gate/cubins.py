@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpu_gate import operators
+from gpu_gate.cache import Cache, digest
 from neox_kernels.build import NVCC_FLAGS, SOURCES
-from support import gpu_gate_operators
-from support.gpu_gate_cache import Cache, digest
 
 __all__ = ["Kernel", "compile_source", "examine", "kernel_sources", "summarize"]
 
@@ -123,7 +123,7 @@ def compile_source(
     headers = sorted([*SOURCES.glob("*.cuh"), *SOURCES.glob("*.h")])
     texts = [path.read_bytes() for path in (source, *headers)]
     options = " ".join((*_FLAGS, *flags))
-    texts.append(Path(gpu_gate_operators.__file__).read_bytes())
+    texts.append(Path(operators.__file__).read_bytes())
     key = digest(*texts, *(text.encode() for text in (gpu, options, _output(_NVCC, "--version"))))
     return cache.get(key, lambda folder: _compile_source(source, gpu, flags, folder))
 
@@ -137,7 +137,7 @@ def _compile_source(source: Path, gpu: str, flags: Sequence[str], folder: Path) 
     kernels = examine(cubin)
     for found in _SPILLS.finditer(done.stderr):
         kernels[found["name"]].spilled = int(found["stores"])
-    of_operators = gpu_gate_operators.operator_figures(source.stem, kernels, gpu)
+    of_operators = operators.operator_figures(source.stem, kernels, gpu)
     return {source.name: summarize(kernels.values()), **of_operators}
 
 

@@ -7,12 +7,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from support.precision_kinds import KINDS, PRECISION_NAMES
+from precision.kinds import KINDS, PRECISION_NAMES
 from support.sources import ROOT
 
 __all__ = ["PATH", "record", "section"]
 
-PATH = ROOT / "tests/support/precision_results.jsonl"
+PATH = ROOT / "tools/precision/results.jsonl"
 
 Row = dict[str, Any]
 

@@ -21,7 +21,7 @@ from neox_model.parallel.gradient_reduction import EarlyReduction, GradientReduc
 from neox_model.parallel.groups import SINGLE_RANK, Groups
 from neox_model.parallel.held import Held
 from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
-from support.precision import Cell
+from precision.run import Cell
 
 __all__ = ["FAULTS", "Fault"]
 

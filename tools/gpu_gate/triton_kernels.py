@@ -9,8 +9,8 @@ import triton
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
 
-from support.gpu_gate_cache import Cache, digest
-from support.gpu_gate_cubins import Kernel, examine
+from gpu_gate.cache import Cache, digest
+from gpu_gate.cubins import Kernel, examine
 
 __all__ = ["compile_kernel"]
 
@@ -20,7 +20,7 @@ def compile_kernel(name: str, source: str, gpu: str, cache: Cache) -> Kernel:
 
     Args:
         name: of the kernel in its source.
-        source: a module that Inductor generated inside `gpu_gate_device.standing_in(gpu)`.
+        source: a module that Inductor generated inside `gpu_gate.device.standing_in(gpu)`.
         gpu: the architecture, such as sm_90.
         cache: of results.
     """

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from support.gpu_gate_cache import digest
+from gpu_gate.cache import digest
 
 __all__ = ["GPUS", "Gpu", "load_stand_in", "standing_in"]
 
-_SOURCE = Path(__file__).with_name("gpu_gate_cuda.cpp")
+_SOURCE = Path(__file__).with_name("cuda.cpp")
 
 
 @dataclass(frozen=True)

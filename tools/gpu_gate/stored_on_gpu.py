@@ -1,9 +1,9 @@
 """Count what layers store for the backward pass on a GPU, without a GPU, uncompiled and compiled.
 
-    PYTHONPATH=tests python -m support.stored_on_gpu
+    PYTHONPATH=tests:tools python -m gpu_gate.stored_on_gpu
 
 Prints the bytes in JSON: architecture -> [uncompiled, compiled]. Tensors are FakeTensors of a CUDA device in
-name (`gpu_gate_device`). A compiled layer stores what AOTAutograd's partition of its graph hands from the
+name (`gpu_gate.device`). A compiled layer stores what AOTAutograd's partition of its graph hands from the
 forward to the backward pass.
 """
 
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from support.gpu_gate_device import load_stand_in
+from gpu_gate.device import load_stand_in
 
 __all__ = ["ARCHITECTURES"]
 
@@ -65,11 +65,11 @@ def _count() -> dict[str, list[int]]:
     from torch.fx import GraphModule
     from torch.nn import functional
 
+    from gpu_gate.layers import build_layer_of, inputs_of
+    from gpu_gate.lowering import flash_attention, move_layer
     from neox_model.layers.attention import flex
     from neox_model.layers.residual_layer import ResidualLayer
     from neox_model.parallel import collectives, random
-    from support.gpu_gate_layers import build_layer_of, inputs_of
-    from support.gpu_gate_lowering import flash_attention, move_layer
     from support.settings import resolved_from
 
     def bytes_of(tensors: Iterable[Any], weights: set[int]) -> int:

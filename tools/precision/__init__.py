@@ -1,0 +1,1 @@
+"""One update in every precision on every layout, and plain autograd: `make sweep NAME=precision`."""
