@@ -10,27 +10,32 @@ checkout. Our packages are never imported here. Exit code 1: something differs.
 
 import argparse
 import fcntl
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from same_case import Case, Part, chosen
 from same_checkouts import ROOT, STORE, Checkout, base_checkout, new_checkout
 from same_compare import Outcome, compare, report
+from same_mutants import share_killed
+from same_observe import Value, flattened
 from same_programs import configuration_cases, conversion_cases, data_cases
 from same_run import Runner, environment_of
+from same_speed import measure
 from same_training import resume_cases, training_cases
 
 __all__ = ["main"]
 
 TENTH = "1/10"
 WHOLE = Part(1, 1)
+FIGURES = ("tools/gpu_gate/figures.json", "tests/support/gpu_gate_figures.json")
 
 
 def _inputs(base: Checkout) -> Path:
@@ -102,6 +107,36 @@ def _compare_all(cases: Sequence[Case], base: Runner, new: Runner, jobs: int) ->
     return [outcomes[case.title] for case in cases]
 
 
+def _further(given: argparse.Namespace, base: Checkout, new: Checkout, inputs: Path) -> Iterator[bool]:
+    """Make the comparisons that are not of results; print each, and yield whether it is good."""
+    for ratio in measure(base, new, inputs) if given.speed else ():
+        sys.stdout.write(f"{ratio}\n")
+        yield ratio.value <= ratio.limit
+    if given.mutants:
+        shares = [share_killed(checkout, given.mutants, given.jobs) for checkout in (base, new)]
+        sys.stdout.write(
+            f"mutants killed: base {shares[0]:.1%}, new {shares[1]:.1%} (at most 3 points lower)\n"
+        )
+        yield shares[1] >= shares[0] - 0.03
+    if given.gate:
+        figures = [_figures(checkout) for checkout in (base, new)]
+        passes = subprocess.run(["make", "gpu-gate"], cwd=new.sources, check=False).returncode == 0
+        changed = [
+            name for name in {**figures[0], **figures[1]} if figures[0].get(name) != figures[1].get(name)
+        ]
+        sys.stdout.write(f"GPU gate: {'passes' if passes else 'FAILS'}, {len(changed)} figures changed\n")
+        sys.stdout.writelines(f"    {name}\n" for name in changed[:10])
+        yield passes and not changed
+
+
+def _figures(checkout: Checkout) -> dict[str, Value]:
+    """Return the figures of `make gpu-gate` that a checkout states, wherever the file is."""
+    (path,) = (
+        path for place in ("tools", "tests") for path in checkout.sources.glob(f"{place}/**/{FIGURES}")
+    )
+    return dict(flattened(json.loads(path.read_text()), ""))
+
+
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -111,6 +146,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--part", help=f"k/n: the k-th n-th of the trainings; default: {TENTH}")
     parser.add_argument("--case", help="only cases with this text in their title, of all trainings")
     parser.add_argument("--group", nargs="*", default=[], help="only cases of these groups")
+    parser.add_argument("--speed", action="store_true", help="only measure speed, memory and start-up")
+    parser.add_argument("--mutants", type=int, help="only count which share of so many mutants tests notice")
+    parser.add_argument("--gate", action="store_true", help="only compile for GPUs, and compare the figures")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at the same time")
     return parser.parse_args(arguments)
 
@@ -128,6 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         base, new = base_checkout(given.base), new_checkout(given.new)
         inputs = _inputs(base)
+        if given.speed or given.mutants or given.gate:
+            return int(not all([*_further(given, base, new, inputs)]))
         cases = chosen(_table(part, inputs), name=given.case, groups=given.group)
         if not cases:
             sys.stderr.write("no case has this name; without CASE and GROUP, all run\n")
