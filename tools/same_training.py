@@ -77,10 +77,17 @@ RESUMES = (
 )
 
 
-def settings_of(architecture: str, layout: str, precision: str) -> dict[str, Any]:
-    """Return the configuration of a training."""
+def settings_of(architecture: str, layout: str, precision: str, *, sizes_of: str = "") -> dict[str, Any]:
+    """Return the configuration of a training.
+
+    Args:
+        architecture: a key of ARCHITECTURES.
+        layout: a key of LAYOUTS.
+        precision: a key of PRECISIONS.
+        sizes_of: the layout whose sizes it has, if another.
+    """
     settings = LAYOUTS[layout][1]
-    is_wide = settings.get("sequence_parallel", False)
+    is_wide = LAYOUTS[sizes_of or layout][1].get("sequence_parallel", False)
     found = {
         **SETTINGS,
         **(WIDE if is_wide else SMALL),
@@ -148,7 +155,7 @@ def resume_cases() -> Iterator[Case]:
         source = f"training: {architecture} / {layout} / {precision}"
         checkpoint = f"from/global_step{MIDDLE}"
         for target in (layout, other):
-            settings = settings_of(architecture, target, precision) | {"load": checkpoint}
+            settings = settings_of(architecture, target, precision, sizes_of=layout) | {"load": checkpoint}
             yield training(
                 "resume",
                 f"{architecture} / {precision} / {layout} -> {target}",

@@ -35,6 +35,7 @@ __all__ = ["main"]
 
 TENTH = "1/10"
 WHOLE = Part(1, 1)
+# The present place, and that in older commits.
 FIGURES = ("tools/gpu_gate/figures.json", "tests/support/gpu_gate_figures.json")
 
 
@@ -130,10 +131,8 @@ def _further(given: argparse.Namespace, base: Checkout, new: Checkout, inputs: P
 
 
 def _figures(checkout: Checkout) -> dict[str, Value]:
-    """Return the figures of `make gpu-gate` that a checkout states, wherever the file is."""
-    (path,) = (
-        path for place in ("tools", "tests") for path in checkout.sources.glob(f"{place}/**/{FIGURES}")
-    )
+    """Return the figures of `make gpu-gate` that a checkout states."""
+    path = next(path for path in map(checkout.sources.joinpath, FIGURES) if path.exists())
     return dict(flattened(json.loads(path.read_text()), ""))
 
 
