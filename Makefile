@@ -15,8 +15,9 @@ install:  ## Create .venv with all four packages (PYTHON=python3.12 to choose th
 quickstart: install  ## Corpus, tokenizer, training and samples on this machine, in quickstart/
 	@$(MAKE) --no-print-directory -f tools/quickstart.mk
 
-# A process per core; loading a file's fixtures twice would take longer than the tests that share them.
-PARALLEL := env --default-signal=INT,QUIT,HUP OMP_NUM_THREADS=1 $(BIN)/pytest -q -n logical --maxprocesses 8 --dist loadfile
+# A process per core; loading a file's fixtures twice would take longer than the tests that share them. Where Python is
+# set to store no bytecode, each process of each test would compile the sources again.
+PARALLEL := env -u PYTHONDONTWRITEBYTECODE --default-signal=INT,QUIT,HUP OMP_NUM_THREADS=1 $(BIN)/pytest -q -n logical --maxprocesses 8 --dist loadfile
 
 test: check  ## Lint, types and all fast tests (ten minutes on two cores)
 	@$(PARALLEL) -m "not slow and not sweep and not cluster and not recipe" packages tests
