@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 
 from same_case import Case, Part, chosen
@@ -86,6 +87,16 @@ def _table(part: Part, inputs: Path) -> list[Case]:
     ]
 
 
+@contextmanager
+def _pool(jobs: int) -> Iterator[ThreadPoolExecutor]:
+    """Provide threads; after an error or Ctrl-C, what has not started is left out."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
 def _compare_all(cases: Sequence[Case], base: Runner, new: Runner, jobs: int) -> list[Outcome]:
     by_title = {case.title: case for case in training_cases(WHOLE)}
     needed = sorted(set().union(*(case.needed for case in cases)))
@@ -97,7 +108,7 @@ def _compare_all(cases: Sequence[Case], base: Runner, new: Runner, jobs: int) ->
         return compare(case, expected, new.result(case, keeps_folder=False), uninterrupted)
 
     outcomes, begin = {}, time.monotonic()
-    with ThreadPoolExecutor(jobs) as pool:
+    with _pool(jobs) as pool:
         list(pool.map(lambda title: base.result(by_title[title], keeps_folder=True), needed))
         futures = {pool.submit(compare_one, case): case for case in cases}
         for number, future in enumerate(as_completed(futures), 1):

@@ -1,5 +1,6 @@
 """tools/test_same.py: which cases are drawn, what is read of their files, and which differences are found."""
 
+import ast
 import json
 import struct
 from collections import Counter
@@ -9,7 +10,9 @@ import pytest
 
 from same_case import Case, Command, Part, chosen
 from same_compare import compare, report
+from same_mutants import mutants_of
 from same_observe import lines_of, observe
+from same_speed import Ratio
 from same_training import LAYOUTS, PRECISIONS, resume_cases, training_cases
 from support.architectures import ARCHITECTURES
 
@@ -193,3 +196,35 @@ def test_times_and_ports_are_left_out_of_texts():
         "TIME saved in DURATION",
         "at 127.0.0.1:PORT, SPEED",
     ]
+
+
+def test_mutants_change_one_place_in_functions():
+    text = """
+SIZE = 3
+def f(a, b: int = 4):
+    \"\"\"Return 5.\"\"\"
+    if not a < b and True:
+        return g(a, b) + 1
+"""
+    makers = mutants_of(Path("a.py"), text)
+    before = ast.unparse(ast.parse(text)).splitlines()
+    changes = []
+    for make in makers:
+        mutant = make()
+        after = mutant.text.splitlines()
+        (place,) = (number for number, line in enumerate(before) if line != after[number])
+        changes.append((mutant.line, after[place].strip()))
+    assert changes == [
+        (5, "if not a < b or True:"),
+        (5, "if a < b and True:"),
+        (5, "if not a <= b and True:"),
+        (5, "if not a < b and False:"),
+        (6, "return g(a, b) - 1"),
+        (6, "return g(b, a) + 1"),
+        (6, "return g(a, b) + 2"),
+    ]
+
+
+def test_a_ratio_above_its_limit_is_marked():
+    assert str(Ratio("start", 1.04, 1.05)) == "start: new / base 1.040 (at most 1.050)"
+    assert str(Ratio("start", 1.06, 1.05)) == "start: new / base 1.060 (at most 1.050): TOO MUCH"
