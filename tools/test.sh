@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Run the tests of packages in environments without our other packages, which shows missing dependencies.
+# Run the fast tests of packages in environments without our other packages, which shows missing dependencies.
 #
 #   tools/test.sh launcher data kernels
 #
 # launcher and data run on every Python of PYTHONS ("3.12 3.13") that is installed, by default that of .venv; kernels on
-# that alone, because torch is large. On that of .venv, slow tests are left out. The last line has the numbers of passed
-# and failed tests.
+# that alone, because torch is large. The last line has the numbers of passed and failed tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Distributed tests start a process per rank; with one thread each they do not compete for the cores.
@@ -26,9 +25,7 @@ count() {
 }
 
 run_alone() {
-    local name=$1 version=$2 code=0 marks="not sweep and not recipe"
-    # The slow tests run in .venv with its Python.
-    [ "$version" != "$own" ] || marks+=" and not slow"
+    local name=$1 version=$2 code=0
     tools/environment.sh "$name" "$version" || code=$?
     # 3: this Python is not installed, which was reported.
     [ "$code" -ne 3 ] || return 0
@@ -37,7 +34,7 @@ run_alone() {
     printf '\n== neox-%s alone, Python %s\n' "$name" "$version"
     # Background jobs of a shell ignore SIGINT, and nohup ignores SIGHUP, but our tests send both.
     env --default-signal=INT,QUIT,HUP ".venvs/$name-$version/bin/pytest" -q -n logical --maxprocesses 8 --dist loadfile \
-        -m "$marks" "packages/neox-$name" 2>&1 | tee "$log" || broken=1
+        -m "not slow and not sweep and not recipe" "packages/neox-$name" 2>&1 | tee "$log" || broken=1
     passed=$((passed + $(count passed))) failed=$((failed + $(count 'failed|error')))
 }
 
