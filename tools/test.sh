@@ -33,8 +33,8 @@ run_alone() {
     ran=1
     printf '\n== neox-%s alone, Python %s\n' "$name" "$version"
     # Background jobs of a shell ignore SIGINT, and nohup ignores SIGHUP, but our tests send both.
-    env --default-signal=INT,QUIT,HUP ".venvs/$name-$version/bin/pytest" -q -n logical --maxprocesses 8 --dist loadfile \
-        -m "not slow and not sweep and not recipe" "packages/neox-$name" 2>&1 | tee "$log" || broken=1
+    env -u PYTHONDONTWRITEBYTECODE --default-signal=INT,QUIT,HUP ".venvs/$name-$version/bin/pytest" -q \
+        -n logical --maxprocesses 8 --dist loadfile -m "not slow and not sweep and not recipe" "packages/neox-$name" 2>&1 | tee "$log" || broken=1
     passed=$((passed + $(count passed))) failed=$((failed + $(count 'failed|error')))
 }
 
