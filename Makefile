@@ -46,7 +46,7 @@ test-versions:  ## Contracts and fast tests with the oldest and the newest versi
 sweep: install  ## Tests of minutes to an hour; without NAME=..., a list of them
 	@tools/sweep.sh $(NAME)
 
-test-same:  ## Do the same as another commit: BASE=COMMIT (PART=2/10 CASE=TEXT GROUP="data plans" NEW=CHECKOUT; SPEED=1 MUTANTS=120 GATE=1)
+test-same:  ## Do the same as another commit: BASE=COMMIT (PART=2/10 CASE=TEXT GROUP="data plans" NEW=HEAD; SPEED=1 MUTANTS=120 GATE=1)
 	@[ -n "$(BASE)" ] || { echo "name the commit to compare with: make test-same BASE=main" >&2; exit 2; }
 	@$(MAKE) --no-print-directory install
 	@PYTHONPATH=tests $(BIN)/python tools/test_same.py "$(BASE)" $(if $(PART),--part "$(PART)") $(if $(CASE),--case "$(CASE)") \

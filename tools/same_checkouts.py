@@ -54,18 +54,24 @@ class Checkout:
 
 def base_checkout(commit: str) -> Checkout:
     """Return a worktree of a commit, made in STORE unless it is there."""
+    return _worktree("base", commit, prefix="")
+
+
+def _worktree(label: str, commit: str, *, prefix: str) -> Checkout:
     commit = _output("git", "rev-parse", "--verify", f"{commit}^{{commit}}")
-    store = STORE / commit[:12]
+    store = STORE / f"{prefix}{commit[:12]}"
     if not (store / "sources/Makefile").exists():
         shutil.rmtree(store / "sources", ignore_errors=True)
         _output("git", "worktree", "prune")
         _output("git", "worktree", "add", "--detach", "--quiet", str(store / "sources"), commit)
-    return _with_environment("base", store / "sources", store)
+    return _with_environment(label, store / "sources", store)
 
 
-def new_checkout(sources: Path) -> Checkout:
-    """Return this checkout, or another one."""
-    sources = sources.resolve()
+def new_checkout(name: str) -> Checkout:
+    """Return the checkout in a folder, or a worktree of a commit."""
+    if not (Path(name) / "Makefile").exists():
+        return _worktree("new", name, prefix="new-")
+    sources = Path(name).resolve()
     digest = hashlib.sha256(str(sources).encode()).hexdigest()[:8]
     return _with_environment("new", sources, STORE / f"new-{sources.name}-{digest}")
 

@@ -158,15 +158,12 @@ def _drawn(sources: Path) -> Iterator[Mutant]:
 
 
 def _tests(sources: Path, path: Path) -> Path | None:
-    """Return the tests that mirror a file: those of its name, else those of its folder."""
+    """Return the file of tests that mirrors a file."""
     tests = sources / path.parts[0] / path.parts[1] / "tests"
     # neox-launcher's tests of neox_config are in a folder.
     tests = tests / "config" if path.parts[3] == "neox_config" else tests
-    folder = tests.joinpath(*path.parts[4:-1])
-    for found in (folder / f"test_{path.stem}.py", folder):
-        if found.exists() and found != tests:
-            return found.relative_to(sources)
-    return None
+    found = tests.joinpath(*path.parts[4:-1], f"test_{path.stem}.py")
+    return found.relative_to(sources) if found.exists() else None
 
 
 class _Copy:

@@ -152,7 +152,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("base", metavar="COMMIT", help="the commit to compare with")
-    parser.add_argument("--new", type=Path, default=ROOT, help="another checkout in place of this one")
+    parser.add_argument("--new", default=str(ROOT), help="a commit or a checkout in place of this one")
     parser.add_argument("--part", help=f"k/n: the k-th n-th of the trainings; default: {TENTH}")
     parser.add_argument("--case", help="only cases with this text in their title, of all trainings")
     parser.add_argument("--group", nargs="*", default=[], help="only cases of these groups")
@@ -173,7 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     STORE.mkdir(exist_ok=True)
     with (STORE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.stderr.write("waiting for another comparison in this folder\n")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         base, new = base_checkout(given.base), new_checkout(given.new)
         inputs = _inputs(base)
         if given.speed or given.mutants or given.gate:
@@ -191,11 +195,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for each in runners:
                 each.close()
     command = f"make test-same BASE={given.base}"
-    command += "" if given.new == ROOT else f" NEW={shlex.quote(str(given.new))}"
+    command += "" if given.new == str(ROOT) else f" NEW={shlex.quote(given.new)}"
     sys.stdout.write(report(outcomes, command))
     if new.digest() != before:
         sys.stdout.write(
-            "the sources changed during the comparison; run it again, or compare a worktree (NEW=FOLDER)\n"
+            "the sources changed during the comparison; run it again, or compare a commit (NEW=HEAD)\n"
         )
         return 1
     return int(any(outcome.kind == "different" for outcome in outcomes))
