@@ -332,7 +332,9 @@ def continue_and_compare(folder: str, corpus: str) -> dict[str, Any]:
     for name, settings in (("pruned", pruned), ("inputs", inputs)):
         resolved = resolved_from(SMALL_TRAINING | {"data_path": corpus} | settings)
         tokenizer = load_tokenizer(resolved.config)
-        model = build_model(resolved, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size).eval()
+        model = build_model(
+            resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size
+        ).eval()
         config = recorded_values(resolved, tokenizer)
         load_weights(Path(folder, name), model=model, groups=SINGLE_PROCESS, config=config)
         forward, _ = load_forward(resolved, f"{folder}/{name}", SINGLE_PROCESS, tokenizer)
@@ -394,6 +396,7 @@ def make_plain(folder: str, corpus: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_compressed_models_become_plain_ones_that_compute_alike(tmp_path) -> None:
     corpus = str(write_corpus(tmp_path))
     [found] = run_ranks(make_plain, size=1, folder=str(tmp_path), corpus=corpus, timeout_seconds=600)

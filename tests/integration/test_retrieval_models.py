@@ -109,6 +109,7 @@ def test_the_loss_on_every_layout_is_that_of_a_plain_reading(tmp_path, data, lay
             assert {int(k): share for k, share in accuracies.items()} == pytest.approx(hits)
 
 
+@pytest.mark.slow
 def test_ranks_train_what_one_process_trains(tmp_path, data):
     """The blocks of all ranks are compared with all queries, and the gradients of both reach their ranks."""
     found = {}

@@ -167,6 +167,7 @@ def test_neither_ranks_nor_launches_share_a_random_state():
         assert len(set(numbers)) == 8
 
 
+@pytest.mark.slow
 def test_ranks_are_forked_from_processes_with_the_variables_of_the_test(tmp_path, monkeypatch):
     launches = itertools.count()
 

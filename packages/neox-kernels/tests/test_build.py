@@ -100,6 +100,7 @@ def test_building_twice_compiles_once(compiler):
     assert sorted(path.name for path in first.folder.iterdir()) == sorted([first.module.name, "build.json"])
 
 
+@pytest.mark.slow
 def test_concurrent_builds_compile_once(compiler):
     compiler.write(extra="sleep 0.3")
     processes = [compiler.start() for _ in range(2)]

@@ -148,6 +148,7 @@ def test_without_a_secret_nothing_is_started(start, tmp_path):
     assert not list(tmp_path.glob("rank-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [["--max-restarts", "2"], ["--set", "autotuning.enabled=true"]])
 def test_several_starts_are_refused(start, option):
     codes, outputs = outcome(start("", *option, hosts=2))

@@ -115,6 +115,7 @@ def start(tmp_path, open_terminal):
         job.process.wait()
 
 
+@pytest.mark.slow
 def test_a_job_is_drawn_at_every_width_and_leaves_only_its_output(start, screen, resize, tmp_path):
     job = start(
         """
@@ -296,6 +297,7 @@ def test_only_a_live_line_imports_rich():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_bar_of_a_worker_and_a_message_of_the_launcher_do_not_share_a_line(start, screen):
     job = start(
         """

@@ -221,6 +221,7 @@ def test_a_worker_that_exits_without_a_report_is_reported(run):
     )
 
 
+@pytest.mark.slow
 def test_a_worker_that_succeeds_early_does_not_end_the_others(run):
     assert run("time.sleep(1.5 * rank)").exit_code == 0
 
@@ -474,6 +475,7 @@ def test_the_last_iteration_is_known_when_a_worker_fails_at_once(run):
     assert (outcome.iteration, outcome.first_failure.rank) == (42, 1)
 
 
+@pytest.mark.slow
 def test_a_lost_agent_is_not_blamed_on_a_worker_that_notices_first(run, monkeypatch):
     """As on a busy launch host, which reads that the connection is closed after the error of the worker."""
     monkeypatch.setattr(supervision, "_GRACE_SECONDS", 20)
@@ -611,10 +613,10 @@ def start(worker, folder, **changes):
     return launcher
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
-)
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)]
+
+
+@pytest.mark.parametrize(("number", "code"), slow_except(SIGNALS, SIGNALS[1]))
 def test_one_signal_lets_the_workers_save(tmp_path, number, code):
     launcher = start(SAVING, tmp_path)
     launcher.send_signal(number)
@@ -721,6 +723,7 @@ time.sleep(0.6)
 """
 
 
+@pytest.mark.slow
 def test_the_display_follows_short_phases_and_shows_no_old_one_at_the_end(tmp_path):
     class Seen(Display):
         def __init__(self):
@@ -807,6 +810,7 @@ while not pathlib.Path("continued").exists():
 """
 
 
+@pytest.mark.slow
 def test_workers_continue_while_the_launcher_is_suspended_and_no_output_is_lost(tmp_path):
     launcher = start(BUSY, tmp_path)
     launcher.send_signal(signal.SIGTSTP)
@@ -934,6 +938,7 @@ pathlib.Path(f"stopped{rank}").touch()
 """
 
 
+@pytest.mark.slow
 def test_a_sigusr1_reaches_workers_that_register_after_it(tmp_path):
     """Hosts at different stages of loading stop together, without waiting for `stop-timeout`."""
     (tmp_path / "sitecustomize.py").write_text(HELD)
