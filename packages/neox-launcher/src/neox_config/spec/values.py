@@ -6,11 +6,11 @@ name of the class; that of a list holds the number of entries.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-__all__ = ["ABSENT", "Each", "changes", "flat", "of", "parameters_of", "unflat"]
+__all__ = ["ABSENT", "Each", "changes", "flat", "of", "parameters_of", "type_of", "unflat"]
 
 
 class _Absent:
@@ -90,29 +90,40 @@ def changes(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
     """Return the values that differ between two specifications of one class, by path.
 
     Of two lists of different lengths only the lengths are compared, and where the classes of two values
-    differ, only these.
+    differ, only these. What `==` does not compare is left out.
     """
     ones, others, found = flat(one), flat(other), dict[str, tuple[Any, Any]]()
     for path in dict.fromkeys((*ones, *others)):
         pair = ones.get(path, ABSENT), others.get(path, ABSENT)
-        if pair[0] != pair[1] and not any(path.startswith(f"{found_before}.") for found_before in found):
+        if (
+            pair[0] != pair[1]
+            and not any(path.startswith(f"{found_before}.") for found_before in found)
+            and _declared(type(one), path)[0].compare
+        ):
             found[path] = pair
     return found
 
 
 def parameters_of(kind: Any, path: str) -> tuple[str, ...]:
     """Return the parameters that a path of a specification follows from."""
+    return tuple(_declared(kind, path)[0].metadata.get("parameters", ()))
+
+
+def type_of(kind: Any, path: str) -> Any:
+    """Return the type of a path of a specification."""
+    return _declared(kind, path)[1]
+
+
+def _declared(kind: Any, path: str) -> tuple[Field[Any], Any]:
+    """Return the field that a path of a specification leads to, and its type."""
     name, _, rest = path.partition(".")
-    declared = next(each for each in fields(kind) if each.name == name)
-    hint = _hints(kind)[name]
+    declared, hint = next(each for each in fields(kind) if each.name == name), _hints(kind)[name]
     if not rest:
-        return tuple(declared.metadata.get("parameters", ()))
+        return declared, hint
     inner = _entry_class(hint) or hint
     classes = [inner] if is_dataclass(inner) else _classes(hint).values()
     wanted = rest.partition(".")[0]
-    return next(
-        parameters_of(each, rest) for each in classes if wanted in {field.name for field in fields(each)}
-    )
+    return next(_declared(each, rest) for each in classes if wanted in {field.name for field in fields(each)})
 
 
 @cache

@@ -138,7 +138,8 @@ def test_the_model_of_a_configuration_is_written_and_read(path: Path) -> None:
 def test_drawn_models_are_written_and_read() -> None:
     for settings, config in drawn_models(300):
         spec = read_model(config)
-        assert changes(spec, written_and_read(spec)) == {}, settings
+        read = written_and_read(spec)
+        assert (changes(spec, read), read.kinds) == ({}, spec.kinds), settings
 
 
 def test_drawn_models_are_flat_json_and_back() -> None:
@@ -210,6 +211,6 @@ def test_the_name_of_an_attention_type_is_not_compared() -> None:
 
     one, other = read_model(loaded(SMALL | windows)), read_model(loaded(SMALL | blocks))
 
-    assert one == other
+    assert (one, changes(one, other)) == (other, {})
     assert (one.kinds, other.kinds) == (("global",), ("local",))
     assert one.layers[0].mixer.pattern == Window(block=1, before=4)
