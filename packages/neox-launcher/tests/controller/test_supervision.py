@@ -558,6 +558,8 @@ def test_repeated_progress_is_no_hang(run):
     assert outcome.exit_code == 0
 
 
+# Programs of these tests import this file, and it imports `support`.
+FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[4] / "tests")]
 LAUNCHER = """
 import json, os, pathlib, sys
 from neox_launcher.controller import supervision
@@ -599,7 +601,7 @@ def wait_for(condition):
 
 def start(worker, folder, **changes):
     """Start a launcher process, and return it when both workers are ready."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")])
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, folder, worker, json.dumps(changes)],
         stdout=subprocess.PIPE,
@@ -1098,7 +1100,7 @@ print("outcome", outcome.exit_code, outcome.first_failure, flush=True)
 
 
 def test_more_idle_connections_than_file_descriptors_do_not_disturb_a_launch(tmp_path):
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")])
     launcher = subprocess.Popen(
         [sys.executable, "-c", CROWDED, tmp_path],
         stdout=subprocess.PIPE,
