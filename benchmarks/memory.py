@@ -94,7 +94,7 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
 
     from neox_config import load_config, resolve
     from neox_config.estimate.memory import device_memory
-    from neox_config.estimate.shapes import layout_of, shape_of
+    from neox_config.estimate.setup import setup_of
     from neox_model.assembly.model import build_model
     from neox_model.assembly.optimizer import build_optimizer, build_schedule
     from neox_model.engine.build import build_engine, prepare_engine
@@ -137,12 +137,12 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
             for _ in range(UPDATES):
                 step(data)
         peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
-        shape = shape_of(resolved, vocab_size=options.vocabulary)
+        setup = setup_of(resolved, vocab_size=options.vocabulary)
         return {
             "name": f"ZeRO {stage}, {precision}",
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "measured": peak["Total"],
-            "estimated": device_memory(shape, layout_of(resolved), device="cpu").total,
+            "estimated": device_memory(setup, device="cpu").total,
         }
 
     for stage in options.stages:

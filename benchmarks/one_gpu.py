@@ -44,7 +44,6 @@ import neox_model
 from neox_config import NeoXConfig, Text, load_config, resolve
 from neox_config.atomic import atomic_write
 from neox_config.estimate import Convention, flops_per_token
-from neox_config.estimate.shapes import shape_of
 from neox_model.metrics.peaks import peak_tflops
 from neox_model.torch_compat import init_process_group
 
@@ -83,7 +82,9 @@ class Shape:
     def operations_per_token(self, convention: Convention) -> int:
         """Return the operations of forward and backward."""
         resolved = resolve(loaded(TRAINING | self.settings | self.sizes), devices=1)
-        return flops_per_token(shape_of(resolved, vocab_size=self.vocabulary), convention=convention)
+        model = resolved.model
+        entries = model.embedding.entries(self.vocabulary)
+        return flops_per_token(model, entries=entries, length=self.length, convention=convention)
 
     @property
     def sizes(self) -> dict[str, Any]:

@@ -15,8 +15,10 @@ per update) and `tok` (tokens per second and GPU).
 """
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -24,17 +26,29 @@ from typing import Any
 
 import yaml
 
+from neox_config import Text, load_config, resolve
 from neox_config.estimate.duration import Constants, Execution, predict
 from neox_config.estimate.memory import device_memory
-from neox_config.estimate.shapes import Layout, Shape
+from neox_config.estimate.setup import Setup, setup_of
 from neox_config.facts.devices import DEVICES, Device
 
 ROWS = Path(__file__).with_name("published-runs.yml")
 USABLE_MEMORY = 0.94
+# Layers, width, width of the MLP, and heads.
 LLAMA = {
-    "8B": {"num_layers": 32, "hidden_size": 4096, "mlp_width": 14336, "heads": 32, "kv_heads": 8},
-    "70B": {"num_layers": 80, "hidden_size": 8192, "mlp_width": 28672, "heads": 64, "kv_heads": 8},
-    "405B": {"num_layers": 126, "hidden_size": 16384, "mlp_width": 53248, "heads": 128, "kv_heads": 8},
+    "8B": (32, 4096, 14336, 32),
+    "70B": (80, 8192, 28672, 64),
+    "405B": (126, 16384, 53248, 128),
+}
+TRAINING = {
+    "train-micro-batch-size-per-gpu": 1,
+    "train-iters": 1,
+    "optimizer": {"type": "Adam", "params": {"lr": 1.0e-3}},
+    "precision": "bfloat16",
+    "data-types": {"grad-accum-dtype": "bf16"},
+    "hidden-dropout": 0.0,
+    "attention-dropout": 0.0,
+    "make-vocab-size-divisible-by": 1,
 }
 KNOWN = {
     *(
@@ -119,12 +133,13 @@ def published(row: dict[str, Any]) -> float:
     """Return the published seconds per update."""
     if "s" in row:
         return float(row["s"])
-    shape = shape_of(row)
+    setup = setup_of_row(row)
     samples = row["batch"] if "batch" in row else row["local_batch"] * copies_of(row)
+    length = setup.run.batch.length
     if "tok" in row:
-        return samples * shape.seq_length / (row["tok"] * row["gpus"])
-    layers, width, length = shape.num_layers, shape.hidden_size, shape.seq_length
-    factor = 1 + length / (6 * width) + shape.vocab_size / (16 * layers * width)
+        return samples * length / (row["tok"] * row["gpus"])
+    layers, width = len(setup.model.layers), setup.model.width
+    factor = 1 + length / (6 * width) + setup.entries / (16 * layers * width)
     return 96 * samples * length * layers * width**2 * factor / (row["gpus"] * row["TF"] * 1e12)
 
 
@@ -135,14 +150,12 @@ def predicted(row: dict[str, Any], fitted: dict[str, float]) -> float:
         row: the run.
         fitted: constants that are not the usual ones; `sustained` is that of the H100.
     """
-    shape, device = shape_of(row), device_of(row, fitted)
+    device = device_of(row, fitted)
     constants = Constants(**{name: value for name, value in fitted.items() if name != "sustained"})
     found = list(candidates(row))
-    fitting = [each for each in found if fits(shape, each[0], device)]
+    fitting = [each for each in found if fits(each[0], device)]
     # A run of which nothing fits by the estimate was fuller, but was run.
-    return min(
-        predict(shape, layout, device, execution, constants).total for layout, execution in fitting or found
-    )
+    return min(predict(setup, device, execution, constants).total for setup, execution in fitting or found)
 
 
 def device_of(row: dict[str, Any], fitted: dict[str, float]) -> Device:
@@ -153,20 +166,29 @@ def device_of(row: dict[str, Any], fitted: dict[str, float]) -> Device:
     return replace(device, sustained=fitted["sustained"])
 
 
-def shape_of(row: dict[str, Any]) -> Shape:
-    """Return the row's model."""
+def setup_of_row(row: dict[str, Any]) -> Setup:
+    """Return the row's model, on one device."""
     if "model" in row:
-        values = LLAMA[row["model"]]
-        return Shape(
-            seq_length=8192, vocab_size=128_256, attention_types=("global",) * values["num_layers"],
-            activation="swiglu", norm="rmsnorm", position="rotary", has_bias=False, has_attention_bias=False,
-            is_tied=False, **values,
-        )  # fmt: skip
-    return Shape(
-        num_layers=row["layers"], hidden_size=row["hidden"], heads=row["heads"], seq_length=row["seq"],
-        vocab_size=row["vocab"], mlp_width=4 * row["hidden"], attention_types=("global",) * row["layers"],
-        max_positions=row["seq"], keeps_scores=True,
-    )  # fmt: skip
+        layers, width, inner, heads = LLAMA[row["model"]]
+        others = {
+            "num-kv-heads": 8, "mlp-width": inner, "activation": "swiglu", "norm": "rmsnorm",
+            "pos-emb": "rotary", "use-bias-in-mlp": False, "use-bias-in-attn-linear": False,
+            "no-weight-tying": True,
+        }  # fmt: skip
+        return setup_with(layers, width, heads, 8192, 128_256, json.dumps(others))
+    stored = json.dumps({"scaled-upper-triang-masked-softmax-fusion": True})
+    return setup_with(row["layers"], row["hidden"], row["heads"], row["seq"], row["vocab"], stored)
+
+
+@cache
+def setup_with(layers: int, width: int, heads: int, length: int, vocab_size: int, others: str) -> Setup:
+    """Return the setup of a model with these sizes and other parameters."""
+    sizes = {
+        "num-layers": layers, "hidden-size": width, "num-attention-heads": heads, "seq-length": length,
+        "max-position-embeddings": length,
+    }  # fmt: skip
+    text = json.dumps(TRAINING | sizes | json.loads(others))
+    return setup_of(resolve(load_config([], texts=[Text(text, "row")]), devices=1), vocab_size=vocab_size)
 
 
 def copies_of(row: dict[str, Any]) -> int:
@@ -174,26 +196,27 @@ def copies_of(row: dict[str, Any]) -> int:
     return int(row.get("fsdp") or row["dp"])
 
 
-def candidates(row: dict[str, Any]) -> Iterator[tuple[Layout, Execution]]:
+def candidates(row: dict[str, Any]) -> Iterator[tuple[Setup, Execution]]:
     """Yield the ways in which the row can have been run."""
     is_sharded, ranks = "fsdp" in row, row.get("tp", 1)
     own = row["local_batch"] if "local_batch" in row else row["batch"] // copies_of(row)
     micro_batches = [row["micro"]] if "micro" in row else [own] if is_sharded else divisors(own)
     for recomputed in recomputations(row):
         for micro in micro_batches:
-            layout = Layout(
-                model_parallel=ranks,
-                stages=row.get("pp", 1),
-                data_parallel=copies_of(row),
-                zero_stage=3 if is_sharded else 0,
-                micro_batch=micro,
-                accumulation=own // micro,
-                segment_layers=1 if recomputed == "all" else None,
-                splits_sequence=row.get("sequence_parallel", is_sharded and ranks > 1),
-                reduced_bytes=4 if is_sharded else 2,
+            setup = setup_of_row(row).changed(
+                layout={
+                    "tensor": ranks,
+                    "stages": row.get("pp", 1),
+                    "data": copies_of(row),
+                    "zero": 3 if is_sharded else 0,
+                    "splits_sequence": row.get("sequence_parallel", is_sharded and ranks > 1),
+                },
+                batch={"micro": micro, "accumulation": own // micro},
+                recomputation={"segment": 1 if recomputed == "all" else None},
             )
+            setup = replace(setup, reduced_bytes=4 if is_sharded else 2)
             is_fused = bool(row.get("compiled")) if is_sharded else True
-            yield layout, Execution(recomputed=recomputed, chunks=row.get("vp", 1), is_fused=is_fused)
+            yield setup, Execution(recomputed=recomputed, chunks=row.get("vp", 1), is_fused=is_fused)
 
 
 def recomputations(row: dict[str, Any]) -> Sequence[Any]:
@@ -210,9 +233,9 @@ def divisors(number: int) -> list[int]:
     return [each for each in (1, 2, 4, 8) if number % each == 0]
 
 
-def fits(shape: Shape, layout: Layout, device: Device) -> bool:
+def fits(setup: Setup, device: Device) -> bool:
     """Return whether the first stage fits in memory."""
-    return device_memory(shape, layout).total <= USABLE_MEMORY * device.memory
+    return device_memory(setup).total <= USABLE_MEMORY * device.memory
 
 
 def fit(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -32,7 +32,6 @@ from train_contenders import CONTENDERS, PEERS, WARM_UP, Job
 
 from neox_config import Text, load_config, resolve
 from neox_config.estimate import Convention, flops_per_token
-from neox_config.estimate.shapes import shape_of
 
 CONVENTIONS: tuple[Convention, ...] = ("full", "causal")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -79,8 +78,12 @@ def _ask_gpu(what: str) -> str | None:
 def operations_per_token(job: Job) -> list[int]:
     """Return the operations of forward and backward, by each convention."""
     resolved = resolve(load_config([], texts=[Text(json.dumps(job.settings()), "job")]), devices=1)
-    shape = shape_of(resolved, vocab_size=job.vocabulary)
-    return [flops_per_token(shape, convention=convention) for convention in CONVENTIONS]
+    model, length = resolved.model, resolved.run.batch.length
+    entries = model.embedding.entries(job.vocabulary)
+    return [
+        flops_per_token(model, entries=entries, length=length, convention=convention)
+        for convention in CONVENTIONS
+    ]
 
 
 def measure(contender: str, job: Job) -> dict[str, float] | None:

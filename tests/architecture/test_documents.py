@@ -21,7 +21,7 @@ import neox_model.report
 from docs_site import anchors_of, navigation, problems_of_pages, public_names, without_code
 from neox_config import load_config, resolve
 from neox_config.errors import ConfigError
-from neox_config.estimate.shapes import fewest_devices
+from neox_config.estimate.setup import fewest_devices
 from neox_config.schema.sections.launch import LaunchSection
 from neox_launcher.backends import BACKENDS
 from neox_launcher.plan.environment import TRAVELLING_PREFIXES

@@ -69,7 +69,7 @@ FACTS = {
     ),
     "size of the padded vocabulary": Fact(
         home="neox_config.facts.vocabulary",
-        users=("neox_config.estimate.shapes", "neox_model.assembly.model", "neox_model.processes"),
+        users=("neox_config.spec.model", "neox_model.assembly.model", "neox_model.processes"),
         text=r"// multiple\b|make_vocab_size_divisible_by\)? [*/]",
     ),
     "activations, and which are gated": Fact(
@@ -77,8 +77,8 @@ FACTS = {
         users=(
             "neox_config.schema.sections.model",
             "neox_config.derive.widths",
-            "neox_config.estimate.memory",
-            "neox_config.estimate.shapes",
+            "neox_config.estimate.mixers",
+            "neox_config.spec.model",
             "neox_model.assembly.transformer",
         ),
         text=r"[\"']softsign[\"'](?!: functional)|[\"']reglu[\"'](?!: functional)",
@@ -88,7 +88,7 @@ FACTS = {
         users=(
             "neox_config.schema.sections.attention",
             "neox_config.derive.attention_layers",
-            "neox_config.estimate.operations",
+            "neox_config.spec.read_model",
             "neox_config.rules.attention",
             "neox_model.assembly.transformer",
         ),
@@ -98,8 +98,8 @@ FACTS = {
         home="neox_config.facts.norms",
         users=(
             "neox_config.schema.sections.model",
-            "neox_config.estimate.parameters",
-            "neox_config.estimate.memory",
+            "neox_config.estimate.mixers",
+            "neox_config.spec.model",
             "neox_model.assembly.transformer",
         ),
         text=r"[\"']scalenorm[\"'](?!: ScaleNorm)|\.(rms_norm|scalenorm)_epsilon",
@@ -113,7 +113,7 @@ FACTS = {
         home="neox_config.facts.tokenizers",
         users=(
             "neox_config.schema.sections.tokenizer",
-            "neox_config.estimate.shapes",
+            "neox_config.estimate.setup",
             "neox_launcher.plan.preflight",
         ),
         text=r"50_?257|[\"']CharLevelTokenizer[\"']|[\"']added_tokens[\"']",

@@ -85,7 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def count(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return what this rank called, and what is predicted, by case."""
-    from neox_config.estimate.shapes import layout_of, shape_of
+    from neox_config.estimate.setup import setup_of
     from neox_config.estimate.step import step_collectives
     from support.collectives import counted_step
     from support.layouts import VOCAB
@@ -95,9 +95,9 @@ def count(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     found = {}
     for name, settings in cases.items():
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
-        shape, layout = shape_of(resolved, vocab_size=VOCAB), layout_of(resolved)
+        setup = setup_of(resolved, vocab_size=VOCAB)
         predicted: dict[str, list[int]] = {}
-        for each in step_collectives(shape, layout, device="cpu"):
+        for each in step_collectives(setup, device="cpu"):
             total = predicted.setdefault(f"{each.operation} over {each.group}", [0, 0])
             total[0] += each.calls
             total[1] += each.bytes

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -18,7 +17,7 @@ from neox_config.estimate import (
     flops_per_token,
 )
 from neox_config.estimate.parameters import local_state_values
-from neox_config.estimate.shapes import Layout, Shape, layout_of, shape_of
+from neox_config.estimate.setup import Setup, setup_of
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_kernels import Operator
 from neox_model.assembly import operators
@@ -29,7 +28,7 @@ from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.parallel.logical import named_logical_parameters
 from support.documents import blocks_of, read
 from support.fused_on_cpu import make_available
-from support.settings import TINY, resolved_from
+from support.settings import resolved_from
 
 VOCABULARY = 11
 
@@ -39,12 +38,16 @@ POSITIONS = ("learned", "rotary", "sinusoidal", "rpe", "alibi", "none")
 ACTIVATIONS = ("gelu", "relu", "softsign", "geglu", "reglu", "glu", "bilinear")
 
 
-def build(**settings) -> tuple[SequentialModel, Shape]:
+def build(**settings) -> tuple[SequentialModel, Setup]:
     resolved = resolved_from({"make_vocab_size_divisible_by": 8} | settings)
     return (
         build_model(resolved, SINGLE_PROCESS, vocab_size=VOCABULARY),
-        shape_of(resolved, vocab_size=VOCABULARY),
+        setup_of(resolved, vocab_size=VOCABULARY),
     )
+
+
+def flops(setup: Setup) -> int:
+    return flops_per_token(setup.model, entries=setup.entries, length=setup.run.batch.length)
 
 
 def part_of(name: str) -> str:
@@ -68,11 +71,11 @@ def part_of(name: str) -> str:
 @pytest.mark.parametrize(("norm", "position"), list(product(NORMS, POSITIONS)))
 @pytest.mark.parametrize("activation", ["gelu", "geglu"])
 def test_parameter_counts_equal_the_built_model_part_by_part(norm, position, activation, is_untied):
-    model, shape = build(norm=norm, pos_emb=position, activation=activation, no_weight_tying=is_untied)
+    model, setup = build(norm=norm, pos_emb=position, activation=activation, no_weight_tying=is_untied)
     built = dict.fromkeys(("embedding", "positions", "attention", "mlp", "norms", "head"), 0)
     for name, parameter in named_logical_parameters(model):
         built[part_of(name)] += prod(parameter.logical.shape)
-    assert count_parameters(shape) == built
+    assert count_parameters(setup.model, setup.entries) == built
 
 
 @pytest.mark.parametrize(
@@ -89,18 +92,18 @@ def test_parameter_counts_equal_the_built_model_part_by_part(norm, position, act
     ],
 )
 def test_parameters_with_other_settings(settings):
-    model, shape = build(**settings | {"sparsity_config": {"block": 4}})
+    model, setup = build(**settings | {"sparsity_config": {"block": 4}})
     built = dict.fromkeys(("embedding", "positions", "attention", "mlp", "norms", "head"), 0)
     for name, parameter in named_logical_parameters(model):
         built[part_of(name)] += prod(parameter.logical.shape)
-    assert count_parameters(shape) == built
+    assert count_parameters(setup.model, setup.entries) == built
 
 
 @pytest.mark.parametrize("is_untied", [False, True])
 @pytest.mark.parametrize("activation", ["gelu", "geglu"])
 def test_operations_are_six_per_number_of_a_matrix_and_the_attention(activation, is_untied):
     """Source: arXiv:2204.02311, appendix B. Embeddings are looked up; a tied one is the output matrix."""
-    model, shape = build(activation=activation, no_weight_tying=is_untied)
+    model, setup = build(activation=activation, no_weight_tying=is_untied)
     looked_up = {"embedding.position_embeddings.weight"}
     looked_up |= {"embedding.word_embeddings.weight"} if is_untied else set()
     multiplied = sum(
@@ -108,13 +111,13 @@ def test_operations_are_six_per_number_of_a_matrix_and_the_attention(activation,
         for name, parameter in named_logical_parameters(model)
         if parameter.dim() == 2 and name not in looked_up
     )
-    assert flops_per_token(shape) == 6 * multiplied + 12 * 3 * 24 * 12
+    assert flops(setup) == 6 * multiplied + 12 * 3 * 24 * 12
 
 
 def test_shared_layers_work_as_often_as_they_are_used():
     _, shared = build(num_layers=4, num_unique_layers=2)
     _, apart = build(num_layers=4)
-    assert flops_per_token(shared) == flops_per_token(apart)
+    assert flops(shared) == flops(apart)
 
 
 def bytes_kept(model: SequentialModel, layer_index: int) -> int:
@@ -157,11 +160,12 @@ def test_stored_activations_equal_the_formula(norm, position, activation, dtype,
         "max_position_embeddings": 128,
     }
     settings = {"norm": norm, "pos_emb": position, "activation": activation, **sizes}
-    model, shape = build(recompute_gated_product=recomputes, **settings)
+    model, setup = build(recompute_gated_product=recomputes, **settings)
     model.to(dtype)
-    layout = Layout(micro_batch=6, element_bytes=dtype.itemsize, recomputes_product=recomputes)
+    weights = "fp32" if dtype == torch.float32 else "bf16"
+    setup = setup.changed(batch={"micro": 6}, precision={"weights": weights})
     # Statistics of the norms and tables of angles are the difference; it gets smaller in wider models.
-    assert activation_bytes_per_layer(shape, layout, device="cpu") == pytest.approx(
+    assert activation_bytes_per_layer(setup, setup.model.layers[1], device="cpu") == pytest.approx(
         bytes_kept(model, 1), rel=0.0125
     )
 
@@ -186,10 +190,10 @@ def test_stored_activations_of_fused_operators_equal_the_formula(monkeypatch, kv
         "glu_fusion": True,
         "recompute_gated_product": recomputes,
     }
-    model, shape = build(**settings)
-    layout = replace(layout_of(resolved_from(settings)), micro_batch=6)
+    model, setup = build(**settings)
+    setup = setup.changed(batch={"micro": 6})
     # Statistics and angles, as above, of a layer that keeps less.
-    expected = activation_bytes_per_layer(shape, layout, device="cpu")
+    expected = activation_bytes_per_layer(setup, setup.model.layers[1], device="cpu")
     assert expected == pytest.approx(bytes_kept(model, 1), rel=0.02)
 
 
@@ -227,14 +231,7 @@ def test_estimated_states_equal_those_that_an_optimizer_stores(kind, params, set
         for value in state.values()
         if isinstance(value, torch.Tensor) and value.dim() > 0
     )
-    shape = shape_of(resolved, vocab_size=VOCABULARY)
-    assert local_state_values(shape, layout_of(resolved), 0) == stored
-
-
-def test_a_resolved_configuration_gives_its_layout():
-    layout = layout_of(resolved_from({"model_parallel_size": 2, "zero_stage": 1}, devices=4))
-    assert (layout.model_parallel, layout.data_parallel, layout.zero_stage) == (2, 2, 1)
-    assert layout.micro_batch == TINY["train_micro_batch_size_per_gpu"]
+    assert local_state_values(setup_of(resolved, vocab_size=VOCABULARY), 0) == stored
 
 
 EXAMPLES = Path(__file__).parents[2] / "configs"
@@ -246,7 +243,7 @@ SIZES = ROW.findall((EXAMPLES / "README.md").read_text())
 @pytest.mark.parametrize(("file", "parameters", "devices", "gibibytes"), SIZES)
 def test_table_of_examples_equals_the_estimate(file, parameters, devices, gibibytes):
     resolved = resolve(load_config([EXAMPLES / file]), devices=int(devices.replace(",", "")))
-    result = estimate(shape_of(resolved, vocab_size=50_257), layout_of(resolved))
+    result = estimate(setup_of(resolved, vocab_size=50_257))
     assert f"{result.total_parameters:,}" == parameters
     assert round(result.memory[result.fullest_stage].total / 2**30) == int(gibibytes)
 
@@ -289,7 +286,7 @@ def test_table_of_layouts_equals_the_estimate(size, cells, tmp_path):
         overrides += ["bf16.enabled=true", "fp16.enabled=false"]
     resolved = resolve(load_config(files, overrides=overrides), devices=int(devices))
     vocabulary = 32_000 if size == "70B" else 50_257
-    result = estimate(shape_of(resolved, vocab_size=vocabulary), layout_of(resolved))
+    result = estimate(setup_of(resolved, vocab_size=vocabulary))
     found = result.memory[result.fullest_stage]
     parts = (found.weights, found.gradients, found.optimizer, found.activations, found.buffers, found.total)
     assert [f"{part / 2**30:.1f}" for part in parts] == memory

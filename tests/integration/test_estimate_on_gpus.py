@@ -12,7 +12,7 @@ import pytest
 from gpu_gate.stored_on_gpu import ARCHITECTURES
 from neox_config.estimate import activation_bytes_per_layer
 from neox_config.estimate.memory import device_memory
-from neox_config.estimate.shapes import layout_of, shape_of
+from neox_config.estimate.setup import setup_of
 from neox_config.facts import loss
 from support.settings import resolved_from
 from support.sources import ROOT
@@ -38,9 +38,8 @@ def counted():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_estimated_activations_are_what_a_layer_stores_on_a_gpu(counted, architecture, compiles):
     resolved = resolved_from(ARCHITECTURES[architecture] | {"compile": compiles})
-    shape, layout = shape_of(resolved, vocab_size=1024), layout_of(resolved)
-    kind = resolved.derived.attention_types[0]
-    estimated = activation_bytes_per_layer(shape, layout, kind, device="cuda")
+    setup = setup_of(resolved, vocab_size=1024)
+    estimated = activation_bytes_per_layer(setup, setup.model.layers[0], device="cuda")
     assert estimated == pytest.approx(counted[architecture][compiles], rel=TOLERANCE)
 
 
@@ -116,6 +115,6 @@ MEASURED = (
 def test_estimated_peaks_are_those_that_a_gpu_has_measured(row, monkeypatch):
     monkeypatch.setitem(loss.CHUNK_NUMBERS, "cuda", row.logits_per_chunk)
     resolved = resolved_from(COMMON | MODELS[row.model] | {"compile": row.compiles})
-    memory = device_memory(shape_of(resolved, vocab_size=1024), layout_of(resolved))
+    memory = device_memory(setup_of(resolved, vocab_size=1024))
     of_cuda = GIB
     assert (memory.total - of_cuda) / GIB == pytest.approx(row.gibibytes, rel=0.02)

@@ -309,7 +309,7 @@ RECIPES = {
             ),
             Edit(
                 "neox_config/facts/attention.py",
-                '    "even": AttentionFacts(blocks_per_query=lambda given, blocks: blocks),\n',
+                '    "even": AttentionFacts(),\n',
                 after="ATTENTION_FACTS: Mapping[str, AttentionFacts] = {\n",
             ),
         ),

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from neox_config import Resolved
 from neox_config.estimate.operations import flops_per_token
-from neox_config.estimate.shapes import shape_of
 from neox_model.assembly.operators import Operators
 from neox_model.assembly.transformer import build_layer
 from neox_model.layers.residual_layer import ResidualLayer
@@ -89,7 +88,7 @@ def inputs_of(
 
 def expected_flops(resolved: Resolved) -> int:
     """Return what `neox-config estimate` counts for the layer: forward and backward, one micro-batch."""
-    config = resolved.config.model
-    shape = shape_of(resolved, vocab_size=_VOCABULARY)
-    layer = flops_per_token(shape) - 6 * shape.vocab_size * config.hidden_size
-    return layer * config.seq_length * resolved.derived.micro_batch_size
+    model, batch = resolved.model, resolved.run.batch
+    entries = model.embedding.entries(_VOCABULARY)
+    layer = flops_per_token(model, entries=entries, length=batch.length) - 6 * entries * model.width
+    return layer * batch.length * batch.micro

@@ -1,11 +1,9 @@
 """The search space: stages and micro-batches computed by hand, limits, and memory."""
 
-from dataclasses import replace
-
 import pytest
 
 from neox_config import resolve
-from neox_config.estimate.shapes import layout_of, shape_of
+from neox_config.estimate.setup import setup_of
 from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, largest_memory
 from neox_launcher.autotuning.space import Experiment, search_space
 
@@ -15,8 +13,7 @@ CLUSTER = Cluster(devices=2, memory=0)
 
 def space(config, *, devices=2, memory=None):
     resolved = resolve(config, devices=devices)
-    shape = shape_of(resolved, vocab_size=512)
-    return search_space(resolved, shape, CLUSTER, device_memory=memory)
+    return search_space(resolved, setup_of(resolved, vocab_size=512), CLUSTER, device_memory=memory)
 
 
 def batches(found, stage):
@@ -84,8 +81,8 @@ def test_recomputation_has_the_configured_granularity(load):
     """Memory for the configured micro-batch with recomputed attention, and not without."""
     settings = ("checkpoint-granularity=selective", "onnx-safe=true", "seq-length=32")
     resolved = resolve(load(ON, "checkpoint-activations=true", *settings), devices=1)
-    assert layout_of(resolved).recomputes_attention
-    needed = largest_memory(shape_of(resolved, vocab_size=512), layout_of(resolved)).total
+    assert resolved.run.recomputation.attention
+    needed = largest_memory(setup_of(resolved, vocab_size=512)).total
     config = load(ON, "autotuning.fast=false", *settings)
     found = space(config, devices=1, memory=int(needed / USABLE_MEMORY) + 1)
     tried = [(one.experiment.checkpoint_activations, one.experiment.micro_batch) for one in found]
@@ -96,8 +93,8 @@ def test_a_known_memory_limits_the_micro_batch(load):
     """The three largest powers of two that fit, where each larger micro-batch is faster per sample."""
     config = load(ON)
     resolved = resolve(config, devices=2)
-    shape, like = shape_of(resolved, vocab_size=512), layout_of(resolved)
-    needed = largest_memory(shape, replace(like, micro_batch=16)).total
+    setup = setup_of(resolved, vocab_size=512).changed(batch={"micro": 16})
+    needed = largest_memory(setup).total
     found = space(config, memory=int(needed / USABLE_MEMORY) + 1)
     assert batches(found, 0) == [(4, 1), (8, 1), (16, 1)]
 

@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from neox_config import load_config, resolve
 from neox_config.errors import ConfigError
-from neox_config.estimate.shapes import layout_of, read_vocabulary_size, shape_of
+from neox_config.estimate.mixers import keeps_scores
+from neox_config.estimate.setup import read_vocabulary_size, setup_of
 from neox_launcher.cli.config import main
 from neox_launcher.cli.estimate import parse_bytes, register
 from neox_launcher.cli.launch import main as neox_launch
@@ -176,19 +177,14 @@ def test_a_configuration_is_converted_to_a_shape_and_a_layout(write):
         "scaled_upper_triang_masked_softmax_fusion": True,
     }
     resolved = resolve(load_config([write(**settings)]), devices=8)
-    layout, shape = layout_of(resolved), shape_of(resolved, vocab_size=50_257)
-    assert (layout.model_parallel, layout.stages, layout.data_parallel) == (2, 2, 2)
-    assert (layout.zero_stage, layout.micro_batch, layout.accumulation) == (1, 4, 8)
-    assert (layout.segment_layers, layout.bucket, layout.has_second_bucket) == (3, 1000, True)
-    assert (layout.element_bytes, layout.reduced_bytes) == (2, 4)
-    assert (shape.norm, shape.position, shape.is_tied, shape.keeps_scores) == (
-        "rmsnorm",
-        "rotary",
-        False,
-        True,
-    )
-    assert shape.mlp_width == 8 * 768 // 3
-    assert shape.vocab_size == 50_257
+    setup = setup_of(resolved, vocab_size=50_257)
+    layout, batch = setup.run.layout, setup.run.batch
+    assert (layout.tensor, layout.stages, layout.data) == (2, 2, 2)
+    assert (layout.zero, batch.micro, batch.accumulation) == (1, 4, 8)
+    assert (setup.run.recomputation.segment, setup.bucket, setup.has_second_bucket) == (3, 1000, True)
+    assert (setup.element_bytes, setup.reduced_bytes) == (2, 4)
+    assert keeps_scores(setup.model.layers[0].mixer, setup.run)
+    assert setup.entries == 50_257
 
 
 def test_suggest_lists_layouts_and_the_settings_of_the_first(write):

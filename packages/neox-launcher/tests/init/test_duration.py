@@ -19,6 +19,7 @@ from neox_launcher.init.duration import (
 from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, choose_training
+from support.setups import make
 
 CPU = Devices(count=1, memory=2**34, are_gpus=False)
 GPUS = Devices(count=8, memory=2**36, are_gpus=True)
@@ -38,7 +39,7 @@ TEXTS = Prepared(
 def training(**changes):
     return SimpleNamespace(
         **{
-            "layout": SimpleNamespace(micro_batch=4),
+            "setup": make(train_micro_batch_size_per_gpu=4),
             "seq_length": 256,
             "candidate": SimpleNamespace(name="3m", width=128),
             "operations": 6e13,

@@ -82,7 +82,7 @@ def test_every_size_has_a_valid_configuration_with_the_figures_that_are_reported
     resolved = resolve(configured(training, texts, devices), devices=devices.count)
     found, _ = estimate_resolved(resolved, vocab_size=texts.entries, device=devices.type)
     assert found.total_parameters == training.parameters
-    assert found.layout.samples == training.layout.samples
+    assert found.setup.samples == training.setup.samples
     assert max(each.total for each in found.memory) == training.memory
     assert resolved.config.training.train_iters == training.iterations
     tokens = found.tokens_per_iteration * training.iterations
@@ -141,7 +141,7 @@ def test_short_texts_have_short_samples_and_too_short_ones_are_refused():
     assert choose_training(ALL, prepared(8 * 257), CPU).seq_length == 256
     assert choose_training(ALL, prepared(8 * 257 - 1), CPU).seq_length == 128
     tiny = choose_training(ALL, prepared(8 * 17), CPU)
-    assert (tiny.seq_length, tiny.layout.samples) == (16, 1)
+    assert (tiny.seq_length, tiny.setup.samples) == (16, 1)
     with pytest.raises(LaunchError, match="only 135 tokens for training, but 8 samples of 16 require 136"):
         choose_training(ALL, prepared(8 * 17 - 1), CPU)
 
@@ -182,7 +182,7 @@ def test_evaluations_take_a_tenth_of_the_time_at_most(iterations, batches, inter
 
 def test_the_validation_batches_are_those_of_the_texts():
     training = choose_training([of_size("1m")], prepared(10**6), CPU)
-    assert training.validation_batches == -(-50_000 // (training.layout.samples * training.seq_length))
+    assert training.validation_batches == -(-50_000 // (training.setup.samples * training.seq_length))
 
 
 LONGER_THAN_INIT = (

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from neox_config.estimate import count_parameters, flops_per_token
-from neox_config.estimate.shapes import Shape, shape_of
 from neox_config.schema.sections.engine import FlopsProfiler
+from neox_config.spec.model import ModelSpec
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.flops_profile import ProfiledStep
 from neox_model.train.state import TrainState
@@ -91,16 +91,22 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
     return run_ranks(profile, size=2, folder=str(tmp_path_factory.mktemp("flops")))
 
 
-def shape_and_tokens(name: str) -> tuple[Shape, int]:
-    shape = shape_of(resolved_from(COMMON | CASES[name], devices=2), vocab_size=layouts.VOCAB)
-    return shape, layouts.SAMPLES * shape.seq_length
+def model_and_tokens(name: str) -> tuple[ModelSpec, int]:
+    resolved = resolved_from(COMMON | CASES[name], devices=2)
+    return resolved.model, layouts.SAMPLES * resolved.run.batch.length
+
+
+def flops(model: ModelSpec, *, is_recomputed: bool = False) -> int:
+    entries = model.embedding.entries(layouts.VOCAB)
+    length = model.max_positions
+    return flops_per_token(model, entries=entries, length=length, is_recomputed=is_recomputed)
 
 
 def expected(name: str) -> int:
     """Return the formula's operations, and Q K^T, which attention computes again in the backward pass."""
-    shape, tokens = shape_and_tokens(name)
-    scores = 2 * shape.seq_length * shape.hidden_size * shape.num_layers
-    formula = flops_per_token(shape, is_recomputed="recomputed" in name)
+    model, tokens = model_and_tokens(name)
+    scores = 2 * model.max_positions * model.width * len(model.layers)
+    formula = flops(model, is_recomputed="recomputed" in name)
     return tokens * (formula + scores) - not_recomputed(name)
 
 
@@ -109,9 +115,9 @@ def not_recomputed(name: str) -> int:
 
     PyTorch ends the recomputation before it, because nothing needs its output.
     """
-    shape, tokens = shape_and_tokens(name)
+    model, tokens = model_and_tokens(name)
     segments = 3 if "recomputed" in name else 0
-    return segments * tokens * 2 * 4 * shape.hidden_size**2
+    return segments * tokens * 2 * 4 * model.width**2
 
 
 @pytest.mark.slow
@@ -127,19 +133,19 @@ def test_the_ranks_together_compute_what_the_formula_gives(found, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_layers_forward_passes_are_a_third_of_their_share_in_the_formula(found, name):
-    shape, tokens = shape_and_tokens(name)
-    layers = tokens * (flops_per_token(shape, is_recomputed=True) - flops_per_token(shape))
+    model, tokens = model_and_tokens(name)
+    layers = tokens * (flops(model, is_recomputed=True) - flops(model))
     recomputed = sum(rank[name]["recomputed"] for rank in found)
     assert sum(rank[name]["layers"] for rank in found) == layers + recomputed
     assert recomputed == (layers - not_recomputed(name) if "recomputed" in name else 0)
 
 
 def test_a_stage_has_its_share_of_the_layers(found):
-    shape, tokens = shape_and_tokens("pipeline 2")
+    model, tokens = model_and_tokens("pipeline 2")
     first, last = (rank["pipeline 2"] for rank in found)
     # The first stage has two of the five layers; the head is on the last one, outside of any module.
     assert 3 * first["layers"] == 2 * last["layers"]
-    head = tokens * 3 * 2 * 12 * shape.hidden_size
+    head = tokens * 3 * 2 * 12 * model.width
     assert 2 * (last["flops"] - head) == 3 * first["flops"]
     report = first["report"]
     assert report.index("stage 0, rank 0:") < report.index("stage 1, rank 1:")
@@ -148,10 +154,10 @@ def test_a_stage_has_its_share_of_the_layers(found):
 
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_are_those_that_a_rank_computes_with(found, name):
-    shape, _ = shape_and_tokens(name)
+    model, _ = model_and_tokens(name)
     ranks = [rank[name]["parameters"] for rank in found]
-    whole = sum(count_parameters(shape).values())
-    tied = 12 * shape.hidden_size
+    whole = sum(count_parameters(model, model.embedding.entries(layouts.VOCAB)).values())
+    tied = 12 * model.width
     if name.startswith("data"):
         assert ranks == [whole, whole]
     if name.startswith("pipeline"):

@@ -7,7 +7,6 @@ from pathlib import Path
 from neox_config.catalogue.published import PUBLISHED, Published
 from neox_config.errors import ConfigError
 from neox_config.estimate.parameters import count_parameters
-from neox_config.estimate.shapes import shape_of
 from neox_config.problems import did_you_mean
 from neox_config.read.load import load_config
 from neox_config.read.reading import Text
@@ -62,7 +61,8 @@ class Model:
         Args:
             rows: rows of the token embedding; None: those of the published weights.
         """
-        return count_parameters(shape_of(self.resolved, vocab_size=rows or self.published.rows))
+        model = self.resolved.model
+        return count_parameters(model, model.embedding.entries(rows or self.published.rows))
 
 
 def model_names() -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from neox_config.counted import counted
 from neox_config.estimate import Estimate
-from neox_config.estimate.shapes import Layout
+from neox_config.estimate.setup import Setup
 from neox_config.estimate.step import Collective, not_counted
 from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, Suggestion
 
@@ -38,12 +38,11 @@ def render_estimate(result: Estimate, *, device_memory: int | None, vocabulary_o
 
 def render_step(result: Estimate, collectives: Sequence[Collective]) -> str:
     """Format the collectives of one update as a table, or return a message if there are none."""
-    layout = result.layout
-    left_out = not_counted(layout)
+    left_out = not_counted(result.setup)
     note = f"\nnot counted: {left_out}" if left_out is not None else ""
     if not collectives:
         return f"\nno collectives per update{note}"
-    per_layer = result.shape.num_layers * layout.accumulation
+    per_layer = len(result.setup.model.layers) * result.setup.run.batch.accumulation
     lines = [("collectives per update", "operation", "over", "calls", "per layer and micro-batch", "bytes")]
     for each in collectives:
         shown = f"{each.calls / per_layer:.2f}" if each.part.startswith("layers") else ""
@@ -72,7 +71,7 @@ def render_training_time(result: Estimate, *, iterations: int, tflops: float) ->
         ("  speed per device", f"{tflops:,.1f} TFLOP/s", f"{tokens / seconds:,.0f} tokens/s on all devices"),
         ("  per iteration", f"{seconds:,.2f} s", ""),
         ("  in total", f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} hours", ""),
-        ("  device-hours", f"{hours * result.layout.devices:,.0f}", ""),
+        ("  device-hours", f"{hours * result.setup.devices:,.0f}", ""),
     ]
     return _table(rows)
 
@@ -93,37 +92,38 @@ def render_suggestions(
     lines = [(*names, "tokens/s")] + [_suggestion_cells(one, samples * seq_length) for one in found]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     table = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    best = found[0].layout
+    best = found[0].setup
+    layout, batch = best.run.layout, best.run.batch
     settings = [
-        f"pipe-parallel-size: {best.stages if best.stages > 1 else 0}",
-        f"model-parallel-size: {best.model_parallel}",
-        f"zero_optimization: {{stage: {best.zero_stage}}}",
-        f"train-micro-batch-size-per-gpu: {best.micro_batch}",
-        f"gradient-accumulation-steps: {best.accumulation}",
+        f"pipe-parallel-size: {layout.stages if layout.stages > 1 else 0}",
+        f"model-parallel-size: {layout.tensor}",
+        f"zero_optimization: {{stage: {layout.zero}}}",
+        f"train-micro-batch-size-per-gpu: {batch.micro}",
+        f"gradient-accumulation-steps: {batch.accumulation}",
         *recomputation_settings(best),
     ]
     first = "settings of the first layout:\n  " + "\n  ".join(settings)
     return f"{job}; use the estimates to compare layouts\n\n" + "\n".join(table) + f"\n\n{first}"
 
 
-def recomputation_settings(layout: Layout) -> list[str]:
-    """Return the lines of a configuration that choose what a layout recomputes."""
-    if not layout.recomputes:
+def recomputation_settings(setup: Setup) -> list[str]:
+    """Return the lines of a configuration that choose what is recomputed."""
+    if not setup.recomputes:
         return ["checkpoint-activations: false"]
-    granularity = "selective" if layout.recomputes_attention else "full"
+    granularity = "selective" if setup.run.recomputation.attention else "full"
     return ["checkpoint-activations: true", f"checkpoint-granularity: {granularity}"]
 
 
 def _suggestion_cells(one: Suggestion, tokens: int) -> tuple[str, ...]:
-    layout = one.layout
+    layout, batch, recomputation = one.setup.run.layout, one.setup.run.batch, one.setup.run.recomputation
     return (
-        str(layout.model_parallel),
+        str(layout.tensor),
         str(layout.stages if layout.stages > 1 else 0),
-        str(layout.data_parallel),
-        str(layout.zero_stage),
-        str(layout.micro_batch),
-        str(layout.accumulation),
-        "attention" if layout.recomputes_attention else "yes" if layout.recomputes else "no",
+        str(layout.data),
+        str(layout.zero),
+        str(batch.micro),
+        str(batch.accumulation),
+        "attention" if recomputation.attention else "no" if recomputation.segment is None else "yes",
         _size(one.memory.total),
         f"{one.seconds:.2f} s",
         f"{tokens / one.seconds:,.0f}",
@@ -131,14 +131,14 @@ def _suggestion_cells(one: Suggestion, tokens: int) -> tuple[str, ...]:
 
 
 def _layout_rows(result: Estimate) -> list[Row]:
-    layout = result.layout
-    split = f"model {layout.model_parallel} x pipe {layout.stages} x data {layout.data_parallel}"
+    layout, batch = result.setup.run.layout, result.setup.run.batch
+    split = f"model {layout.tensor} x pipe {layout.stages} x data {layout.data}"
     return [
-        ("devices", f"{layout.devices:,}", f"{split}, ZeRO stage {layout.zero_stage}"),
+        ("devices", f"{result.setup.devices:,}", f"{split}, ZeRO stage {layout.zero}"),
         (
             "samples per iteration",
-            f"{layout.samples:,}",
-            f"micro-batch {layout.micro_batch} x accumulation {layout.accumulation} x data",
+            f"{result.setup.samples:,}",
+            f"micro-batch {batch.micro} x accumulation {batch.accumulation} x data",
         ),
         ("tokens per iteration", f"{result.tokens_per_iteration:,}", ""),
     ]
@@ -150,9 +150,9 @@ def _parameter_rows(result: Estimate, vocabulary_origin: str) -> list[Row]:
     for part, count in result.parameters.items():
         note = f"{100 * count / total:.1f} %"
         if part == "embedding":
-            note += f", vocabulary {result.shape.vocab_size:,}"
+            note += f", vocabulary {result.setup.entries:,}"
             note += f" ({vocabulary_origin})" if vocabulary_origin else ""
-        if part == "head" and result.shape.is_tied:
+        if part == "head" and result.setup.model.is_tied:
             note = "tied to the embedding"
         rows.append((f"  {part}", f"{count:,}", note))
     return rows
@@ -160,14 +160,14 @@ def _parameter_rows(result: Estimate, vocabulary_origin: str) -> list[Row]:
 
 def _memory_rows(result: Estimate) -> list[Row]:
     stage = result.fullest_stage
-    memory, layout = result.memory[stage], result.layout
+    memory, run = result.memory[stage], result.setup.run
     buffers = "gradient buckets" + (", and 1 GiB for CUDA and NCCL" if result.device == "cuda" else "")
-    where = f"stage {stage} of {layout.stages}, the fullest" if layout.stages > 1 else ""
-    recomputed = layout.segment_layers
+    where = f"stage {stage} of {run.layout.stages}, the fullest" if run.layout.stages > 1 else ""
+    recomputed = run.recomputation.segment
     kept = "all stored" if recomputed is None else f"recomputed in segments of {recomputed}"
-    if layout.recomputes_attention:
+    if run.recomputation.attention:
         kept = "attention recomputed"
-    if layout.compiles_on(result.device):
+    if result.setup.compiles_on(result.device):
         kept += ", layers compiled"
     rows = [
         ("memory per device", _size(memory.total), where),
@@ -221,7 +221,7 @@ def _verdict(result: Estimate, device_memory: int) -> str:
         return f"fits: {part}"
     short = f"{100 * (1 - USABLE_MEMORY):.0f} % is reserved for the allocator"
     return (
-        f"DOES NOT FIT: {part} ({short}); `neox-config suggest --devices {result.layout.devices} "
+        f"DOES NOT FIT: {part} ({short}); `neox-config suggest --devices {result.setup.devices} "
         f"--device-memory {_size(device_memory).replace(' ', '')}` lists layouts that fit"
     )
 

@@ -1,16 +1,17 @@
 """Estimate the cost of training: parameters, memory, operations, communication and time.
 
-Estimates are computed from two records of `shapes.py`: `Shape` describes the model, `Layout` how it is run.
+Estimates are computed from a `Setup`: the specifications of the model and the run, and other settings.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from neox_config.estimate.communication import Communication, bubble_share, communication_bytes
 from neox_config.estimate.memory import Memory, activation_bytes_per_layer, device_memory
 from neox_config.estimate.operations import Convention, flops_per_token
 from neox_config.estimate.parameters import Weights, count_parameters, local_parameters
-from neox_config.estimate.shapes import Layout, Shape
+from neox_config.estimate.setup import Setup
 
 __all__ = [
     "Communication",
@@ -31,11 +32,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Estimate for one model and layout.
+    """Estimate for one setup.
 
     Args:
-        shape: the model.
-        layout: how the model is run.
+        setup: what is estimated.
         device: type of the devices: cuda or cpu.
         parameters: number of parameters by part of the model.
         memory: memory of a device of each pipeline stage.
@@ -47,8 +47,7 @@ class Estimate:
         bubble: fraction of the time that a pipeline stage is idle.
     """
 
-    shape: Shape
-    layout: Layout
+    setup: Setup
     device: str
     parameters: Mapping[str, int]
     memory: tuple[Memory, ...]
@@ -71,7 +70,7 @@ class Estimate:
     @property
     def tokens_per_iteration(self) -> int:
         """Tokens per update over all devices."""
-        return self.layout.samples * self.shape.seq_length
+        return self.setup.samples * self.setup.run.batch.length
 
     @property
     def flops_per_iteration(self) -> int:
@@ -85,24 +84,23 @@ class Estimate:
 
     def seconds_per_iteration(self, tflops_per_device: float) -> float:
         """Return the time per update at a speed as logged by training, which does not count recomputation."""
-        return self.flops_per_iteration / (tflops_per_device * 1e12 * self.layout.devices)
+        return self.flops_per_iteration / (tflops_per_device * 1e12 * self.setup.devices)
 
 
-def estimate(shape: Shape, layout: Layout, *, device: str = "cuda") -> Estimate:
-    """Estimate the cost of training a model with a layout on devices of a type: cuda or cpu."""
+def estimate(setup: Setup, *, device: str = "cuda") -> Estimate:
+    """Estimate the cost of training on devices of a type: cuda or cpu."""
+    model, stages, recomputation = setup.model, setup.run.layout.stages, setup.run.recomputation
+    flops = partial(flops_per_token, model, entries=setup.entries, length=setup.run.batch.length)
     return Estimate(
-        shape=shape,
-        layout=layout,
+        setup=setup,
         device=device,
-        parameters=count_parameters(shape),
-        memory=tuple(device_memory(shape, layout, stage, device=device) for stage in range(layout.stages)),
-        flops_per_token=flops_per_token(shape),
-        causal_flops_per_token=flops_per_token(shape, convention="causal"),
-        computed_flops_per_token=flops_per_token(
-            shape,
-            is_recomputed=layout.segment_layers is not None,
-            recomputes_attention=layout.recomputes_attention,
+        parameters=count_parameters(model, setup.entries),
+        memory=tuple(device_memory(setup, stage, device=device) for stage in range(stages)),
+        flops_per_token=flops(),
+        causal_flops_per_token=flops(convention="causal"),
+        computed_flops_per_token=flops(
+            is_recomputed=recomputation.segment is not None, recomputes_attention=recomputation.attention
         ),
-        communication=communication_bytes(shape, layout),
-        bubble=bubble_share(layout),
+        communication=communication_bytes(setup),
+        bubble=bubble_share(setup),
     )

@@ -9,17 +9,16 @@ The constants are shares of the speeds in data sheets. Those that are marked as 
 published runs right in the mean; `benchmarks/published_runs.py` prints the errors.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from neox_config.estimate.communication import communication_bytes
 from neox_config.estimate.memory import hidden_bytes
-from neox_config.estimate.operations import keys_per_query
-from neox_config.estimate.parameters import layer_weights, local_parameters
-from neox_config.estimate.shapes import Layout, Shape
-from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.estimate.mixers import core_operations, keeps_scores
+from neox_config.estimate.parameters import layer_weights, local_parameters, number_of_each
+from neox_config.estimate.setup import Setup
 from neox_config.facts.devices import Device
+from neox_config.spec.model import MLP, Attention, Layer, Rotary, SpatialMLP
 
 __all__ = ["Constants", "Duration", "Execution", "predict"]
 
@@ -141,8 +140,7 @@ _BYTES = 2
 
 
 def predict(
-    shape: Shape,
-    layout: Layout,
+    setup: Setup,
     device: Device,
     execution: Execution,
     constants: Constants | None = None,
@@ -150,17 +148,16 @@ def predict(
     """Predict the time of an update in 16 bits.
 
     Args:
-        shape: the model.
-        layout: how it is divided; `segment_layers` is ignored for `Execution.recomputed`.
+        setup: what is predicted; its recomputation is ignored for `Execution.recomputed`.
         device: the GPU.
         execution: how it is executed.
         constants: None: those that fit the published runs.
     """
-    model = _Model(shape, layout, device, execution, constants or Constants())
-    stages = layout.stages
+    model = _Model(setup, device, execution, constants or Constants())
+    stages, accumulation = setup.run.layout.stages, setup.run.batch.accumulation
     layers = model.layers() * (1 / stages)
-    slowest = (layers + model.head()) * layout.accumulation
-    sent = _sent_between_stages(model) * layout.accumulation
+    slowest = (layers + model.head()) * accumulation
+    sent = _sent_between_stages(model) * accumulation
     bubble = (stages - 1) / execution.chunks * (layers.seconds + _sent_between_stages(model))
     running = slowest.seconds + sent + bubble
     return Duration(
@@ -179,15 +176,18 @@ def predict(
 class _Model:
     """Work of one device on a micro-batch."""
 
-    shape: Shape
-    layout: Layout
+    setup: Setup
     device: Device
     execution: Execution
     constants: Constants
 
     @property
     def tokens(self) -> int:
-        return self.layout.micro_batch * self.shape.seq_length
+        return self.setup.run.batch.micro * self.setup.run.batch.length
+
+    @property
+    def ranks(self) -> int:
+        return self.setup.run.layout.tensor
 
     @property
     def memory_speed(self) -> float:
@@ -209,31 +209,32 @@ class _Model:
 
     def layers(self) -> _Pass:
         """Return the time of all layers in both passes."""
-        kinds = Counter(self.shape.attention_types)
-        return sum((self._layer(kind) * number for kind, number in kinds.items()), _Pass())
+        model = self.setup.model
+        kinds = number_of_each(model, range(len(model.layers)))
+        return sum((self._layer(kind) * number for kind, number in kinds), _Pass())
 
     def head(self) -> _Pass:
         """Return the time of the head and the loss in both passes."""
-        columns = self.shape.vocab_size / self.layout.model_parallel
-        products = self._product(self.shape.hidden_size, columns) * (1 + _BACKWARD_PRODUCTS)
+        columns = self.setup.entries / self.ranks
+        products = self._product(self.setup.model.width, columns) * (1 + _BACKWARD_PRODUCTS)
         return _Pass(products, 0.0, self.tokens * columns * _LOGIT_BYTES / self.memory_speed, 0.0)
 
     def update(self) -> float:
         """Return the time of the optimizer, which works on the part that the rank holds."""
         held = _weights(self)
-        shared = self.layout.data_parallel if self.layout.zero_stage else 1
+        shared = self.setup.run.layout.data if self.setup.run.layout.zero else 1
         return held / shared * _UPDATE_BYTES / self.memory_speed
 
-    def _layer(self, kind: str) -> _Pass:
+    def _layer(self, layer: Layer) -> _Pass:
         forward = _Pass(
-            self._products(kind),
-            self._core_seconds(kind),
-            self._moved(kind) / self.memory_speed,
+            self._products(layer),
+            self._core_seconds(layer),
+            self._moved(layer) / self.memory_speed,
             self._sent(),
         )
         backward = _Pass(
             forward.products * _BACKWARD_PRODUCTS,
-            self._core_backward(kind),
+            self._core_backward(layer),
             forward.elementwise * self.constants.backward,
             forward.model,
         )
@@ -248,11 +249,10 @@ class _Model:
             "all": forward,
         }[self.execution.recomputed]
 
-    def _products(self, kind: str) -> float:
-        ranks = self.layout.model_parallel
+    def _products(self, layer: Layer) -> float:
         return sum(
-            self._product(tensor.row, tensor.numbers / tensor.row / (ranks if tensor.is_split else 1))
-            for tensor in layer_weights(self.shape, kind)
+            self._product(tensor.row, tensor.numbers / tensor.row / (self.ranks if tensor.is_split else 1))
+            for tensor in layer_weights(self.setup.model, layer)
             if tensor.multiplies
         )
 
@@ -265,72 +265,72 @@ class _Model:
         moved = _BYTES * (tokens * rows + rows * columns + tokens * columns)
         return max(computing, moved / self.memory_speed)
 
-    def _core_operations(self, kind: str) -> float:
+    def _core_operations(self, layer: Layer) -> float:
         """Return the operations of a layer's products that have no weights, in the forward pass."""
-        shape = self.shape
-        if ATTENTION_FACTS[kind].is_gmlp:
-            return 8 * self.tokens * shape.seq_length * shape.hidden_size / self.layout.model_parallel
-        keys = keys_per_query(shape, kind)
-        return 4 * self.tokens * keys * shape.hidden_size / self.layout.model_parallel
+        each = core_operations(layer, self.setup.model, self.setup.run.batch.length, "full")
+        return self.tokens * each / self.ranks
 
-    def _core_seconds(self, kind: str) -> float:
-        return self._core(kind, products=1.0, flash=1.0, score_bytes=_SCORE_BYTES_FORWARD)
+    def _core_seconds(self, layer: Layer) -> float:
+        return self._core(layer, products=1.0, flash=1.0, score_bytes=_SCORE_BYTES_FORWARD)
 
-    def _core_backward(self, kind: str) -> float:
+    def _core_backward(self, layer: Layer) -> float:
         return self._core(
-            kind, products=_BACKWARD_PRODUCTS, flash=_BACKWARD_FLASH, score_bytes=_SCORE_BYTES_BACKWARD
+            layer, products=_BACKWARD_PRODUCTS, flash=_BACKWARD_FLASH, score_bytes=_SCORE_BYTES_BACKWARD
         )
 
-    def _core(self, kind: str, *, products: float, flash: float, score_bytes: int) -> float:
-        operations = self._core_operations(kind)
+    def _core(self, layer: Layer, *, products: float, flash: float, score_bytes: int) -> float:
+        operations = self._core_operations(layer)
         speed = self.device.peak * self.device.sustained
-        if ATTENTION_FACTS[kind].is_gmlp:
+        mixer, run = layer.mixer, self.setup.run
+        if not isinstance(mixer, Attention):
             return products * operations / (speed * self.constants.products)
-        if not self.shape.keeps_scores:
+        if not keeps_scores(mixer, run):
             # The half that a causal mask hides is not computed.
-            share_computed = 0.5 if self.shape.sparsity.is_causal else 1.0
+            share_computed = 1.0 if self.setup.model.is_encoder else 0.5
             return flash * operations * share_computed / (speed * self.constants.flash)
-        size = self.shape.hidden_size / self.shape.heads
+        size = mixer.head_width
         share = self.constants.products * size / (size + self.constants.half_head)
-        scores = self.tokens * self.shape.seq_length * self.shape.heads / self.layout.model_parallel
+        scores = self.tokens * run.batch.length * mixer.heads / self.ranks
         return products * operations / (speed * share) + scores * score_bytes / self.memory_speed
 
-    def _moved(self, kind: str) -> float:
+    def _moved(self, layer: Layer) -> float:
         """Return the bytes that element-wise operators move in the forward pass."""
-        shape, ranks = self.shape, self.layout.model_parallel
+        ranks, mixer = self.ranks, layer.mixer
         # Two norms (read, write) and two sums with the residual stream (read two, write one, mask).
         alone = 2 * 2 + 2 * 3.5
-        replicated = alone * shape.hidden_size / (ranks if self.layout.splits_sequence else 1)
-        activation = (3 if shape.is_gated else 2) * shape.mlp_width / ranks
-        turned = 2 * (shape.hidden_size + shape.key_width) / ranks if shape.position == "rotary" else 0
+        replicated = alone * self.setup.model.width / (ranks if self.setup.run.layout.splits_sequence else 1)
+        inner = [each for each in (mixer, layer.channel) if isinstance(each, MLP | SpatialMLP)]
+        tensors = (3 if isinstance(each, MLP) and each.is_gated else 2 for each in inner)
+        activation = sum(number * each.width for number, each in zip(tensors, inner, strict=True)) / ranks
+        turned = 0.0
+        if isinstance(mixer, Attention) and isinstance(mixer.position, Rotary):
+            turned = 2 * (mixer.query_width + mixer.key_width) / ranks
         moved = self.tokens * _BYTES * (replicated + activation + turned)
         return moved if self.execution.is_fused else moved * self.constants.unfused
 
     def _sent(self) -> float:
         """Return the time of a layer's tensor-parallel messages in one pass: two all-reduces."""
-        ranks = self.layout.model_parallel
-        each = 2 * hidden_bytes(self.shape, self.layout) * (ranks - 1) / ranks
+        each = 2 * hidden_bytes(self.setup) * (self.ranks - 1) / self.ranks
         return 2 * each / self.link_speed
 
 
 def _weights(model: _Model) -> int:
-    layout = model.layout
-    return max(local_parameters(model.shape, layout, stage) for stage in {0, layout.stages - 1})
+    return max(local_parameters(model.setup, stage) for stage in {0, model.setup.run.layout.stages - 1})
 
 
 def _sent_between_stages(model: _Model) -> float:
     """Return the time of sending a micro-batch's activations and gradients to the next stages."""
-    if model.layout.stages == 1:
+    if model.setup.run.layout.stages == 1:
         return 0.0
-    hidden = hidden_bytes(model.shape, model.layout) / model.layout.model_parallel
+    hidden = hidden_bytes(model.setup) / model.ranks
     speed = model.device.network_bandwidth * model.constants.network
     return 2 * model.execution.chunks * hidden / speed
 
 
 def _exposed(model: _Model, running: float) -> float:
     """Return the time of data-parallel messages that is not hidden behind the passes."""
-    layout = model.layout
-    per_host = max(1, model.execution.devices_per_host // layout.model_parallel)
-    speed = model.speed_between(ranks=layout.data_parallel, ranks_per_host=per_host)
-    sending = communication_bytes(model.shape, layout).data / speed
-    return max(0.0, sending - running) if layout.zero_stage >= 2 else sending
+    layout = model.setup.run.layout
+    per_host = max(1, model.execution.devices_per_host // model.ranks)
+    speed = model.speed_between(ranks=layout.data, ranks_per_host=per_host)
+    sending = communication_bytes(model.setup).data / speed
+    return max(0.0, sending - running) if layout.zero >= 2 else sending

@@ -1,22 +1,18 @@
 """Number of parameters of the whole model by part, and of one device.
 
-Each tensor of the model is one entry, from which counts and operations are computed exactly.
-
 Known limit: stages hold equal numbers of layers, regardless of `pipe-partition-method`.
-
-Sources: arXiv:1909.08053 (tensor parallelism), arXiv:2105.08050 (gMLP).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil
-from typing import NamedTuple
 
-from neox_config.estimate.shapes import Layout, Shape
-from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.estimate.mixers import ADAPTERS, Weights, costs_of, norm_weights
+from neox_config.estimate.setup import Setup
 from neox_config.facts.collectives import BUCKET_ELEMENTS, EARLY_BUCKET_ELEMENTS
-from neox_config.facts.norms import NORM_FACTS
+from neox_config.spec.model import Alibi, Attention, Layer, Learned, ModelSpec, Retrieval, Rpe
 
 __all__ = [
     "Weights",
@@ -25,104 +21,84 @@ __all__ = [
     "each_tensor",
     "is_matrix_of_layer",
     "largest_block",
+    "largest_tensor",
     "layer_weights",
     "local_parameters",
     "local_state_values",
+    "number_of_each",
     "outside_blocks",
+    "replica_values",
     "stage_layers",
-    "stage_types",
     "trained_parameters",
+    "weights_within",
 ]
 
-
-# Part of the model that the adapters of frozen weights are.
-_ADAPTERS = "adapters"
-# Shapes and layouts whose tensors are kept: a search for a layout asks for the same ones many times.
+# Models and stages whose tensors are kept: a search for a layout asks for the same ones many times.
 _MOST_KEPT = 1024
 
 
-class Weights(NamedTuple):
-    """One tensor of parameters.
+def count_parameters(model: ModelSpec, entries: int) -> dict[str, int]:
+    """Return the number of parameters of the whole model by part; a tied head has none.
 
-    Attributes:
-        part: part of the model that it belongs to.
-        numbers: number of elements.
-        is_split: True if it is split across tensor-parallel ranks, in rows of `row` elements.
-        multiplies: True if every token is multiplied by it.
-        row: number of elements of a matrix along the dimension that is not split; 1 for a vector.
-        splits_columns: True if the columns of a matrix are split instead of its rows.
+    Args:
+        model: the model.
+        entries: number of entries of the vocabulary, including padding.
     """
-
-    part: str
-    numbers: int
-    is_split: bool = False
-    multiplies: bool = False
-    row: int = 1
-    splits_columns: bool = False
-
-    def local_shape(self, ranks: int) -> tuple[int, int | None]:
-        """Return the rows and columns of a tensor-parallel rank's part; None: a vector has no columns."""
-        others = _local_count(self, ranks) // self.row
-        if self.row == 1:
-            return others, None
-        return (self.row, others) if self.splits_columns else (others, self.row)
-
-
-def count_parameters(shape: Shape) -> dict[str, int]:
-    """Return the number of parameters of the whole model by part; a tied head has none."""
     counts = Counter(dict.fromkeys(("embedding", "positions", "attention", "mlp", "norms", "head"), 0))
-    tensors = [*_embedding(shape), *_head(shape)]
-    for kind in shape.owned_types:
-        tensors += layer_weights(shape, kind)
-    for tensor in tensors:
-        counts[tensor.part] += shape.towers * tensor.numbers
+    for number, tensor in _tensors(model, entries, 1, 0):
+        counts[tensor.part] += number * tensor.numbers
     return dict(counts)
 
 
-def _is_trained(shape: Shape, tensor: Weights) -> bool:
+def _is_trained(model: ModelSpec, tensor: Weights) -> bool:
     """Return True unless the tensor is a weight of a model whose adapters alone are trained."""
-    return not shape.adapter_rank or tensor.part == _ADAPTERS
+    return model.adapters is None or tensor.part == ADAPTERS
 
 
-@lru_cache(_MOST_KEPT)
-def trained_parameters(shape: Shape, layout: Layout, stage: int) -> int:
+def trained_parameters(setup: Setup, stage: int) -> int:
     """Return the number of parameters of one device of a stage that are trained, before ZeRO."""
-    tensors = _stage_tensors(shape, layout, stage)
-    return sum(
-        number * _local_count(tensor, layout.model_parallel)
-        for number, tensor in tensors
-        if _is_trained(shape, tensor)
-    )
+    layout = setup.run.layout
+    return _local(setup.model, setup.entries, layout.tensor, layout.stages, stage)[1]
+
+
+def local_parameters(setup: Setup, stage: int) -> int:
+    """Return the number of parameters of one device of a stage, before partitioning by ZeRO."""
+    layout = setup.run.layout
+    return _local(setup.model, setup.entries, layout.tensor, layout.stages, stage)[0]
 
 
 @lru_cache(_MOST_KEPT)
-def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
-    """Return the number of parameters of one device of a stage, before partitioning by ZeRO."""
-    tensors = _stage_tensors(shape, layout, stage)
-    return sum(number * _local_count(tensor, layout.model_parallel) for number, tensor in tensors)
+def _local(model: ModelSpec, entries: int, ranks: int, stages: int, stage: int) -> tuple[int, int]:
+    """Return the number of all parameters of a device, and of those that are trained."""
+    whole = trained = 0
+    for number, tensor in _tensors(model, entries, stages, stage):
+        count = number * tensor.local_count(ranks)
+        whole += count
+        trained += count if _is_trained(model, tensor) else 0
+    return whole, trained
 
 
-def bucketed_parameters(shape: Shape, layout: Layout, *, later: int = 0, device: str = "cuda") -> list[int]:
+def bucketed_parameters(setup: Setup, *, later: int = 0, device: str = "cuda") -> list[int]:
     """Return the number of elements of each message in which stage 0 reduces the gradients of one device.
 
     Messages of the backward pass have the last parameters first. Other messages have matrices before vectors,
     which have no weight decay; the order within these is not exact.
 
     Args:
-        shape: the model.
-        layout: how it is run.
+        setup: what is estimated.
         later: elements that are reduced after the backward pass in any case, because they are summed over
             tensor-parallel ranks before.
         device: type of the devices.
     """
-    if not layout.reduces_early(device):
-        ordered = sorted(each_tensor(shape, layout), key=lambda tensor: tensor.row == 1)
-        return _messages((_local_count(each, layout.model_parallel) for each in ordered), BUCKET_ELEMENTS)
+    ranks = setup.run.layout.tensor
+    if not setup.reduces_early(device):
+        ordered = sorted(each_tensor(setup), key=lambda tensor: tensor.row == 1)
+        return _messages((each.local_count(ranks) for each in ordered), BUCKET_ELEMENTS)
     sizes, left = list[int](), later
-    for tensor in reversed(list(each_tensor(shape, layout))):
+    for tensor in reversed(list(each_tensor(setup))):
         is_whole = not (tensor.is_split or tensor.multiplies)
         taken = min(left, tensor.numbers) if is_whole else 0
-        sizes.append(_local_count(tensor, layout.model_parallel) - taken)
+        sizes.append(tensor.local_count(ranks) - taken)
         left -= taken
     return [*_messages(sizes, EARLY_BUCKET_ELEMENTS), *_messages([later], BUCKET_ELEMENTS)]
 
@@ -138,65 +114,67 @@ def _messages(sizes: Iterable[int], limit: int) -> list[int]:
     return messages
 
 
-def each_tensor(shape: Shape, layout: Layout, stage: int = 0) -> Iterator[Weights]:
+def each_tensor(setup: Setup, stage: int = 0) -> Iterator[Weights]:
     """Yield every trained tensor of a stage, the head of a single stage last."""
-    for number, tensor in _stage_tensors(shape, layout, stage):
-        if _is_trained(shape, tensor):
+    for number, tensor in _stage_tensors(setup, stage):
+        if _is_trained(setup.model, tensor):
             yield from [tensor] * number
 
 
-def largest_tensor(shape: Shape, layout: Layout, stage: int) -> int:
+def largest_tensor(setup: Setup, stage: int) -> int:
     """Return the number of parameters of the largest trained tensor of one device of a stage."""
-    trained = (each for _, each in _stage_tensors(shape, layout, stage) if _is_trained(shape, each))
-    return max((_local_count(tensor, layout.model_parallel) for tensor in trained), default=0)
+    trained = (each for _, each in _stage_tensors(setup, stage) if _is_trained(setup.model, each))
+    return max((tensor.local_count(setup.run.layout.tensor) for tensor in trained), default=0)
 
 
-def largest_block(shape: Shape, layout: Layout, stage: int) -> int:
+def largest_block(setup: Setup, stage: int) -> int:
     """Return the number of parameters of the largest part that `fully_shard` gathers by itself."""
-    return max(_blocks(shape, layout, stage), default=0)
+    return max(_blocks(setup, stage), default=0)
 
 
-def outside_blocks(shape: Shape, layout: Layout, stage: int) -> int:
+def outside_blocks(setup: Setup, stage: int) -> int:
     """Return the number of parameters that are gathered together, for whole passes.
 
     These are the final norm, the head, and what several layers share.
     """
-    return local_parameters(shape, layout, stage) - sum(_blocks(shape, layout, stage))
+    return local_parameters(setup, stage) - sum(_blocks(setup, stage))
 
 
-def _blocks(shape: Shape, layout: Layout, stage: int) -> list[int]:
+def _blocks(setup: Setup, stage: int) -> list[int]:
     """Return the number of parameters of each layer, and of an embedding that is not tied to a head here."""
-    ranks, blocks = layout.model_parallel, list[int]()
-    if shape.weight_owners is None:
-        for kind, number in Counter(stage_types(shape, layout, stage)).items():
-            layer = sum(_local_count(tensor, ranks) for tensor in layer_weights(shape, kind))
-            blocks += [layer] * number
-    if stage == 0 and not (shape.is_tied and layout.stages == 1):
-        blocks.append(sum(_local_count(tensor, ranks) for tensor in _embedding(shape)))
-    return blocks * shape.towers
+    model, layout, blocks = setup.model, setup.run.layout, list[int]()
+    if model.layers[0].owner is None:
+        for layer, number in number_of_each(model, stage_layers(model, layout.stages, stage)):
+            blocks += [_count(layer_weights(model, layer), layout.tensor)] * number
+    if stage == 0 and not (model.is_tied and layout.stages == 1):
+        blocks.append(_count(_embedding(model, setup.entries), layout.tensor))
+    return blocks * model.towers
 
 
-def local_state_values(shape: Shape, layout: Layout, stage: int, *, row_ranks: int = 1) -> int:
+def _count(tensors: Iterable[Weights], ranks: int) -> int:
+    return sum(tensor.local_count(ranks) for tensor in tensors)
+
+
+def local_state_values(setup: Setup, stage: int, *, row_ranks: int = 1) -> int:
     """Return how many float32 values the optimizer stores for one device of a stage.
 
     Args:
-        shape: the model.
-        layout: how it is run.
+        setup: what is estimated.
         stage: the pipeline stage.
         row_ranks: number of ranks that divide the rows of each weight.
     """
-    divided, whole = 0, 0
-    for number, tensor in _stage_tensors(shape, layout, stage):
-        if not _is_trained(shape, tensor):
+    divided, whole, facts = 0, 0, setup.optimizer
+    of_matrices = len(facts.matrix_states) or setup.states
+    for number, tensor in _stage_tensors(setup, stage):
+        if not _is_trained(setup.model, tensor):
             continue
-        rows, columns = tensor.local_shape(layout.model_parallel)
-        of_matrices = layout.optimizer_states if layout.matrix_states is None else layout.matrix_states
-        each = of_matrices if is_matrix_of_layer(tensor) else layout.optimizer_states
+        rows, columns = tensor.local_shape(setup.run.layout.tensor)
+        each = of_matrices if is_matrix_of_layer(tensor) else setup.states
         divided += number * each * rows * (columns or 1)
-        if layout.has_slice_states:
+        if facts.other_shapes:
             divided += number * rows
             whole += number * (columns or 0)
-    return ceil(divided / row_ranks) + whole + replica_values(shape, layout, stage)
+    return ceil(divided / row_ranks) + whole + replica_values(setup, stage)
 
 
 def is_matrix_of_layer(tensor: Weights) -> bool:
@@ -204,145 +182,97 @@ def is_matrix_of_layer(tensor: Weights) -> bool:
     return tensor.multiplies and tensor.part != "head"
 
 
-def replica_values(shape: Shape, layout: Layout, stage: int) -> int:
+def replica_values(setup: Setup, stage: int) -> int:
     """Return how many of these values differ between replicas: a number per parameter, and a share of one."""
-    if not layout.has_replica_states or layout.data_parallel == 1:
+    copies = setup.run.layout.data
+    if not setup.optimizer.replica_states or copies == 1:
         return 0
-    local = trained_parameters(shape, layout, stage)
-    return local + ceil(local / layout.data_parallel)
+    local = trained_parameters(setup, stage)
+    return local + ceil(local / copies)
+
+
+def _stage_tensors(setup: Setup, stage: int) -> Sequence[tuple[int, Weights]]:
+    """Return the tensors of a stage, each with how often it occurs."""
+    return _tensors(setup.model, setup.entries, setup.run.layout.stages, stage)
 
 
 @lru_cache(_MOST_KEPT)
-def _stage_tensors(shape: Shape, layout: Layout, stage: int) -> Sequence[tuple[int, Weights]]:
-    """Return the tensors of a stage, each with how often it occurs."""
-    tower = _tower_tensors(shape, layout, stage)
-    return tuple((shape.towers * number, tensor) for number, tensor in tower)
+def _tensors(model: ModelSpec, entries: int, stages: int, stage: int) -> Sequence[tuple[int, Weights]]:
+    tower = _of_tower(model, entries, stages, stage)
+    return tuple((model.towers * number, tensor) for number, tensor in tower)
 
 
-def _tower_tensors(shape: Shape, layout: Layout, stage: int) -> Iterator[tuple[int, Weights]]:
+def _of_tower(model: ModelSpec, entries: int, stages: int, stage: int) -> Iterator[tuple[int, Weights]]:
     if stage == 0:
-        yield from ((1, tensor) for tensor in _embedding(shape))
-    kinds = Counter(shape.owned_within(stage_layers(shape, layout, stage)))
-    for kind, number in kinds.items():
-        yield from ((number, tensor) for tensor in layer_weights(shape, kind))
-    if stage == layout.stages - 1:
-        yield from ((1, tensor) for tensor in _head(shape))
-        if shape.is_tied and layout.stages > 1:
-            yield 1, _vocabulary(shape, "head")
+        yield from ((1, tensor) for tensor in _embedding(model, entries))
+    for layer, number in number_of_each(model, weights_within(model, stage_layers(model, stages, stage))):
+        yield from ((number, tensor) for tensor in layer_weights(model, layer))
+    if stage == stages - 1:
+        yield from ((1, tensor) for tensor in _head(model, entries))
+        if model.is_tied and stages > 1:
+            yield 1, _vocabulary(model, entries, "head")
 
 
-def stage_types(shape: Shape, layout: Layout, stage: int) -> tuple[str, ...]:
-    """Return the attention types of the layers of a stage."""
-    return tuple(shape.attention_types[layer] for layer in stage_layers(shape, layout, stage))
-
-
-def stage_layers(shape: Shape, layout: Layout, stage: int) -> range:
+def stage_layers(model: ModelSpec, stages: int, stage: int) -> range:
     """Return the layers of a stage; the first stages have one more if the layers do not divide evenly."""
-    each, rest = divmod(shape.num_layers, layout.stages)
+    each, rest = divmod(len(model.layers), stages)
     start = stage * each + min(stage, rest)
     return range(start, start + each + (stage < rest))
 
 
-def _local_count(tensor: Weights, ranks: int) -> int:
-    return ceil(tensor.numbers // tensor.row / ranks) * tensor.row if tensor.is_split else tensor.numbers
-
-
-def _vocabulary(shape: Shape, part: str) -> Weights:
-    numbers, is_head = shape.vocab_size * shape.hidden_size, part == "head"
-    return Weights(part, numbers, is_split=True, multiplies=is_head, row=shape.hidden_size)
-
-
-def _embedding(shape: Shape) -> Iterator[Weights]:
-    yield _vocabulary(shape, "embedding")
-    if shape.position == "learned":
-        yield Weights("positions", shape.max_positions * shape.hidden_size, row=shape.hidden_size)
-
-
-def _head(shape: Shape) -> Iterator[Weights]:
-    yield _norm(shape, shape.hidden_size)
-    if shape.embedding_size is not None:
-        size = shape.embedding_size
-        yield Weights("head", size * shape.hidden_size, is_split=True, row=shape.hidden_size)
-        yield Weights("head", size, is_split=True)
-    elif not shape.is_tied:
-        yield _vocabulary(shape, "head")
+def weights_within(model: ModelSpec, layers: Iterable[int]) -> tuple[int, ...]:
+    """Return the first layer with each set of weights that the given layers use."""
+    owners = ((layer, model.layers[layer].owner) for layer in layers)
+    return tuple(sorted({layer if owner is None else owner for layer, owner in owners}))
 
 
 @lru_cache(_MOST_KEPT)
-def layer_weights(shape: Shape, kind: str) -> Sequence[Weights]:
-    """Return the tensors of one layer with an attention type."""
-    is_gmlp = ATTENTION_FACTS[kind].is_gmlp
-    return tuple(_gmlp_layer(shape, kind) if is_gmlp else _transformer_layer(shape))
+def number_of_each(model: ModelSpec, layers: Iterable[int]) -> Sequence[tuple[Layer, int]]:
+    """Return the different ones of these layers, regardless of sharing, each with how often it occurs."""
+    kinds, numbers = _kinds(model)
+    return [(kinds[kind], count) for kind, count in Counter(numbers[layer] for layer in layers).items()]
 
 
-def _transformer_layer(shape: Shape) -> Iterator[Weights]:
-    width = shape.hidden_size
-    yield _norm(shape, width)
-    outputs = width + 2 * shape.key_width
-    has_bias = shape.has_qkv_bias
-    yield from _adapted(shape, "qkv", "attention", width, outputs, is_column=True, bias=has_bias)
-    yield from _adapted(shape, "dense", "attention", width, width, is_column=False)
-    if shape.position == "rpe":
-        numbers = shape.rpe_buckets * shape.heads
-        yield Weights("positions", numbers, is_split=True, row=shape.rpe_buckets, splits_columns=True)
-    yield _norm(shape, width)
-    for name in ("up", "gate") if shape.is_gated else ("up",):
-        yield from _adapted(shape, name, "mlp", width, shape.mlp_width, is_column=True)
-    yield from _adapted(shape, "down", "mlp", shape.mlp_width, width, is_column=False)
+@lru_cache(_MOST_KEPT)
+def _kinds(model: ModelSpec) -> tuple[list[Layer], list[int]]:
+    """Return the different layers of a model, and the position of each of its layers among them."""
+    kinds = [_kind(layer) for layer in model.layers]
+    positions = {kind: position for position, kind in enumerate(dict.fromkeys(kinds))}
+    return list(positions), [positions[kind] for kind in kinds]
 
 
-def _adapted(
-    shape: Shape,
-    name: str,
-    part: str,
-    inputs: int,
-    outputs: int,
-    *,
-    is_column: bool,
-    bias: bool | None = None,
-) -> Iterator[Weights]:
-    """Yield the tensors of a projection, and of its adapter if it has one; `bias` as for `_linear`."""
-    yield from _linear(shape, part, inputs, outputs, is_column=is_column, bias=bias)
-    if shape.adapter_rank and name in shape.adapted:
-        rank = shape.adapter_rank
-        a_row, b_row = (inputs, rank) if is_column else (rank, rank)
-        splits = not is_column
-        yield Weights(_ADAPTERS, rank * inputs, splits, multiplies=True, row=a_row, splits_columns=splits)
-        yield Weights(_ADAPTERS, outputs * rank, is_split=is_column, multiplies=True, row=b_row)
+def _kind(layer: Layer) -> Layer:
+    """Return a layer without what follows from its number, which costs nothing."""
+    mixer = layer.mixer
+    if isinstance(mixer, Attention) and isinstance(mixer.position, Rpe | Alibi):
+        mixer = replace(mixer, position=replace(mixer.position, times=1))
+    return replace(layer, mixer=mixer, owner=None)
 
 
-def _gmlp_layer(shape: Shape, kind: str) -> Iterator[Weights]:
-    """Yield the tensors of a gMLP layer: norm, twice h to 4h, spatial gate, 4h to h; amlp adds attention."""
-    width = shape.hidden_size
-    yield _norm(shape, width)
-    for _ in range(2):
-        yield from _linear(shape, "mlp", width, 4 * width, is_column=True)
-    yield _norm(shape, 4 * width)
-    yield Weights("mlp", shape.seq_length**2, row=shape.seq_length)
-    yield Weights("mlp", shape.seq_length)
-    yield from _linear(shape, "mlp", 4 * width, width, is_column=False)
-    if ATTENTION_FACTS[kind].has_inner_attention and shape.gmlp_attention_width is not None:
-        inner = 3 * shape.gmlp_attention_width
-        yield from _linear(shape, "attention", 4 * width, inner, is_column=False)
-        yield from _linear(shape, "attention", 4 * width, inner, is_column=False, bias=False)
-        yield from _linear(shape, "attention", shape.gmlp_attention_width, 4 * width, is_column=True)
+def _vocabulary(model: ModelSpec, entries: int, part: str) -> Weights:
+    return Weights(part, entries * model.width, is_split=True, multiplies=part == "head", row=model.width)
 
 
-def _norm(shape: Shape, width: int) -> Weights:
-    return Weights("norms", NORM_FACTS[shape.norm].num_weights(width, with_bias=shape.has_norm_bias))
+def _embedding(model: ModelSpec, entries: int) -> Iterator[Weights]:
+    yield _vocabulary(model, entries, "embedding")
+    if isinstance(model.embedding.position, Learned):
+        yield Weights("positions", model.embedding.position.count * model.width, row=model.width)
 
 
-def _linear(
-    shape: Shape, part: str, inputs: int, outputs: int, *, is_column: bool, bias: bool | None = None
-) -> Iterator[Weights]:
-    """Yield the tensors of a column-parallel (bias split) or row-parallel (bias replicated) projection.
+def _head(model: ModelSpec, entries: int) -> Iterator[Weights]:
+    yield norm_weights(model.norm, model.width)
+    if isinstance(model.head, Retrieval):
+        size = model.head.size
+        yield Weights("head", size * model.width, is_split=True, row=model.width)
+        yield Weights("head", size, is_split=True)
+    elif not model.is_tied:
+        yield _vocabulary(model, entries, "head")
 
-    `bias` overrides the setting of the part.
-    """
-    row = inputs if is_column else outputs
-    yield Weights(
-        part, inputs * outputs, is_split=True, multiplies=True, row=row, splits_columns=not is_column
-    )
-    has_bias = shape.has_attention_bias if part == "attention" else shape.has_bias
-    if has_bias if bias is None else bias:
-        yield Weights(part, outputs, is_split=is_column)
+
+@lru_cache(_MOST_KEPT)
+def layer_weights(model: ModelSpec, layer: Layer) -> Sequence[Weights]:
+    """Return the tensors of one layer."""
+    found: list[Weights] = []
+    for each, cost in costs_of(layer):
+        found += [norm_weights(layer.norm, model.width), *cost.tensors(each, layer, model)]
+    return found

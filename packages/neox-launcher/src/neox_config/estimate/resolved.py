@@ -1,7 +1,7 @@
 """Estimates of resolved configurations, and the assumed vocabulary size."""
 
 from neox_config.estimate import Estimate, estimate
-from neox_config.estimate.shapes import layout_of, read_vocabulary_size, shape_of
+from neox_config.estimate.setup import read_vocabulary_size, setup_of
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.schema.config import NeoXConfig
 from neox_config.spec.resolve import Resolved
@@ -23,7 +23,7 @@ def estimate_resolved(
         ConfigError: The tokenizer's file is not a valid vocabulary.
     """
     entries, origin = vocabulary_of(resolved.config, vocab_size)
-    return estimate(shape_of(resolved, vocab_size=entries), layout_of(resolved), device=device), origin
+    return estimate(setup_of(resolved, vocab_size=entries), device=device), origin
 
 
 def vocabulary_of(config: NeoXConfig, given: int | None) -> tuple[int, str]:

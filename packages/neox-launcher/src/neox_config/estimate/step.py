@@ -7,25 +7,27 @@ messages: of all_gather the output, of reduce_scatter and all_to_all the input.
 Sources: arXiv:1909.08053, section 3 (tensor parallelism), arXiv:2205.05198, section 4.2.2 (of the sequence).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from neox_config.derive.compression import compresses
 from neox_config.errors import ConfigError
 from neox_config.estimate.memory import hidden_bytes
+from neox_config.estimate.mixers import Message, costs_of
 from neox_config.estimate.parameters import (
     bucketed_parameters,
     each_tensor,
     is_matrix_of_layer,
     stage_layers,
-    stage_types,
+    weights_within,
 )
-from neox_config.estimate.shapes import Layout, Shape
-from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.estimate.setup import Setup
 from neox_config.facts.collectives import BUS_SHARE
 from neox_config.facts.loss import CHUNK_NUMBERS
-from neox_config.facts.norms import NORM_FACTS
 from neox_config.facts.optimizers import JoinedParts
+from neox_config.spec.model import Layer, Learned, Norm, Retrieval
+from neox_config.spec.resolve import Resolved
 
 __all__ = [
     "Collective",
@@ -60,19 +62,20 @@ class Collective:
     bytes: int
 
 
-def refuse_unknown(shape: Shape, layout: Layout) -> None:
+def refuse_unknown(resolved: Resolved) -> None:
     """Raise an error if the collectives of a training are not known.
 
     Raises:
         ConfigError: it is a pipeline, trains adapters, or has compressed matrices, towers or layers that drop
             tokens.
     """
+    model, run = resolved.model, resolved.run
     unknown = {
-        "pipelines (pipe-parallel-size)": layout.stages > 1,
-        "low-rank adapters (lora-rank)": shape.adapter_rank > 0,
-        "layers that drop tokens (random_ltd)": shape.drops_tokens,
-        "compressed matrices (compression_training)": shape.is_compressed,
-        "two towers (objective: ict)": shape.embedding_size is not None,
+        "pipelines (pipe-parallel-size)": run.layout.stages > 1,
+        "low-rank adapters (lora-rank)": model.adapters is not None,
+        "layers that drop tokens (random_ltd)": bool(run.dropout.token_layers),
+        "compressed matrices (compression_training)": compresses(resolved.config),
+        "two towers (objective: ict)": isinstance(model.head, Retrieval),
     }
     names = [name for name, is_used in unknown.items() if is_used]
     if names:
@@ -82,30 +85,30 @@ def refuse_unknown(shape: Shape, layout: Layout) -> None:
         )
 
 
-def not_counted(layout: Layout) -> str | None:
+def not_counted(setup: Setup) -> str | None:
     """Return what communicates over the data-parallel ranks in a way that is not counted; None if nothing."""
-    if layout.data_parallel == 1 and layout.zero_stage == 0:
+    if setup.run.layout.data == 1 and setup.run.layout.zero == 0:
         return None
-    if layout.zero_stage > 0:
-        return f"what the engine sends at ZeRO stage {layout.zero_stage}: gradients, weights and norms"
-    return "the optimizer's averages over data-parallel ranks" if layout.has_replica_states else None
+    if setup.run.layout.zero > 0:
+        return f"what the engine sends at ZeRO stage {setup.run.layout.zero}: gradients, weights and norms"
+    return "the optimizer's averages over data-parallel ranks" if setup.optimizer.replica_states else None
 
 
-def model_bytes(shape: Shape, layout: Layout) -> int:
+def model_bytes(setup: Setup) -> int:
     """Return the bytes that the busiest device sends over its tensor-parallel ranks per update, in rings."""
-    if layout.model_parallel == 1:
+    if setup.run.layout.tensor == 1:
         return 0
     return max(
-        sum(_sent(each, layout.model_parallel) for each in _of_model(shape, layout, "cuda", stage))
-        + optimizer_bytes(shape, layout, stage, "model")
-        for stage in {0, layout.stages - 1}
+        sum(_sent(each, setup.run.layout.tensor) for each in _of_model(setup, "cuda", stage))
+        + optimizer_bytes(setup, stage, "model")
+        for stage in {0, setup.run.layout.stages - 1}
     )
 
 
-def optimizer_bytes(shape: Shape, layout: Layout, stage: int, group: str) -> int:
+def optimizer_bytes(setup: Setup, stage: int, group: str) -> int:
     """Return the bytes that a device of a stage sends over a group for what its optimizer joins, in rings."""
-    size = layout.model_parallel if group == "model" else layout.data_parallel
-    joined = _of_optimizer(shape, layout, stage)
+    size = setup.run.layout.tensor if group == "model" else setup.run.layout.data
+    joined = _of_optimizer(setup, stage)
     return sum(_sent(each, size) for each in joined if each.group == group)
 
 
@@ -113,16 +116,15 @@ def _sent(collective: Collective, size: int) -> int:
     return round(collective.bytes * BUS_SHARE[collective.operation](size))
 
 
-def step_collectives(shape: Shape, layout: Layout, *, device: str = "cuda") -> tuple[Collective, ...]:
+def step_collectives(setup: Setup, *, device: str = "cuda") -> tuple[Collective, ...]:
     """Return the collectives of one update, without those of hooks such as logging and saving.
 
     Args:
-        shape: the model.
-        layout: how it is run.
+        setup: what is estimated.
         device: type of the devices, on which the chunks of the loss and the messages of gradients depend.
     """
-    rows = list(_of_model(shape, layout, device, 0)) if layout.model_parallel > 1 else []
-    rows += [*_of_optimizer(shape, layout, 0), *_of_data(shape, layout, device)]
+    rows = list(_of_model(setup, device, 0)) if setup.run.layout.tensor > 1 else []
+    rows += [*_of_optimizer(setup, 0), *_of_data(setup, device)]
     return tuple(_merged(rows))
 
 
@@ -140,245 +142,223 @@ def _merged(rows: list[Collective]) -> Iterator[Collective]:
     return iter(merged.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    operation: str
-    bytes: int
-
-
-def _of_model(shape: Shape, layout: Layout, device: str, stage: int) -> Iterator[Collective]:
+def _of_model(setup: Setup, device: str, stage: int) -> Iterator[Collective]:
     """Yield the collectives over tensor-parallel ranks of a pipeline stage."""
-    is_first, is_last = stage == 0, stage == layout.stages - 1
+    is_first, is_last = stage == 0, stage == setup.run.layout.stages - 1
     micro_batch = [
-        *(("embedding", message) for message in _embedding(shape, layout) if is_first),
-        *_layers(shape, layout, stage_types(shape, layout, stage)),
-        *(("head and loss", message) for message in _head(shape, layout, device) if is_last),
+        *(("embedding", message) for message in _embedding(setup) if is_first),
+        *_layers(setup, [setup.model.layers[layer] for layer in _layers_of(setup, stage)]),
+        *(("head and loss", message) for message in _head(setup, device) if is_last),
     ]
-    partial, once = _partial(shape, layout, stage), list[_Message]()
-    if layout.zero_stage > 0 and layout.engine == "deepspeed":
+    partial, once = _partial(setup, stage), list[Message]()
+    if setup.run.layout.zero > 0 and setup.run.engine.name == "deepspeed":
         # It reduces gradients in every backward pass, so that each is summed there.
-        size = layout.element_bytes
-        micro_batch += [("replicated parameters", _Message(_REDUCE, size * each)) for each in partial]
+        size = setup.element_bytes
+        micro_batch += [("replicated parameters", Message(_REDUCE, size * each)) for each in partial]
     elif partial:
-        once.append(_Message(_REDUCE, _partial_bytes(partial, layout)))
+        once.append(Message(_REDUCE, _partial_bytes(setup, partial)))
     for part, message in micro_batch:
-        yield _collective(part, message, "model", layout.accumulation)
-    if layout.zero_stage == 0:
+        yield _collective(part, message, "model", setup.run.batch.accumulation)
+    if setup.run.layout.zero == 0:
         # The norm of the gradients.
-        once.append(_Message(_REDUCE, _FLOAT32))
+        once.append(Message(_REDUCE, _FLOAT32))
     for message in once:
         yield _collective("update", message, "model")
 
 
-def _partial_bytes(partial: list[int], layout: Layout) -> int:
+def _partial_bytes(setup: Setup, partial: list[int]) -> int:
     """Return the bytes of the message that sums partial gradients once per update."""
-    if layout.zero_stage > 0 and layout.data_parallel > 1:
+    if setup.run.layout.zero > 0 and setup.run.layout.data > 1:
         # Each data-parallel rank has a part of them.
-        return _FLOAT32 * sum(ceil(each / layout.data_parallel) for each in partial)
-    return layout.accumulated_bytes * sum(partial)
+        return _FLOAT32 * sum(ceil(each / setup.run.layout.data) for each in partial)
+    return setup.accumulated_bytes * sum(partial)
 
 
-def _collective(part: str, message: _Message, group: str, calls: int = 1) -> Collective:
+def _collective(part: str, message: Message, group: str, calls: int = 1) -> Collective:
     return Collective(
         part=part, operation=message.operation, group=group, calls=calls, bytes=calls * message.bytes
     )
 
 
-def _embedding(shape: Shape, layout: Layout) -> Iterator[_Message]:
-    whole = hidden_bytes(shape, layout)
-    if layout.splits_sequence:
-        yield from (_Message(_SCATTER, whole), _Message(_GATHER, whole))
+def _embedding(setup: Setup) -> Iterator[Message]:
+    whole = hidden_bytes(setup)
+    if setup.run.layout.splits_sequence:
+        yield from (Message(_SCATTER, whole), Message(_GATHER, whole))
     else:
-        yield _Message(_REDUCE, whole)
+        yield Message(_REDUCE, whole)
 
 
-def _head(shape: Shape, layout: Layout, device: str) -> Iterator[_Message]:
+def _head(setup: Setup, device: str) -> Iterator[Message]:
     """Yield the messages of the head, whose input is gathered or its gradient summed, and of the loss."""
-    whole = hidden_bytes(shape, layout)
-    if layout.splits_sequence:
-        yield from (_Message(_GATHER, whole), _Message(_SCATTER, whole))
+    whole = hidden_bytes(setup)
+    if setup.run.layout.splits_sequence:
+        yield from (Message(_GATHER, whole), Message(_SCATTER, whole))
     else:
-        yield _Message(_REDUCE, whole)
-    tokens = shape.seq_length * layout.micro_batch
-    columns = ceil(shape.vocab_size / layout.model_parallel)
-    chunk = max(1, CHUNK_NUMBERS[device] // columns) if layout.has_loss_in_chunks else tokens
+        yield Message(_REDUCE, whole)
+    tokens = setup.run.batch.length * setup.run.batch.micro
+    columns = ceil(setup.entries / setup.run.layout.tensor)
+    chunk = max(1, CHUNK_NUMBERS[device] // columns) if setup.has_loss_in_chunks else tokens
     for first in range(0, tokens, chunk):
         # Two numbers per token, of each rank.
-        sent = 2 * _FLOAT32 * min(chunk, tokens - first) * layout.model_parallel
-        yield _Message(_GATHER, sent)
+        sent = 2 * _FLOAT32 * min(chunk, tokens - first) * setup.run.layout.tensor
+        yield Message(_GATHER, sent)
 
 
-def _layers(shape: Shape, layout: Layout, kinds: tuple[str, ...]) -> Iterator[tuple[str, _Message]]:
-    for kind in kinds:
-        forward, backward = _layer(shape, layout, kind)
+def _layers_of(setup: Setup, stage: int) -> range:
+    return stage_layers(setup.model, setup.run.layout.stages, stage)
+
+
+def _layers(setup: Setup, layers: Sequence[Layer]) -> Iterator[tuple[str, Message]]:
+    passes = [_layer(setup, layer) for layer in layers]
+    for forward, backward in passes:
         yield from (("layers, forward", message) for message in forward)
         yield from (("layers, backward", message) for message in backward)
-    if layout.segment_layers is None:
+    recomputation = setup.run.recomputation
+    if recomputation.segment is None:
         return
-    for first in range(0, len(kinds), layout.segment_layers):
-        segment = kinds[first : first + layout.segment_layers]
-        again = [message for kind in segment for message in _layer(shape, layout, kind)[0]]
+    for first in range(0, len(passes), recomputation.segment):
+        segment = passes[first : first + recomputation.segment]
+        again = [message for forward, _ in segment for message in forward]
         # The output of the segment is not needed, so that its last sum is left out, unless dropout follows.
-        again = again if shape.hidden_dropout > 0 else again[:-1]
+        again = again if setup.run.dropout.hidden > 0 else again[:-1]
         yield from (("layers, recomputed", message) for message in again)
-        if layout.splits_inputs and not layout.splits_sequence:
-            yield "layers, recomputed", _Message(_GATHER, _padded(hidden_bytes(shape, layout), layout))
+        if recomputation.partitions_inputs and not setup.run.layout.splits_sequence:
+            yield "layers, recomputed", Message(_GATHER, _padded(setup, hidden_bytes(setup)))
 
 
-def _padded(whole: int, layout: Layout) -> int:
+def _padded(setup: Setup, whole: int) -> int:
     """Return the bytes of hidden states that are divided into equal parts."""
-    size, ranks = layout.element_bytes, layout.model_parallel
+    size, ranks = setup.element_bytes, setup.run.layout.tensor
     return ceil(whole // size / ranks) * ranks * size
 
 
-def _layer(shape: Shape, layout: Layout, kind: str) -> tuple[list[_Message], list[_Message]]:
+def _layer(setup: Setup, layer: Layer) -> tuple[list[Message], list[Message]]:
     """Return the messages of one layer in its forward and backward pass, in the forward pass in order."""
-    if ATTENTION_FACTS[kind].is_gmlp:
-        return _gmlp_layer(shape, layout, kind)
-    whole = hidden_bytes(shape, layout)
-    product = _product_bytes(whole, layout)
-    sums = [product] if _sums_once(shape) else [product, product]
-    if not layout.splits_sequence:
-        entries = [whole] if _enters_once(shape) else [whole, whole]
-        return [_Message(_REDUCE, each) for each in sums], [_Message(_REDUCE, each) for each in entries]
+    whole, costs = hidden_bytes(setup), costs_of(layer)
+    product = _product_bytes(setup, whole)
+    inner = [cost.messages(each, setup.model, product) for each, cost in costs]
+    inside = [message for forward, _ in inner for message in forward]
+    inside_backward = [message for _, backward in inner for message in backward]
+    once = _enters_once(setup, layer)
+    # The outputs of both branches are summed over the ranks together, unless dropout follows each.
+    sums = [product] * (1 if once and setup.run.dropout.hidden == 0.0 else len(costs))
+    if not setup.run.layout.splits_sequence:
+        entries = [whole] * (1 if once else len(costs))
+        forward = [*inside, *(Message(_REDUCE, each) for each in sums)]
+        return forward, [*inside_backward, *(Message(_REDUCE, each) for each in entries)]
     # With a parallel residual, both branches enter in one message.
-    entries = [2 * whole] if _enters_once(shape) else [whole, whole]
-    enter, leave = ([_Message(kind, each) for each in entries] for kind in (_GATHER, _SCATTER))
-    forward = [*enter, *(_Message(_SCATTER, each) for each in sums)]
-    again = [_Message(_GATHER, _product_bytes(each, layout)) for each in entries]
-    again = again if layout.gathers_again else []
-    return forward, [*(_Message(_GATHER, each) for each in sums), *again, *leave]
+    entries = [2 * whole] if once else [whole] * len(costs)
+    enter, leave = ([Message(kind, each) for each in entries] for kind in (_GATHER, _SCATTER))
+    again = [Message(_GATHER, _product_bytes(setup, each)) for each in entries if setup.gathers_again]
+    forward = [*enter, *inside, *(Message(_SCATTER, each) for each in sums)]
+    return forward, [*(Message(_GATHER, each) for each in sums), *inside_backward, *again, *leave]
 
 
-def _product_bytes(whole: int, layout: Layout) -> int:
+def _product_bytes(setup: Setup, whole: int) -> int:
     """Return the bytes of factors and results of matrix products, which amp computes in 16 bit."""
-    return whole // 2 if layout.autocasts else whole
+    return whole // 2 if setup.run.precision.autocast else whole
 
 
-def _enters_once(shape: Shape) -> bool:
+def _enters_once(setup: Setup, layer: Layer) -> bool:
     """Return True if both branches of a layer enter the split together; layers with adapters do not."""
-    return shape.parallel_residual and shape.adapter_rank == 0
+    has_both = layer.channel is not None and layer.residual == "parallel"
+    return has_both and setup.model.adapters is None
 
 
-def _sums_once(shape: Shape) -> bool:
-    """Return True if the outputs of both branches are summed over the ranks together."""
-    return _enters_once(shape) and shape.hidden_dropout == 0.0
-
-
-def _gmlp_layer(shape: Shape, layout: Layout, kind: str) -> tuple[list[_Message], list[_Message]]:
-    """Return the messages of a gMLP layer, which also gathers the channels that its inner norm needs."""
-    whole = hidden_bytes(shape, layout)
-    product = _product_bytes(whole, layout)
-    channels = _Message(_GATHER, 4 * product)
-    inner_forward, inner_backward = [channels], [channels]
-    width = shape.gmlp_attention_width
-    if ATTENTION_FACTS[kind].has_inner_attention and width is not None:
-        tokens = product // shape.hidden_size
-        inner_forward += [_Message(_REDUCE, 3 * width * tokens)] * 2
-        inner_backward.append(_Message(_REDUCE, width * tokens))
-    if not layout.splits_sequence:
-        return [*inner_forward, _Message(_REDUCE, product)], [*inner_backward, _Message(_REDUCE, whole)]
-    leave = _Message(_GATHER, product)
-    again = [leave] if layout.gathers_again else []
-    forward = [_Message(_GATHER, whole), *inner_forward, _Message(_SCATTER, product)]
-    return forward, [leave, *inner_backward, *again, _Message(_SCATTER, whole)]
-
-
-def _partial(shape: Shape, layout: Layout, stage: int) -> list[int]:
+def _partial(setup: Setup, stage: int) -> list[int]:
     """Return the number of elements of each parameter of which every rank computes a part of the gradient."""
     found: list[int] = []
-    for kind in shape.owned_within(stage_layers(shape, layout, stage)):
-        is_gmlp = ATTENTION_FACTS[kind].is_gmlp
-        if layout.splits_sequence or (_enters_once(shape) and not is_gmlp):
-            found += _norm(shape) * (1 if is_gmlp else 2)
-        if is_gmlp:
-            found += [shape.seq_length**2, shape.seq_length]
-        if layout.splits_sequence:
-            biases = (shape.has_bias,) if is_gmlp else (shape.has_attention_bias, shape.has_bias)
-            found += [shape.hidden_size] * sum(biases)
+    model, layout = setup.model, setup.run.layout
+    for layer in (model.layers[each] for each in weights_within(model, _layers_of(setup, stage))):
+        costs = costs_of(layer)
+        if layout.splits_sequence or _enters_once(setup, layer):
+            found += _norm(layer.norm, model.width) * len(costs)
+        for each, cost in costs:
+            found += cost.partial(each)
+            if layout.splits_sequence and cost.bias(each):
+                found.append(model.width)
     if layout.splits_sequence and stage == layout.stages - 1:
-        found += _norm(shape)
-    if layout.splits_sequence and stage == 0 and shape.position == "learned":
-        found.append(shape.max_positions * shape.hidden_size)
+        found += _norm(model.norm, model.width)
+    if layout.splits_sequence and stage == 0 and isinstance(model.embedding.position, Learned):
+        found.append(model.embedding.position.count * model.width)
     return found
 
 
-def _norm(shape: Shape) -> list[int]:
+def _norm(norm: Norm, width: int) -> list[int]:
     """Return the number of elements of each parameter of a norm."""
-    weight = NORM_FACTS[shape.norm].num_weights(shape.hidden_size, with_bias=False)
-    both = NORM_FACTS[shape.norm].num_weights(shape.hidden_size, with_bias=shape.has_norm_bias)
-    return [weight] if both == weight else [weight, both - weight]
+    both = norm.num_weights(width)
+    return [both - width, width] if norm.bias else [both]
 
 
-def _of_data(shape: Shape, layout: Layout, device: str) -> Iterator[Collective]:
+def _of_data(setup: Setup, device: str) -> Iterator[Collective]:
     """Yield the collectives over data-parallel ranks: gradients, the loss, and the number of its tokens."""
-    if layout.data_parallel == 1:
+    if setup.run.layout.data == 1:
         return
-    if layout.zero_stage == 0 and not layout.has_replica_states:
-        later = sum(_partial(shape, layout, 0)) if layout.model_parallel > 1 else 0
-        for elements in bucketed_parameters(shape, layout, later=later, device=device):
-            yield _collective("update", _Message(_REDUCE, layout.reduced_bytes * elements), "data")
-    scalars = 2 if layout.weighs_globally else 1
-    yield _collective("head and loss", _Message(_REDUCE, _FLOAT32), "data", scalars)
+    if setup.run.layout.zero == 0 and not setup.optimizer.replica_states:
+        later = sum(_partial(setup, 0)) if setup.run.layout.tensor > 1 else 0
+        for elements in bucketed_parameters(setup, later=later, device=device):
+            yield _collective("update", Message(_REDUCE, setup.reduced_bytes * elements), "data")
+    scalars = 2 if setup.weighs_globally else 1
+    yield _collective("head and loss", Message(_REDUCE, _FLOAT32), "data", scalars)
 
 
-def _of_optimizer(shape: Shape, layout: Layout, stage: int) -> Iterator[Collective]:
+def _of_optimizer(setup: Setup, stage: int) -> Iterator[Collective]:
     """Yield the collectives of an optimizer that joins what it computes of the parts of weights."""
-    if layout.joins_rows is None:
+    if setup.optimizer.joins_rows is None:
         return
-    of_model, of_rows = _JOINED[layout.joins_rows](shape, layout, stage)
-    if layout.row_ranks > 1:
+    of_model, of_rows = _JOINED[setup.optimizer.joins_rows](setup, stage)
+    if setup.row_ranks > 1:
         yield from (_collective("update", message, "data") for message in of_rows)
-    if layout.model_parallel > 1:
+    if setup.run.layout.tensor > 1:
         yield from (_collective("update", message, "model") for message in of_model)
 
 
 # Messages over tensor-parallel ranks, and over those that divide rows.
-_Joined = tuple[list[_Message], list[_Message]]
+_Joined = tuple[list[Message], list[Message]]
 
 
-def _matrices(shape: Shape, layout: Layout, stage: int) -> _Joined:
+def _matrices(setup: Setup, stage: int) -> _Joined:
     """Return the messages of momenta that are made orthogonal, one matrix at a time on each rank.
 
     Ranks that divide rows send theirs to the rank that has the matrix, and get rows of the result back. The
     first rank has the largest of each turn.
     """
-    ranks, size = layout.row_ranks, layout.element_bytes
-    matrices = [each for each in each_tensor(shape, layout, stage) if is_matrix_of_layer(each)]
+    ranks, size = setup.row_ranks, setup.element_bytes
+    matrices = [each for each in each_tensor(setup, stage) if is_matrix_of_layer(each)]
     matrices.sort(key=lambda tensor: tensor.numbers, reverse=True)
-    of_model = [_Message(_GATHER, size * each.numbers) for each in matrices[::ranks]]
-    of_rows = list[_Message]()
+    of_model = [Message(_GATHER, size * each.numbers) for each in matrices[::ranks]]
+    of_rows = list[Message]()
     for start in range(0, len(matrices), ranks):
-        parts = [each.local_shape(layout.model_parallel) for each in matrices[start : start + ranks]]
+        parts = [each.local_shape(setup.run.layout.tensor) for each in matrices[start : start + ranks]]
         there = sum(ceil(rows / ranks) * (columns or 1) for rows, columns in parts)
         back = parts[0][0] * (parts[0][1] or 1)
-        of_rows += [_Message(_EXCHANGE, size * there), _Message(_EXCHANGE, size * back)]
+        of_rows += [Message(_EXCHANGE, size * there), Message(_EXCHANGE, size * back)]
     return of_model, of_rows
 
 
-def _norms(shape: Shape, layout: Layout, stage: int) -> _Joined:
+def _norms(setup: Setup, stage: int) -> _Joined:
     """Return the messages of two norms of each parameter, those of a norm's layer being one tensor here."""
-    tensors, both = list(each_tensor(shape, layout, stage)), 2 * _FLOAT32
+    tensors, both = list(each_tensor(setup, stage)), 2 * _FLOAT32
     split = sum(each.is_split for each in tensors)
-    parameters = sum(len(_norm(shape)) if each.part == "norms" else 1 for each in tensors)
-    of_model = [_Message(_GATHER, both * split * layout.model_parallel)]
-    return of_model, [_Message(_GATHER, both * parameters * layout.row_ranks)]
+    parameters = sum(len(_norm(setup.model.norm, 1)) if each.part == "norms" else 1 for each in tensors)
+    of_model = [Message(_GATHER, both * split * setup.run.layout.tensor)]
+    return of_model, [Message(_GATHER, both * parameters * setup.row_ranks)]
 
 
-def _maxima(shape: Shape, layout: Layout, stage: int) -> _Joined:
+def _maxima(setup: Setup, stage: int) -> _Joined:
     """Return the messages of the maxima of columns, and over tensor-parallel ranks those of whole rows."""
     of_model, of_rows = 0, 0
-    for tensor in each_tensor(shape, layout, stage):
-        rows, columns = tensor.local_shape(layout.model_parallel)
+    for tensor in each_tensor(setup, stage):
+        rows, columns = tensor.local_shape(setup.run.layout.tensor)
         if columns is None:
             continue
         of_rows += columns
         if tensor.is_split:
-            of_model += ceil(rows / layout.row_ranks) if tensor.splits_columns else columns
-    return [_Message(_REDUCE, _FLOAT32 * of_model)], [_Message(_REDUCE, _FLOAT32 * of_rows)]
+            of_model += ceil(rows / setup.row_ranks) if tensor.splits_columns else columns
+    return [Message(_REDUCE, _FLOAT32 * of_model)], [Message(_REDUCE, _FLOAT32 * of_rows)]
 
 
-_JOINED: Mapping[JoinedParts, Callable[[Shape, Layout, int], _Joined]] = {
+_JOINED: Mapping[JoinedParts, Callable[[Setup, int], _Joined]] = {
     "matrices": _matrices,
     "norms": _norms,
     "maxima": _maxima,

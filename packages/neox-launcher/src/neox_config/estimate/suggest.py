@@ -7,7 +7,6 @@ stages 0 and 1 after the last layer. It is meant for comparing layouts, not for 
 training.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -21,7 +20,8 @@ from neox_config.estimate import (
     flops_per_token,
     local_parameters,
 )
-from neox_config.estimate.shapes import Layout, Shape
+from neox_config.estimate.parameters import number_of_each
+from neox_config.estimate.setup import Setup
 
 __all__ = [
     "ATTAINED_TFLOPS",
@@ -74,134 +74,133 @@ class Cluster:
 class Suggestion:
     """A layout that fits in memory, with the memory of its fullest device and its time per update."""
 
-    layout: Layout
+    setup: Setup
     memory: Memory
     seconds: float
 
 
-def suggest(shape: Shape, cluster: Cluster, *, samples: int, like: Layout) -> list[Suggestion]:
+def suggest(like: Setup, cluster: Cluster, *, samples: int) -> list[Suggestion]:
     """Return the fastest layout for each way to split the model that fits in memory, fastest first.
 
     Args:
-        shape: the model.
+        like: setup that provides everything that is not varied.
         cluster: the devices.
         samples: samples per update, kept exactly.
-        like: layout that provides precision, optimizer, offloading and bucket sizes.
     """
     best: dict[tuple[int, int], Suggestion] = {}
-    for layout in _layouts(shape, cluster, samples, like):
-        memory = largest_memory(shape, layout)
+    for setup in _setups(like, cluster, samples):
+        memory = largest_memory(setup)
         if memory.total > cluster.memory * USABLE_MEMORY:
             continue
-        found = Suggestion(
-            layout=layout, memory=memory, seconds=seconds_per_iteration(shape, layout, cluster)
-        )
-        split = (layout.model_parallel, layout.stages)
+        found = Suggestion(setup=setup, memory=memory, seconds=seconds_per_iteration(setup, cluster))
+        split = (setup.run.layout.tensor, setup.run.layout.stages)
         if split not in best or found.seconds < best[split].seconds:
             best[split] = found
     return sorted(best.values(), key=lambda suggestion: suggestion.seconds)
 
 
-def seconds_per_iteration(shape: Shape, layout: Layout, cluster: Cluster) -> float:
+def seconds_per_iteration(setup: Setup, cluster: Cluster) -> float:
     """Return the estimated time per update in seconds."""
+    model, layout, batch = setup.model, setup.run.layout, setup.run.batch
     flops = flops_per_token(
-        shape,
-        is_recomputed=layout.segment_layers is not None,
-        recomputes_attention=layout.recomputes_attention,
+        model,
+        entries=setup.entries,
+        length=batch.length,
+        is_recomputed=setup.run.recomputation.segment is not None,
+        recomputes_attention=setup.run.recomputation.attention,
     )
-    computing = flops * shape.seq_length * layout.samples / (layout.devices * cluster.tflops * 1e12)
-    starting = LAYER_START_SECONDS * layout.accumulation * shape.num_layers / layout.stages
-    busy = max(computing, starting) + _moving_seconds(shape, layout, cluster)
-    sent = communication_bytes(shape, layout)
+    computing = flops * batch.length * setup.samples / (setup.devices * cluster.tflops * 1e12)
+    starting = LAYER_START_SECONDS * batch.accumulation * len(model.layers) / layout.stages
+    busy = max(computing, starting) + _moving_seconds(setup, cluster)
+    sent = communication_bytes(setup)
     # Ranks are numbered tensor-parallel first, then data parallel, then stages.
-    copies_share_a_host = layout.model_parallel * layout.data_parallel <= cluster.devices_per_host
-    stages_share_a_host = layout.devices <= cluster.devices_per_host
+    copies_share_a_host = layout.tensor * layout.data <= cluster.devices_per_host
+    stages_share_a_host = setup.devices <= cluster.devices_per_host
     data = sent.data / (cluster.host_bandwidth if copies_share_a_host else cluster.network_bandwidth)
     pipe = sent.pipe / (cluster.host_bandwidth if stages_share_a_host else cluster.network_bandwidth)
-    exposed = max(0.0, data - busy) if layout.zero_stage >= 2 else data
+    exposed = max(0.0, data - busy) if layout.zero >= 2 else data
     running = busy + sent.model / cluster.host_bandwidth + pipe
-    return running / (1 - bubble_share(layout)) + exposed + _update_seconds(shape, layout, cluster)
+    return running / (1 - bubble_share(setup)) + exposed + _update_seconds(setup, cluster)
 
 
-def _moving_seconds(shape: Shape, layout: Layout, cluster: Cluster) -> float:
+def _moving_seconds(setup: Setup, cluster: Cluster) -> float:
     """Return the time in seconds for moving weights and activations of all micro-batches in device memory."""
-    weights = max(local_parameters(shape, layout, stage) for stage in {0, layout.stages - 1})
-    kinds = Counter(shape.attention_types)
+    model, stages = setup.model, setup.run.layout.stages
+    weights = max(local_parameters(setup, stage) for stage in {0, stages - 1})
     # What is recomputed is written and read, too.
-    made = replace(layout, recomputes_attention=False)
-    kept = sum(number * activation_bytes_per_layer(shape, made, kind) for kind, number in kinds.items())
-    moved = WEIGHT_MOVES * layout.element_bytes * weights + ACTIVATION_MOVES * kept / layout.stages
-    return layout.accumulation * moved / cluster.device_bandwidth
+    made = setup.changed(recomputation={"attention": False})
+    kinds = number_of_each(model, range(len(model.layers)))
+    kept = sum(number * activation_bytes_per_layer(made, kind) for kind, number in kinds)
+    moved = WEIGHT_MOVES * setup.element_bytes * weights + ACTIVATION_MOVES * kept / stages
+    return setup.run.batch.accumulation * moved / cluster.device_bandwidth
 
 
-def _update_seconds(shape: Shape, layout: Layout, cluster: Cluster) -> float:
-    states = replace(layout, optimizer_on_host=False)
-    kept = max(device_memory(shape, states, stage).optimizer for stage in {0, layout.stages - 1})
-    per_parameter = 4 * (layout.optimizer_states + 1)
+def _update_seconds(setup: Setup, cluster: Cluster) -> float:
+    on_device = replace(setup, on_host=False)
+    kept = max(device_memory(on_device, stage).optimizer for stage in {0, setup.run.layout.stages - 1})
+    per_parameter = 4 * (setup.states + 1)
     return kept / per_parameter * UPDATE_BYTES / cluster.device_bandwidth
 
 
-def largest_memory(shape: Shape, layout: Layout, *, device: str = "cuda") -> Memory:
+def largest_memory(setup: Setup, *, device: str = "cuda") -> Memory:
     """Return the memory of the first or the last stage, whichever is larger, on a type of device."""
-    memories = [device_memory(shape, layout, stage, device=device) for stage in {0, layout.stages - 1}]
-    return max(memories, key=lambda memory: memory.total)
+    stages = {0, setup.run.layout.stages - 1}
+    return max(
+        (device_memory(setup, stage, device=device) for stage in stages), key=lambda memory: memory.total
+    )
 
 
-def _layouts(shape: Shape, cluster: Cluster, samples: int, like: Layout) -> Iterator[Layout]:
+def _setups(like: Setup, cluster: Cluster, samples: int) -> Iterator[Setup]:
     """Yield every layout that the rules of the configuration allow and that uses all devices."""
-    for ranks, stages in _splits(shape, cluster):
+    for ranks, stages in _splits(like, cluster):
         copies = cluster.devices // (ranks * stages)
         if samples % copies:
             continue
-        split = replace(like, model_parallel=ranks, stages=stages, data_parallel=copies)
+        has_pipeline = stages > 1
         yield from variants(
-            split,
-            has_pipeline=stages > 1,
+            like.changed(
+                layout={"tensor": ranks, "stages": stages, "data": copies, "is_pipeline": has_pipeline}
+            ),
             batches=_micro_batches(samples // copies),
-            recomputations=((None, False), (None, True), (like.segment_layers or 1, False)),
-            overlaps=lambda zero_stage: (zero_stage == 3,),
+            recomputations=((None, False), (None, True), (like.run.recomputation.segment or 1, False)),
+            overlaps=lambda zero: (None,),
         )
 
 
 def variants(
-    like: Layout,
+    like: Setup,
     *,
-    has_pipeline: bool,
     batches: Iterable[tuple[int, int]],
     recomputations: Iterable[tuple[int | None, bool]],
-    overlaps: Callable[[int], Iterable[bool]],
-) -> Iterator[Layout]:
-    """Yield the layouts that split the model in the same way, with every possible ZeRO stage.
+    overlaps: Callable[[int], Iterable[bool | None]],
+) -> Iterator[Setup]:
+    """Yield the setups that split the model in the same way, with every possible ZeRO stage.
 
     Args:
-        like: layout that provides everything that is not varied.
-        has_pipeline: True if the pipeline engine runs the model.
+        like: setup that provides everything that is not varied.
         batches: micro-batch sizes, each with its accumulation.
-        recomputations: values of `Layout.segment_layers` and `Layout.recomputes_attention`.
-        overlaps: given the ZeRO stage, whether gradients are reduced during the backward pass.
+        recomputations: values of `Recomputation.segment` and `Recomputation.attention`.
+        overlaps: values of `Gradients.overlaps` at a ZeRO stage above 0.
     """
-    stages = _zero_stages(like, copies=like.data_parallel, has_pipeline=has_pipeline)
-    for (micro_batch, accumulation), zero_stage, recomputation in product(batches, stages, recomputations):
-        segment_layers, recomputes_attention = recomputation
-        for has_second_bucket in overlaps(zero_stage):
-            yield replace(
-                like,
-                zero_stage=zero_stage,
-                micro_batch=micro_batch,
-                accumulation=accumulation,
-                segment_layers=segment_layers,
-                recomputes_attention=recomputes_attention,
-                has_second_bucket=has_second_bucket,
+    given = like.run.gradients.overlaps
+    for (micro, accumulation), zero, (segment, attention) in product(
+        batches, _zero_stages(like), recomputations
+    ):
+        for overlaps_now in overlaps(zero) if zero else (given,):
+            yield like.changed(
+                layout={"zero": zero},
+                batch={"micro": micro, "accumulation": accumulation},
+                recomputation={"segment": segment, "attention": attention},
+                gradients={"overlaps": overlaps_now},
             )
 
 
-def _splits(shape: Shape, cluster: Cluster) -> Iterator[tuple[int, int]]:
+def _splits(like: Setup, cluster: Cluster) -> Iterator[tuple[int, int]]:
     """Yield tensor-parallel sizes within a host, and numbers of stages that divide the layers evenly."""
     for ranks in _divisors(min(cluster.devices_per_host, cluster.devices)):
-        shared_out = (cluster.devices, shape.kv_heads or shape.heads, shape.mlp_width)
-        if any(number % ranks for number in shared_out):
+        if any(number % ranks for number in (cluster.devices, *like.divided)):
             continue
-        for stages in _divisors(shape.num_layers):
+        for stages in _divisors(len(like.model.layers)):
             if cluster.devices % (ranks * stages) == 0:
                 yield ranks, stages
 
@@ -213,22 +212,16 @@ def _micro_batches(samples: int) -> Iterator[tuple[int, int]]:
         micro_batch *= 2
 
 
-def _zero_stages(like: Layout, *, copies: int, has_pipeline: bool) -> tuple[int, ...]:
-    """Return the possible ZeRO stages of a layout.
-
-    Args:
-        like: layout that defines what is offloaded.
-        copies: data-parallel size.
-        has_pipeline: True if the pipeline engine runs the model.
-    """
-    if like.parameters_on_host:
+def _zero_stages(like: Setup) -> tuple[int, ...]:
+    """Return the possible ZeRO stages of a layout, which depend on what is offloaded."""
+    if like.weights_on_host:
         stages: tuple[int, ...] = (3,)
-    elif like.optimizer_on_host:
+    elif like.on_host:
         stages = (1, 2, 3)
     else:
-        stages = (0,) if copies == 1 else (0, 1, 2, 3)
+        stages = (0,) if like.run.layout.data == 1 else (0, 1, 2, 3)
     # Pipelines with stages 2 and 3, which communicate in every micro-batch, are in no published run.
-    return tuple(stage for stage in stages if stage <= 1 or not has_pipeline)
+    return tuple(stage for stage in stages if stage <= 1 or not like.run.layout.is_pipeline)
 
 
 def _divisors(number: int) -> Iterator[int]:

@@ -10,11 +10,11 @@ from math import ceil, gcd
 from pathlib import Path
 
 from neox_config.derive.widths import MLP_SIZES
-from neox_config.estimate.shapes import Shape, shape_of
-from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.estimate.mixers import keeps_scores
 from neox_config.facts.widths import ALIGNED, BEST_ALIGNED, next_aligned
 from neox_config.problems import Problem, in_words, place_of
 from neox_config.schema.config import NeoXConfig
+from neox_config.spec.model import MLP, Attention, Retrieval, SpatialMLP
 from neox_config.spec.recorded import recorded_model
 from neox_config.spec.resolve import Resolved
 
@@ -53,14 +53,12 @@ def notes_on_widths(resolved: Resolved, *, vocab_size: int | None) -> list[Probl
         resolved: the configuration.
         vocab_size: number of entries of the tokenizer; None: not known, without a note on it.
     """
-    config, ranks = resolved.config, resolved.derived.model_parallel_size
-    if resolved.derived.computes_in == "fp32":
+    if resolved.run.precision.computes_in == "fp32":
         return []
-    shape = shape_of(resolved, vocab_size=vocab_size or 0)
-    has_weights = _has_weights(config)
+    has_weights = _has_weights(resolved.config)
     return [
-        _note(width, config)
-        for width in _widths(shape, config, ranks)
+        _note(width, resolved.config)
+        for width in (*_of_layers(resolved), _head(resolved, vocab_size or 0))
         if width.numbers % ALIGNED and not (width.is_of_weights and has_weights)
     ]
 
@@ -80,82 +78,88 @@ def _has_weights(config: NeoXConfig) -> bool:
     return section.load is not None and recorded_model(Path(section.load)) is not None
 
 
-def _widths(shape: Shape, config: NeoXConfig, ranks: int) -> Iterator[_Width]:
-    """Yield the widths from which all dimensions of products follow."""
-    facts = [ATTENTION_FACTS[kind] for kind in {*shape.attention_types}]
-    has_gmlp = any(each.is_gmlp for each in facts)
+def _of_layers(resolved: Resolved) -> Iterator[_Width]:
+    """Yield the widths from which all dimensions of products in layers follow."""
+    model, config, ranks = resolved.model, resolved.config, resolved.run.layout.tensor
+    heads, length = config.model.num_attention_heads, resolved.run.batch.length
+    mixers = [layer.mixer for layer in model.layers]
+    attention = next((each for each in mixers if isinstance(each, Attention)), None)
+    gates = [each for each in mixers if isinstance(each, SpatialMLP)]
     # What follows from an aligned head: the hidden size, and the parts of attention's matrices on each rank.
-    aligned = -(-shape.hidden_size // (ALIGNED * shape.heads)) * ALIGNED * shape.heads
-    if not all(each.is_gmlp for each in facts):
+    aligned = -(-model.width // (ALIGNED * heads)) * ALIGNED * heads
+    if attention is not None:
         yield _Width(
             name="num_attention_heads",
-            gives=f"gives heads of width {shape.hidden_size // shape.heads} with hidden-size: "
-            f"{shape.hidden_size}",
-            numbers=shape.hidden_size // shape.heads,
+            gives=f"gives heads of width {attention.head_width} with hidden-size: {model.width}",
+            numbers=attention.head_width,
             remedy=f"set hidden-size: {aligned}, or another num-attention-heads",
         )
-        yield _mlp(shape, config, ranks)
     else:
         yield _Width(
             name="hidden_size",
             gives="is the width of all matrices",
-            numbers=gcd(shape.hidden_size, 4 * shape.hidden_size // ranks),
+            numbers=gcd(model.width, gates[0].width // ranks),
             remedy=f"set hidden-size: {aligned}",
         )
-    if has_gmlp or shape.keeps_scores:
+    channel = next((layer.channel for layer in model.layers if layer.channel is not None), None)
+    if channel is not None:
+        yield _mlp(channel, config, ranks)
+    if gates or (attention is not None and keeps_scores(attention, resolved.run)):
         yield _Width(
             name="seq_length",
-            gives=f"is the width of {'the matrices over positions' if has_gmlp else 'attention scores'}",
-            numbers=shape.seq_length,
-            remedy=f"set seq-length: {max(ALIGNED, shape.seq_length // ALIGNED * ALIGNED)}",
-            is_of_weights=has_gmlp,
+            gives=f"is the width of {'the matrices over positions' if gates else 'attention scores'}",
+            numbers=length,
+            remedy=f"set seq-length: {max(ALIGNED, length // ALIGNED * ALIGNED)}",
+            is_of_weights=bool(gates),
         )
-    if shape.gmlp_attention_width is not None and any(each.has_inner_attention for each in facts):
+    inner = next((each.attention_width for each in gates if each.attention_width is not None), None)
+    if inner is not None:
         yield _Width(
             name="gmlp_attn_dim",
             gives="is the width of the attention head of amlp layers",
-            numbers=shape.gmlp_attention_width,
-            remedy=f"set gmlp-attn-dim: {next_aligned(shape.gmlp_attention_width)}",
+            numbers=inner,
+            remedy=f"set gmlp-attn-dim: {next_aligned(inner)}",
         )
-    if shape.adapter_rank:
+    if model.adapters is not None:
         yield _Width(
             name="lora_rank",
             gives="is the width of the matrices of adapters",
-            numbers=shape.adapter_rank,
-            remedy=f"set lora-rank: {next_aligned(shape.adapter_rank)}",
+            numbers=model.adapters.rank,
+            remedy=f"set lora-rank: {next_aligned(model.adapters.rank)}",
             is_of_weights=False,
         )
-    yield _head(shape, config, ranks)
 
 
-def _mlp(shape: Shape, config: NeoXConfig, ranks: int) -> _Width:
+def _mlp(channel: MLP, config: NeoXConfig, ranks: int) -> _Width:
     names = ("mlp_width", *MLP_SIZES)
     given = next((name for name in names if config.value_of(name) is not None), "hidden_size")
     instead = f" instead of {given.replace('_', '-')}" if given in MLP_SIZES else ""
     return _Width(
         name=given,
-        gives=f"gives an MLP width of {shape.mlp_width:,} with activation: {shape.activation}",
-        numbers=shape.mlp_width // ranks,
+        gives=f"gives an MLP width of {channel.width:,} with activation: {config.model.activation}",
+        numbers=channel.width // ranks,
         ranks=ranks,
-        remedy=f"set mlp-width: {next_aligned(shape.mlp_width, ranks=ranks)}{instead}",
+        remedy=f"set mlp-width: {next_aligned(channel.width, ranks=ranks)}{instead}",
     )
 
 
-def _head(shape: Shape, config: NeoXConfig, ranks: int) -> _Width:
+def _head(resolved: Resolved, vocab_size: int) -> _Width:
     """Return the width of the output: of embeddings in a retrieval model, else the vocabulary."""
-    if shape.embedding_size is not None:
+    head, ranks = resolved.model.head, resolved.run.layout.tensor
+    if isinstance(head, Retrieval):
         return _Width(
             name="ict_head_size",
             gives="is the width of the embeddings",
-            numbers=shape.embedding_size // ranks,
+            numbers=head.size // ranks,
             ranks=ranks,
-            remedy=f"set ict-head-size: {next_aligned(shape.embedding_size, ranks=ranks)}",
+            remedy=f"set ict-head-size: {next_aligned(head.size, ranks=ranks)}",
         )
-    given, best = config.model.make_vocab_size_divisible_by, BEST_ALIGNED * ranks
+    embedding = resolved.model.embedding
+    entries, best = embedding.entries(vocab_size), BEST_ALIGNED * ranks
     return _Width(
         name="make_vocab_size_divisible_by",
-        gives=f"gives a vocabulary of {shape.vocab_size:,} entries",
-        numbers=ceil(shape.vocab_size / ranks),
+        gives=f"gives a vocabulary of {entries:,} entries",
+        numbers=ceil(entries / ranks),
         ranks=ranks,
-        remedy=f"set make-vocab-size-divisible-by: {-(-given // best) * best}",
+        remedy=f"set make-vocab-size-divisible-by: {-(-embedding.multiple // best) * best}",
     )

@@ -121,6 +121,10 @@ class Window:
     block: int = of("sparsity_config.block")
     before: int = of("sliding_window_width", "sparsity_config.num_local_blocks")
 
+    def blocks_per_query(self, blocks: float, *, both_ways: bool) -> float:
+        """Return the blocks that a query is multiplied with, apart from the ends of the sequence."""
+        return (2 if both_ways else 1) * self.before + 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
@@ -153,6 +157,16 @@ class Blocks:
     has_global_rows: bool = of("sparsity_config.horizontal_global_attention", default=False)
     is_per_head: bool = of("sparsity_config.different_layout_per_head", default=False)
     seed: int | None = of("seed", default=None)
+
+    def blocks_per_query(self, blocks: float, *, both_ways: bool) -> float:
+        """Return how many of the blocks of a sequence a query is multiplied with; without a window, all."""
+        window: float = self.local_blocks or self.sliding_blocks or 0
+        if not window:
+            window = sum(self.windows) / len(self.windows) if self.windows else blocks
+        # Global blocks are at the end of each window of sparse_fixed, and once in other kinds.
+        times = blocks / self.local_blocks if self.local_blocks else 1
+        listed = sum(stop - start for start, stop in self.global_ranges)
+        return window + times * (self.global_blocks or 0) + listed + self.random_blocks
 
 
 Pattern = Window | Blocks
@@ -335,6 +349,10 @@ class ModelSpec:
     head: Vocabulary | Retrieval = of("objective")
     adapters: Adapters | None = of("lora_rank")
 
+    def __hash__(self) -> int:
+        # Of few values: a model has hundreds of layers, and a search for a layout looks it up all the time.
+        return hash((self.width, self.max_positions, len(self.layers), self.head, self.adapters))
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """Attention type of each layer, as in attention_config."""
@@ -346,6 +364,16 @@ class ModelSpec:
         return self.objective != "causal"
 
     @property
+    def is_tied(self) -> bool:
+        """True if the matrix of the head is that of the embedding."""
+        return isinstance(self.head, Vocabulary) and self.head.tied
+
+    @property
     def towers(self) -> int:
         """Number of models of this form, each with its weights."""
         return 2 if isinstance(self.head, Retrieval) and not self.head.shared else 1
+
+    @property
+    def texts(self) -> int:
+        """Number of texts of a sample: two in a retrieval model, a question and a block."""
+        return 2 if isinstance(self.head, Retrieval) else 1

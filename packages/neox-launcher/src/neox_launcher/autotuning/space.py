@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from neox_config import Resolved
-from neox_config.estimate.shapes import Layout, Shape, layout_of
+from neox_config.estimate.setup import Setup
 from neox_config.estimate.suggest import (
     USABLE_MEMORY,
     Cluster,
@@ -88,7 +88,7 @@ class Candidate:
 
 
 def search_space(
-    resolved: Resolved, shape: Shape, cluster: Cluster, *, device_memory: int | None
+    resolved: Resolved, like: Setup, cluster: Cluster, *, device_memory: int | None
 ) -> list[Candidate]:
     """Return all candidates by stage, with ascending micro-batches.
 
@@ -97,41 +97,34 @@ def search_space(
 
     Args:
         resolved: configuration with its autotuning block, for the devices of the job.
-        shape: shape of the model.
+        like: what is estimated for it.
         cluster: speed of the devices.
         device_memory: memory of a device in bytes; None if unknown, to start at the configured micro-batch.
     """
     by_kind: dict[Experiment, list[tuple[Candidate, int]]] = {}
-    for layout in _layouts(resolved):
-        experiment = _experiment(layout, resolved)
-        seconds = seconds_per_iteration(shape, layout, cluster)
-        candidate = Candidate(experiment=experiment, seconds=seconds, samples=layout.samples)
-        needed = largest_memory(shape, layout).total
+    for setup in _setups(resolved, like):
+        experiment = _experiment(setup, resolved)
+        seconds = seconds_per_iteration(setup, cluster)
+        candidate = Candidate(experiment=experiment, seconds=seconds, samples=setup.samples)
+        needed = largest_memory(setup).total
         by_kind.setdefault(experiment.kind, []).append((candidate, needed))
     return [found for judged in by_kind.values() for found in _chosen(judged, resolved, device_memory)]
 
 
-def _layouts(resolved: Resolved) -> Iterator[Layout]:
-    """Yield every layout to consider, with ascending micro-batches."""
-    like, config = layout_of(resolved), resolved.config
-    is_fast = config.autotuning.autotuning.fast
-    overlap_comm = config.zero.zero_optimization.overlap_comm
-
-    def overlaps(zero_stage: int) -> tuple[bool, ...]:
-        if _varies_overlap(resolved, zero_stage):
-            return (False, True)
-        return (zero_stage == 3 if overlap_comm is None else overlap_comm,)
-
-    section = config.activation_checkpointing
+def _setups(resolved: Resolved, like: Setup) -> Iterator[Setup]:
+    """Yield every setup to consider, with ascending micro-batches."""
+    is_fast = resolved.config.autotuning.autotuning.fast
+    configured = (like.run.recomputation.segment, like.run.recomputation.attention)
+    section = resolved.config.activation_checkpointing
     is_selective = section.checkpoint_granularity == "selective"
     recomputed = (None, True) if is_selective else (section.checkpoint_num_layers, False)
-    configured = (like.segment_layers, like.recomputes_attention)
     return variants(
         like,
-        has_pipeline=resolved.derived.uses_pipeline,
         batches=_batches(resolved),
         recomputations=(configured,) if is_fast else ((None, False), recomputed),
-        overlaps=overlaps,
+        overlaps=lambda zero: (
+            (False, True) if _varies_overlap(resolved, zero) else (like.run.gradients.overlaps,)
+        ),
     )
 
 
@@ -139,33 +132,33 @@ def _varies_overlap(resolved: Resolved, zero_stage: int) -> bool:
     return not resolved.config.autotuning.autotuning.fast and zero_stage > 0
 
 
-def _experiment(layout: Layout, resolved: Resolved) -> Experiment:
-    """Return the settings that give the layout; what is not varied keeps its configured value."""
+def _experiment(setup: Setup, resolved: Resolved) -> Experiment:
+    """Return the settings that give the setup; what is not varied keeps its configured value."""
     tuning = resolved.config.autotuning.autotuning
-    varies_overlap = _varies_overlap(resolved, layout.zero_stage)
+    zero, batch = setup.run.layout.zero, setup.run.batch
     return Experiment(
-        zero_stage=layout.zero_stage,
-        micro_batch=layout.micro_batch,
-        accumulation=layout.accumulation,
-        checkpoint_activations=None if tuning.fast else layout.recomputes,
-        overlap_comm=layout.has_second_bucket if varies_overlap else None,
+        zero_stage=zero,
+        micro_batch=batch.micro,
+        accumulation=batch.accumulation,
+        checkpoint_activations=None if tuning.fast else setup.recomputes,
+        overlap_comm=setup.has_second_bucket if _varies_overlap(resolved, zero) else None,
         model_parallel_size=tuning.mp_size if "autotuning.mp_size" in resolved.config.sources else None,
     )
 
 
 def _batches(resolved: Resolved) -> Iterator[tuple[int, int]]:
     """Yield micro-batch and accumulation in ascending order, within the limit of the train batch size."""
-    training, derived = resolved.config.training, resolved.derived
+    training, batch = resolved.config.training, resolved.run.batch
     most = resolved.config.autotuning.autotuning.max_train_batch_size
-    copies = derived.data_parallel_size
+    copies = resolved.run.layout.data
     if training.train_batch_size is not None:
         share = training.train_batch_size // copies
         sizes = [(size, share // size) for size in range(1, share + 1) if share % size == 0]
     else:
-        doubled = {derived.micro_batch_size * 2**power for power in range(8)}
+        doubled = {batch.micro * 2**power for power in range(8)}
         powers = {2**power for power in range(8)}
-        largest = max(_LARGEST_MICRO_BATCH, derived.micro_batch_size)
-        sizes = [(size, derived.accumulation) for size in sorted(doubled | powers) if size <= largest]
+        largest = max(_LARGEST_MICRO_BATCH, batch.micro)
+        sizes = [(size, batch.accumulation) for size in sorted(doubled | powers) if size <= largest]
     for micro_batch, accumulation in sizes:
         if most is None or micro_batch * accumulation * copies <= most:
             yield micro_batch, accumulation
@@ -181,7 +174,7 @@ def _chosen(
         fitting = [candidate for candidate, needed in judged if needed <= usable]
         ranked = sorted(fitting, key=lambda one: one.merit(tuning.metric), reverse=True)
     else:
-        start = resolved.derived.micro_batch_size
+        start = resolved.run.batch.micro
         candidates = [candidate for candidate, _ in judged]
         ranked = sorted(candidates, key=lambda one: _distance(one.experiment.micro_batch, start))
     kept = ranked[: tuning.num_tuning_micro_batch_sizes]

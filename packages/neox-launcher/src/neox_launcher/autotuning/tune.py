@@ -95,7 +95,7 @@ def candidates_in_order(plan: LaunchPlan, resolved: Resolved) -> list[list[Candi
     memory = smallest_gpu_memory() if plan.world.gpus else None
     per_host = max(len(host.slots) for host in plan.world.hosts)
     cluster = Cluster(devices=plan.world.size, memory=memory or 0, devices_per_host=per_host)
-    found = search_space(resolved, costs.shape, cluster, device_memory=memory)
+    found = search_space(resolved, costs.setup, cluster, device_memory=memory)
     tuning = config.autotuning.autotuning
     if not found:
         what, remedy = _why_nothing(resolved)

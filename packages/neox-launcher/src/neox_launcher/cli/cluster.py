@@ -6,7 +6,7 @@ import click
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.command_line import PATH, option
-from neox_config.estimate.shapes import fewest_devices
+from neox_config.estimate.setup import fewest_devices
 from neox_config.files import why_not_readable
 from neox_config.problems import Problem, list_problems
 from neox_launcher.plan.epochs import resolve_with_data, resolve_without_data

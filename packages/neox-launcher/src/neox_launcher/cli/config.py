@@ -21,7 +21,7 @@ from neox_config.describe.json_schema import json_schema_text
 from neox_config.describe.models import render_model, render_models
 from neox_config.describe.reference import reference
 from neox_config.errors import ConfigError, HostfileError, NeoXError
-from neox_config.estimate.shapes import read_vocabulary_size
+from neox_config.estimate.setup import read_vocabulary_size
 from neox_config.estimate.widths import notes_on_widths
 from neox_config.problems import Problem, config_error
 from neox_config.read.load import draft_config

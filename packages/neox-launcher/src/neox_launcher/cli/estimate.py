@@ -21,12 +21,7 @@ from neox_config.describe.estimate_tables import (
 )
 from neox_config.errors import NeoXError
 from neox_config.estimate.resolved import estimate_resolved, vocabulary_of
-from neox_config.estimate.shapes import (
-    fewest_devices,
-    layout_of,
-    read_vocabulary_size,
-    shape_of,
-)
+from neox_config.estimate.setup import fewest_devices, read_vocabulary_size, setup_of
 from neox_config.estimate.step import refuse_unknown, step_collectives
 from neox_config.estimate.suggest import ATTAINED_TFLOPS, Cluster, suggest
 from neox_config.estimate.widths import notes_on_widths
@@ -201,13 +196,13 @@ def _estimate_command(
     device = "cpu" if on_cpu else "cuda"
     result, origin = estimate_resolved(resolved, vocab_size=vocab_size, device=device)
     if step:
-        refuse_unknown(result.shape, result.layout)
+        refuse_unknown(resolved)
     click.echo(render_estimate(result, device_memory=device_memory, vocabulary_origin=origin))
     speed = tflops or (mfu * peak_tflops if mfu else None)
     if speed is not None and resolved.config.training.train_iters is not None:
         click.echo(render_training_time(result, iterations=resolved.config.training.iterations, tflops=speed))
     if step:
-        click.echo(render_step(result, step_collectives(result.shape, result.layout, device=device)))
+        click.echo(render_step(result, step_collectives(result.setup, device=device)))
     if device_memory is not None and not fits(result, device_memory):
         raise click.exceptions.Exit(1)
 
@@ -279,13 +274,13 @@ def _suggest_command(
     config = config.model_copy(update={"training": config.training.replaced(train_iters=iterations)})
     entries, _ = vocabulary_of(config, vocab_size)
     resolved = resolve(_on_one_device(config), devices=1)
-    shape, like = shape_of(resolved, vocab_size=entries), layout_of(resolved)
     cluster = Cluster(
         devices=devices, memory=device_memory, devices_per_host=min(devices_per_host, devices), tflops=tflops
     )
     wanted = samples or _samples(config, devices)
-    found = suggest(shape, cluster, samples=wanted, like=like)
-    click.echo(render_suggestions(found[:top], cluster=cluster, samples=wanted, seq_length=shape.seq_length))
+    found = suggest(setup_of(resolved, vocab_size=entries), cluster, samples=wanted)
+    length = resolved.run.batch.length
+    click.echo(render_suggestions(found[:top], cluster=cluster, samples=wanted, seq_length=length))
     if not found:
         raise click.exceptions.Exit(1)
 

@@ -439,7 +439,7 @@ def _report(
         f"{prepared.entries:,} entries",
         *unlike_published(training, prepared, devices),
         f"training: {counted(training.iterations, 'iteration')} of "
-        f"{counted(training.layout.samples, 'sample')} of {training.seq_length:,} tokens: "
+        f"{counted(training.setup.samples, 'sample')} of {training.seq_length:,} tokens: "
         f"{training.tokens:,} tokens, {passes:.2f} passes over "
         f"{prepared.training_tokens:,} (limit: {training.limit})",
         f"{devices.count:,} {devices.kind}: estimated memory {training.memory / 2**30:.2f} GiB each; "
@@ -453,7 +453,7 @@ def _report(
         smaller = map(shorten, smaller_trainings(training, _of_sizes(_AUTO), prepared, devices))
         if warning := too_short(training, smaller, path, measure=measure):
             lines.append(warning)
-    if prepared.training_tokens < training.layout.samples * training.seq_length:
+    if prepared.training_tokens < training.setup.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
     command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"
     return "\n".join([*lines, f"\nwrote {path}; start the training with\n\n  {command}"])

@@ -92,16 +92,17 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         prepared: the texts.
         devices: the devices.
     """
-    layout, folder = training.layout, path.parent
+    setup, folder = training.setup, path.parent
+    layout, batch = setup.run.layout, setup.run.batch
     rate = _rounded(min(_HIGHEST_RATE, _RATE_TIMES_WIDTH / training.candidate.width))
     planned = "" if training.planned_seconds is None else f"planned-seconds: {training.planned_seconds:g}\n"
-    lines_of_recomputation = recomputation_settings(layout) if layout.recomputes else ()
+    lines_of_recomputation = recomputation_settings(setup) if setup.recomputes else ()
     text = _TEXT.format(
         path=shlex.quote(str(path)),
         folder=shlex.quote(str(folder)),
         tokens=prepared.training_tokens,
         parameters=training.parameters,
-        samples=counted(layout.samples, "sample"),
+        samples=counted(setup.samples, "sample"),
         seq_length=training.seq_length,
         data_path=_quoted(written_paths(prepared.data_path)),
         split=prepared.split,
@@ -113,8 +114,8 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         limit=training.limit,
         iterations=training.iterations,
         planned=planned,
-        micro=layout.micro_batch,
-        accumulation=layout.accumulation,
+        micro=batch.micro,
+        accumulation=batch.accumulation,
         rate=rate,
         least_rate=_rounded(rate / 10),
         highest_rate=_HIGHEST_RATE,
@@ -123,9 +124,9 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         kind=devices.kind,
         of_cpu="" if devices.are_gpus else " --cpu",
         precision=devices.precision,
-        zero=layout.zero_stage,
+        zero=layout.zero,
         stages=layout.stages if layout.stages > 1 else 0,
-        model_parallel=layout.model_parallel,
+        model_parallel=layout.tensor,
         recomputation="".join(f"{line}\n" for line in lines_of_recomputation),
         save=_quoted(written_paths(str(folder / CHECKPOINTS))),
         save_interval=max(1, training.iterations // _NUM_CHECKPOINTS),

@@ -173,7 +173,7 @@ def parse_duration(text: str) -> float:
 
 
 def _measured(training: Training, measure: Measure) -> float | None:
-    return measure(training.layout.micro_batch * training.seq_length, training.candidate.width)
+    return measure(training.setup.run.batch.micro * training.seq_length, training.candidate.width)
 
 
 def in_words(seconds: float) -> str:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from neox_config import Resolved, Text, load_config, resolve
 from neox_config.errors import LaunchError
 from neox_config.estimate import count_parameters, flops_per_token
-from neox_config.estimate.shapes import Layout, Shape, layout_of, shape_of
+from neox_config.estimate.setup import Setup, setup_of
 from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, largest_memory, suggest
 from neox_launcher.init.sizes import Candidate
 from neox_launcher.init.texts import Prepared
@@ -85,7 +85,7 @@ class Training:
         candidate: its model.
         seq_length: tokens per sample.
         iterations: number of updates.
-        layout: batch and parallel layout.
+        setup: batch and parallel layout.
         parameters: number of parameters with the vocabulary of the texts.
         memory: estimated bytes per device.
         operations: floating-point operations of all iterations.
@@ -99,7 +99,7 @@ class Training:
     candidate: Candidate
     seq_length: int
     iterations: int
-    layout: Layout
+    setup: Setup
     parameters: int
     memory: int
     operations: float
@@ -111,7 +111,7 @@ class Training:
     @property
     def tokens(self) -> int:
         """Tokens of all iterations."""
-        return self.iterations * self.layout.samples * self.seq_length
+        return self.iterations * self.setup.samples * self.seq_length
 
     @property
     def evaluation_interval(self) -> int:
@@ -206,29 +206,30 @@ def _training(candidate: Candidate, prepared: Prepared, devices: Devices) -> Tra
     """Return the training of a model, or None if it does not fit into the memory."""
     seq_length = _length(candidate, prepared, devices)
     resolved = _resolved(candidate, seq_length, devices)
-    shape = shape_of(resolved, vocab_size=prepared.entries)
-    parameters = sum(count_parameters(shape).values())
+    like = setup_of(resolved, vocab_size=prepared.entries)
+    parameters = sum(count_parameters(like.model, like.entries).values())
+    flops = flops_per_token(like.model, entries=like.entries, length=seq_length)
     operations = _GPU_OPERATIONS * devices.count if devices.are_gpus else _CPU_OPERATIONS
     limits = {
         f"{_MOST_PASSES} passes over the texts": _MOST_PASSES * prepared.training_tokens,
         f"{_TOKENS_PER_PARAMETER} tokens per parameter": _TOKENS_PER_PARAMETER * parameters,
-        f"{operations:.0e} operations on these devices": operations // flops_per_token(shape),
+        f"{operations:.0e} operations on these devices": operations // flops,
     }
     limit, tokens = min(limits.items(), key=lambda each: each[1])
     samples = _samples(parameters, tokens, seq_length, devices)
-    found = _layout(shape, layout_of(resolved), samples, devices)
+    found = _setup(like, samples, devices)
     if found is None:
         return None
-    layout, seconds = found
+    setup, seconds = found
     iterations = max(1, tokens // (samples * seq_length))
     return Training(
         candidate=candidate,
         seq_length=seq_length,
         iterations=iterations,
-        layout=layout,
+        setup=setup,
         parameters=parameters,
-        memory=largest_memory(shape, layout, device=devices.type).total,
-        operations=flops_per_token(shape) * float(iterations * samples * seq_length),
+        memory=largest_memory(setup, device=devices.type).total,
+        operations=flops * float(iterations * samples * seq_length),
         seconds_per_iteration=seconds,
         limit=limit,
         validation_batches=math.ceil(prepared.validation_tokens / (samples * seq_length)),
@@ -300,23 +301,24 @@ def _samples(parameters: int, tokens: int, seq_length: int, devices: Devices) ->
     return devices.count * (1 << (per_device.bit_length() - 1))
 
 
-def _layout(shape: Shape, like: Layout, samples: int, devices: Devices) -> tuple[Layout, float | None] | None:
+def _setup(like: Setup, samples: int, devices: Devices) -> tuple[Setup, float | None] | None:
     if devices.are_gpus:
         cluster = Cluster(
             devices=devices.count, memory=devices.memory, devices_per_host=min(8, devices.count)
         )
-        best = next(iter(suggest(shape, cluster, samples=samples, like=like)), None)
-        return None if best is None else (best.layout, best.seconds)
-    return next(((each, None) for each in _on_cpus(shape, like, samples, devices)), None)
+        best = next(iter(suggest(like, cluster, samples=samples)), None)
+        return None if best is None else (best.setup, best.seconds)
+    return next(((each, None) for each in _on_cpus(like, samples, devices)), None)
 
 
-def _on_cpus(shape: Shape, like: Layout, samples: int, devices: Devices) -> Iterator[Layout]:
+def _on_cpus(like: Setup, samples: int, devices: Devices) -> Iterator[Setup]:
     """Yield the data-parallel layouts that fit into the memory, the largest micro-batch first."""
     each = samples // devices.count
     micro = min(_CPU_MICRO_BATCH, each)
     while micro:
-        layout = replace(like, data_parallel=devices.count, micro_batch=micro, accumulation=each // micro)
-        needed = largest_memory(shape, layout, device=devices.type).total * devices.count
+        batch = {"micro": micro, "accumulation": each // micro}
+        setup = like.changed(layout={"data": devices.count}, batch=batch)
+        needed = largest_memory(setup, device=devices.type).total * devices.count
         if needed <= devices.memory * USABLE_MEMORY:
-            yield layout
+            yield setup
         micro //= 2

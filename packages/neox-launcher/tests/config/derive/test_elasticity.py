@@ -11,7 +11,7 @@ from neox_config.derive.elasticity import (
     without_elasticity,
 )
 from neox_config.errors import ConfigError
-from neox_config.estimate.shapes import fewest_devices
+from neox_config.estimate.setup import fewest_devices
 from neox_config.schema.sections.elasticity import Elasticity
 
 ELASTIC = """\

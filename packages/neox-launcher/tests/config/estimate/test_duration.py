@@ -5,24 +5,15 @@ from dataclasses import replace
 import pytest
 
 from neox_config.estimate.duration import Execution, predict
-from neox_config.estimate.shapes import Layout, Shape
 from neox_config.facts.devices import DEVICES
+from support.setups import make, on
 
-SHAPE = Shape(
-    num_layers=24,
-    hidden_size=4096,
-    heads=32,
-    seq_length=2048,
-    vocab_size=51_200,
-    mlp_width=16_384,
-    attention_types=("global",) * 24,
-    max_positions=2048,
-)
-A100, LAYOUT, PLAIN = DEVICES["A100-80"], Layout(accumulation=16), Execution()
+SETUP = on(make(24, 4096, 32, 2048, 51_200), accumulation=16)
+A100, PLAIN = DEVICES["A100-80"], Execution()
 
 
 def test_one_gpu_computes_and_waits_for_nobody():
-    found = predict(SHAPE, LAYOUT, A100, PLAIN)
+    found = predict(SETUP, A100, PLAIN)
     assert (found.model, found.pipe, found.bubble, found.data) == (0, 0, 0, 0)
     parts = (found.products, found.attention, found.elementwise, found.update)
     assert found.total == pytest.approx(sum(parts))
@@ -33,7 +24,7 @@ def test_one_gpu_computes_and_waits_for_nobody():
 
 def test_recomputation_costs_what_it_repeats():
     none, core, half, everything = (
-        predict(SHAPE, LAYOUT, A100, Execution(recomputed=what)) for what in ("none", "core", "half", "all")
+        predict(SETUP, A100, Execution(recomputed=what)) for what in ("none", "core", "half", "all")
     )
     forward = core.attention - none.attention
     assert forward == pytest.approx(none.attention / 3.5)  # Flash attention's backward pass is 2.5 of it.
@@ -43,8 +34,8 @@ def test_recomputation_costs_what_it_repeats():
 
 
 def test_an_interleaved_schedule_divides_the_bubble():
-    layout = Layout(stages=8, accumulation=64)
-    plain, chunked = (predict(SHAPE, layout, A100, Execution(chunks=count)) for count in (1, 3))
+    setup = on(SETUP, stages=8, accumulation=64)
+    plain, chunked = (predict(setup, A100, Execution(chunks=count)) for count in (1, 3))
     assert plain.bubble > 0
     # It sends three times as often, also while the pipeline fills.
     assert chunked.pipe == pytest.approx(3 * plain.pipe)
@@ -54,7 +45,7 @@ def test_an_interleaved_schedule_divides_the_bubble():
 
 def test_adapters_of_a_host_work_together():
     alone, shared = (
-        predict(SHAPE, Layout(model_parallel=ranks, data_parallel=16), A100, PLAIN).data for ranks in (8, 1)
+        predict(on(SETUP, tensor=ranks, data=16, accumulation=1), A100, PLAIN).data for ranks in (8, 1)
     )
     # A rank of eight sends an eighth through one adapter, and one that is alone all through eight.
     # Norms and some biases are not divided.
@@ -62,7 +53,7 @@ def test_adapters_of_a_host_work_together():
 
 
 def test_zero_3_hides_its_messages_behind_the_passes():
-    sharded = Layout(data_parallel=8, zero_stage=3, accumulation=2)
-    assert predict(SHAPE, sharded, A100, PLAIN).data == 0
+    sharded = on(SETUP, data=8, zero=3, accumulation=2)
+    assert predict(sharded, A100, PLAIN).data == 0
     slow = replace(A100, link_bandwidth=5e9)
-    assert predict(SHAPE, sharded, slow, PLAIN).data > 0
+    assert predict(sharded, slow, PLAIN).data > 0

@@ -8,9 +8,10 @@ import pytest
 from neox_config import NeoXConfig, Text, load_config, resolve
 from neox_config.catalogue import find_model, model_names
 from neox_config.estimate.parameters import Weights, each_tensor
-from neox_config.estimate.shapes import Shape, layout_of, shape_of
+from neox_config.estimate.setup import setup_of
 from neox_config.estimate.widths import notes_on_widths
 from neox_config.problems import Problem
+from neox_config.spec.model import Attention, ModelSpec
 from neox_config.spec.resume import flat_values
 
 WIDE = ("precision=bfloat16", "hidden-size=2048", "num-attention-heads=16")
@@ -185,11 +186,11 @@ def test_widths_of_a_training_that_continues_are_not_noted(load, tmp_path):
     assert noted(config) == []
 
 
-def dimensions(shape: Shape, ranks: int, tensors: list[Weights]) -> set[int]:
+def dimensions(model: ModelSpec, ranks: int, tensors: list[Weights]) -> set[int]:
     """Return the dimensions of one rank's matrices that multiply tokens, and the width of a head."""
     found = {number for tensor in tensors for number in tensor.local_shape(ranks) if number is not None}
-    has_heads = any(kind == "global" for kind in shape.attention_types)
-    return found | ({shape.hidden_size // shape.heads} if has_heads else set())
+    mixers = (layer.mixer for layer in model.layers)
+    return found | {mixer.head_width for mixer in mixers if isinstance(mixer, Attention)}
 
 
 SHAPES = [
@@ -214,9 +215,9 @@ def test_there_is_a_note_exactly_where_the_estimate_has_a_matrix_with_a_slow_dim
         for vocab_size in (1024, 1025):
             config = load("", *settings, "make-vocab-size-divisible-by=1")
             resolved = resolve(config, devices=ranks)
-            shape = shape_of(resolved, vocab_size=vocab_size)
-            tensors = [each for each in each_tensor(shape, layout_of(resolved)) if each.multiplies]
-            is_slow = any(number % 8 for number in dimensions(shape, ranks, tensors))
+            setup = setup_of(resolved, vocab_size=vocab_size)
+            tensors = [each for each in each_tensor(setup) if each.multiplies]
+            is_slow = any(number % 8 for number in dimensions(setup.model, ranks, tensors))
             notes = notes_on_widths(resolved, vocab_size=vocab_size)
             assert bool(notes) == is_slow, (sizes, vocab_size, notes)
             with_notes += bool(notes)

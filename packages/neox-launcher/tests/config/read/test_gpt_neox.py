@@ -9,7 +9,6 @@ import pytest
 from neox_config import load_config, resolve
 from neox_config.errors import ConfigError
 from neox_config.estimate.parameters import count_parameters
-from neox_config.estimate.shapes import shape_of
 from neox_config.read.aliases import COMPUTED, RETIRED
 from neox_config.read.features import FEATURES, names_of_features
 from neox_config.read.load import _all_names
@@ -142,7 +141,8 @@ def parameters_of(written, name, *overrides):
     """Return the number of parameters of a file's model with a vocabulary of 32,000."""
     config = load_config(written(name, *TOGETHER.get(name, [])), overrides=overrides)
     resolved = resolve(config, devices=max(1, config.parallelism.model_parallel_size))
-    return sum(count_parameters(shape_of(resolved, vocab_size=32_000)).values())
+    entries = resolved.model.embedding.entries(32_000)
+    return sum(count_parameters(resolved.model, entries).values())
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from neox_config import NeoXConfig, Resolved, load_config, resolve
-from neox_config.estimate.shapes import fewest_devices
+from neox_config.estimate.setup import fewest_devices
 from neox_config.schema.config import all_parameters
 from neox_config.schema.parameter import Parameter, Section, block, param
 from neox_config.spec.resume import IN_EFFECT, Changes, compare, flat_values, in_effect

@@ -14,7 +14,6 @@ from neox_config.counted import counted
 from neox_config.derive.engine import engine_offers
 from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
-from neox_config.estimate.shapes import shape_of
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.token_dropping import kept_tokens
@@ -407,11 +406,16 @@ def _measure_model(training: Training) -> Throughput:
     logger.info("the model has %s in %s", describe_size(list(held.values())), layers)
     shapes = {name: shape for name, (shape, _) in held.items()}
     # Towers have a prefix, and vocabularies of one size.
-    vocab_size = next(shape[0] for name, shape in shapes.items() if name.endswith(TOKEN_EMBEDDING))
-    shape = shape_of(training.resolved, vocab_size=vocab_size)
+    entries = next(shape[0] for name, shape in shapes.items() if name.endswith(TOKEN_EMBEDDING))
+    flops = partial(
+        flops_per_token,
+        training.resolved.model,
+        entries=entries,
+        length=training.resolved.run.batch.length,
+    )
     return Throughput(
-        flops_per_token=flops_per_token(shape),
-        causal_flops_per_token=flops_per_token(shape, convention="causal"),
+        flops_per_token=flops(),
+        causal_flops_per_token=flops(convention="causal"),
         num_devices=training.groups.world.size,
         peak_tflops=peak_tflops(device_name(), training.resolved.derived.precision)[0],
     )

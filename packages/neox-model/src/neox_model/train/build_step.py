@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from itertools import islice
@@ -13,12 +12,9 @@ from neox_config import NeoXConfig, Resolved
 from neox_config.derive.compression import compresses
 from neox_config.derive.curricula import length_schedule
 from neox_config.derive.objective import is_masked
-from neox_config.derive.recomputation import recomputes_attention, recomputes_layers
 from neox_config.estimate import flops_per_token
-from neox_config.estimate.shapes import shape_of
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.compression import snip_rules
-from neox_model.assembly.model import padded_vocab_size
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import Engine
 from neox_model.parallel.collectives import all_reduce
@@ -125,17 +121,18 @@ def _with_spikes(training: Training, step: TrainStep) -> TrainStep:
 
 def _with_profile(training: Training, step: TrainStep) -> TrainStep:
     """Wrap the step to count the operations of an iteration, if it is configured."""
-    config, derived = training.config, training.resolved.derived
-    section = config.engine.flops_profiler
+    section = training.config.engine.flops_profiler
     if not section.enabled:
         return step
-    shape = shape_of(training.resolved, vocab_size=padded_vocab_size(config, training.tokenizer.vocab_size))
-    is_recomputed, recomputes_core = recomputes_layers(config), recomputes_attention(config)
+    model, run = training.resolved.model, training.resolved.run
 
     def formula(tokens: int) -> int:
-        actual = replace(shape, seq_length=tokens // derived.train_batch_size)
         return tokens * flops_per_token(
-            actual, is_recomputed=is_recomputed, recomputes_attention=recomputes_core
+            model,
+            entries=model.embedding.entries(training.tokenizer.vocab_size),
+            length=tokens // run.batch.whole,
+            is_recomputed=run.recomputation.segment is not None,
+            recomputes_attention=run.recomputation.attention,
         )
 
     return ProfiledStep(

@@ -8,7 +8,7 @@ from neox_config import NeoXConfig, Resolved, load_config, resolve
 from neox_config.derive.curricula import length_schedule
 from neox_config.derive.objective import tokens_behind_input
 from neox_config.errors import NeoXError
-from neox_config.estimate.shapes import fewest_devices
+from neox_config.estimate.setup import fewest_devices
 from neox_config.facts.topology import Topology
 from neox_data.batch_sizes import BatchSizes
 from neox_data.errors import DataError
