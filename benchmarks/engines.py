@@ -123,9 +123,11 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
     from torch import distributed
 
     from neox_config import load_config, resolve
+    from neox_config.derive.learning_rate import learning_rate_curve
     from neox_model.assembly.model import build_model
-    from neox_model.assembly.optimizer import build_optimizer, build_schedule
+    from neox_model.assembly.optimizer import build_optimizer
     from neox_model.engine.build import build_engine, prepare_engine
+    from neox_model.optim.lr_schedule import LearningRateSchedule
     from neox_model.parallel.topology import create_groups
     from neox_model.processes import leave_processes
     from neox_model.torch_compat import init_process_group
@@ -143,11 +145,15 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
         # JSON is YAML.
         path.write_text(json.dumps(settings_of(options, engine, stage, precision)))
         resolved = resolve(load_config([path]), devices=options.processes)
-        prepare_engine(resolved)
-        model = build_model(resolved, groups, vocab_size=options.vocabulary)
-        optimizer = build_optimizer(resolved.config, model, model_group=groups.model, data_group=groups.data)
-        schedule = build_schedule(resolved.config, optimizer, decay_iterations=1000)
-        built = build_engine(resolved, model, optimizer, schedule, groups=groups)
+        prepare_engine(resolved.run)
+        model = build_model(resolved.model, resolved.run, groups, vocab_size=options.vocabulary)
+        optimizer = build_optimizer(
+            resolved.update.optimizer, resolved.run, model, model_group=groups.model, data_group=groups.data
+        )
+        schedule = LearningRateSchedule(
+            optimizer, learning_rate_curve(resolved.config, decay_iterations=1000)
+        )
+        built = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
         step = EngineStep(built, accumulation=options.accumulation)
         return lambda windows: step(as_batch(window) for window in windows).loss
 

@@ -75,7 +75,7 @@ def build_peer(shape: dict[str, int]) -> Any:
 def build_ours(shape: dict[str, int], peer: Any) -> Any:
     """Return our forward pass with the peer's weights."""
     from neox_config import load_config, resolve
-    from neox_model.assembly.model import build_stage, padded_vocab_size
+    from neox_model.assembly.model import build_stage
     from neox_model.generate.forward import Forward
     from neox_model.parallel.groups import SINGLE_PROCESS
     from neox_model.parallel.logical import named_logical_parameters
@@ -100,7 +100,7 @@ def build_ours(shape: dict[str, int], peer: Any) -> Any:
         path = Path(folder) / "settings.yml"
         path.write_text(json.dumps(settings, allow_nan=False))
         resolved = resolve(load_config([path]), devices=1)
-    model = build_stage(resolved, SINGLE_PROCESS, vocab_size=shape["vocabulary"])
+    model = build_stage(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=shape["vocabulary"])
     weights = dict(peer.named_parameters())
     with torch.no_grad():
         for name, parameter in named_logical_parameters(model):
@@ -109,7 +109,7 @@ def build_ours(shape: dict[str, int], peer: Any) -> Any:
         model.eval(),
         hidden_size=shape["width"],
         vocab_size=shape["vocabulary"],
-        model_vocab_size=padded_vocab_size(resolved.config, shape["vocabulary"]),
+        model_vocab_size=resolved.model.embedding.entries(shape["vocabulary"]),
     )
 
 

@@ -69,7 +69,7 @@ def add_teacher(model: Any, resolved: Any, groups: Any, options: argparse.Namesp
         return []
     size = resolved.config.model.replaced(num_layers=options.teacher_layers)
     theirs = resolved.replaced(model=size)
-    teacher = build_stage(theirs, groups, vocab_size=options.vocabulary).eval()
+    teacher = build_stage(theirs.model, theirs.run, groups, vocab_size=options.vocabulary).eval()
     # The tracker requires gradients of all parameters; there are none, because the teacher runs without.
     for parameter in teacher.parameters():
         parameter.data = parameter.data.normal_(std=0.02).to(DTYPES[resolved.derived.precision])
@@ -93,11 +93,13 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
     from torch.distributed._tools.mem_tracker import MemTracker
 
     from neox_config import load_config, resolve
+    from neox_config.derive.learning_rate import learning_rate_curve
     from neox_config.estimate.memory import device_memory
     from neox_config.estimate.setup import setup_of
     from neox_model.assembly.model import build_model
-    from neox_model.assembly.optimizer import build_optimizer, build_schedule
+    from neox_model.assembly.optimizer import build_optimizer
     from neox_model.engine.build import build_engine, prepare_engine
+    from neox_model.optim.lr_schedule import LearningRateSchedule
     from neox_model.parallel.topology import create_groups
     from neox_model.processes import leave_processes
     from neox_model.torch_compat import init_process_group
@@ -123,11 +125,15 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
         # JSON is YAML.
         path.write_text(json.dumps(settings_of(options, stage, precision)))
         resolved = resolve(load_config([path]), devices=options.processes)
-        prepare_engine(resolved)
-        model = build_model(resolved, groups, vocab_size=options.vocabulary)
-        optimizer = build_optimizer(resolved.config, model, model_group=groups.model, data_group=groups.data)
-        schedule = build_schedule(resolved.config, optimizer, decay_iterations=1000)
-        engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
+        prepare_engine(resolved.run)
+        model = build_model(resolved.model, resolved.run, groups, vocab_size=options.vocabulary)
+        optimizer = build_optimizer(
+            resolved.update.optimizer, resolved.run, model, model_group=groups.model, data_group=groups.data
+        )
+        schedule = LearningRateSchedule(
+            optimizer, learning_rate_curve(resolved.config, decay_iterations=1000)
+        )
+        engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
         teachers = add_teacher(model, resolved, groups, options)
         step, tracker = EngineStep(engine, accumulation=options.accumulation), MemTracker()
         masters = [holder for group in optimizer.param_groups for holder in group["params"]]

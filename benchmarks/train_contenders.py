@@ -116,7 +116,7 @@ def ours_in_a_plain_loop(job: Job) -> Times:
         json.dump(job.settings(), file)
         file.flush()
         resolved = resolve(load_config([Path(file.name)]), devices=1)
-    model = build_model(resolved, SINGLE_PROCESS, vocab_size=512)
+    model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=512)
 
     def loss(module: Any, tokens: Any, labels: Any) -> Any:
         import torch

@@ -69,7 +69,7 @@ FACTS = {
     ),
     "size of the padded vocabulary": Fact(
         home="neox_config.facts.vocabulary",
-        users=("neox_config.spec.model", "neox_model.assembly.model", "neox_model.processes"),
+        users=("neox_config.spec.model", "neox_model.processes"),
         text=r"// multiple\b|make_vocab_size_divisible_by\)? [*/]",
     ),
     "activations, and which are gated": Fact(
@@ -79,7 +79,6 @@ FACTS = {
             "neox_config.derive.widths",
             "neox_config.estimate.mixers",
             "neox_config.spec.model",
-            "neox_model.assembly.transformer",
         ),
         text=r"[\"']softsign[\"'](?!: functional)|[\"']reglu[\"'](?!: functional)",
     ),
@@ -90,7 +89,6 @@ FACTS = {
             "neox_config.derive.attention_layers",
             "neox_config.spec.read_model",
             "neox_config.rules.attention",
-            "neox_model.assembly.transformer",
         ),
         text=r"[\"'](sparse_variable|amlp)[\"'](?!: _)",
     ),

@@ -150,7 +150,8 @@ NOT_CONFIGURATION = tuple(
     f"neox_config.{room}"
     for room in (
         *("errors", "atomic", "finite_json", "output", "command_line", "interrupts", "counted", "formats"),
-        "facts",
+        # Plain values that layers and optimizers may take as arguments.
+        *("facts", "spec.model", "spec.run", "spec.update"),
     )
 )
 READS_DATA = (

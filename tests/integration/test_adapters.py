@@ -127,7 +127,7 @@ def merge_and_compare(folder: str) -> dict[str, float]:
         adapted = ADAPTERS | {"lora_base": f"{folder}/base"} if name == "adapters" else {}
         resolved = resolved_from(SMALL_TRAINING | {"precision": "fp32"} | adapted)
         tokenizer = load_tokenizer(resolved.config)
-        model = build_model(resolved, ALONE, vocab_size=tokenizer.vocab_size).eval()
+        model = build_model(resolved.model, resolved.run, ALONE, vocab_size=tokenizer.vocab_size).eval()
         recorded = recorded_values(resolved, tokenizer)
         writable = partial(gathered_parameter, groups=ALONE)
         base = base_of_adapters(resolved.config)

@@ -74,11 +74,11 @@ class Products(TorchDispatchMode):
 
 def train_each(folder: str, data_path: str, runs: list[list[Any]]) -> list[dict[str, list[str]]]:
     """Train each (name, settings), one after another; the dtypes that this rank saw."""
-    from neox_model.engine import loss_scaling
+    from neox_config.spec import read_run
     from neox_model.parallel.topology import create_groups
     from neox_model.train import run
 
-    found, build_engine, usual_scale = [], run.build_engine, loss_scaling._APEX_INITIAL_SCALE
+    found, build_engine, usual_scale = [], run.build_engine, read_run._APEX_INITIAL_SCALE
     for name, settings in runs:
         seen: dict[str, set[str]] = {"gradients": set(), "weights": set()}
 
@@ -92,15 +92,15 @@ def train_each(folder: str, data_path: str, runs: list[list[Any]]) -> list[dict[
 
         target = str(Path(folder, name))
         places = {"log_dir": target, "save": target, "load": target, "data_path": data_path}
+        read_run._APEX_INITIAL_SCALE = LARGE_SCALE if name.startswith(("whole", "parts")) else usual_scale
         resolved = resolved_from(SETTINGS | places | settings, devices=int(os.environ["WORLD_SIZE"]))
         groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
         run.build_engine = watching
-        loss_scaling._APEX_INITIAL_SCALE = LARGE_SCALE if name.startswith(("whole", "parts")) else usual_scale
         try:
             with Products() as products:
                 run.train_in(groups, resolved)
         finally:
-            run.build_engine, loss_scaling._APEX_INITIAL_SCALE = build_engine, usual_scale
+            run.build_engine, read_run._APEX_INITIAL_SCALE = build_engine, usual_scale
         found.append(
             {key: sorted(value) for key, value in seen.items()} | {"products": sorted(products.dtypes)}
         )

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import transformers
+from neox_model.convert.differences import differences
 
 from neox_config.catalogue import PUBLISHED, find_model
-from neox_model.convert.architecture import architecture_of, differences
 from neox_model.convert.checkpoints import tensor_shapes
 from neox_model.convert.families import family_of_config
 from neox_model.convert.reference import meta_model
@@ -137,7 +137,7 @@ BUILT = ("pythia-160m", "gpt2-medium", "llama-3.2-1b", "mistral-7b-v0.1", "qwen2
 def test_a_model_has_the_architecture_of_its_config_json(name):
     config = CONFIG_JSON[name]
     theirs = family_of_config(config).read(config)
-    found = [str(each) for each in differences(architecture_of(find_model(name).resolved), theirs)]
+    found = [str(each) for each in differences(find_model(name).resolved.model, theirs)]
     # Pythia's config.json has the erf form of gelu; its training computed the tanh form.
     trained = ["activation: gelu_tanh (there: gelu)"] if name.startswith("pythia") else []
     assert (found, PUBLISHED[name].rows) == (trained, config["vocab_size"])
@@ -146,14 +146,16 @@ def test_a_model_has_the_architecture_of_its_config_json(name):
 def test_a_difference_from_the_config_json_is_found():
     config = {**CONFIG_JSON["mistral-7b-v0.1"], "sliding_window": 4095}
     theirs = family_of_config(config).read(config)
-    (found,) = differences(architecture_of(find_model("mistral-7b-v0.1").resolved), theirs)
-    assert "4,096 (there: 4,095)" in str(found)
+    (found,) = differences(find_model("mistral-7b-v0.1").resolved.model, theirs)
+    assert "sliding-window-width" in found.option
+    assert (found.value, found.theirs) == ("4095", "4094")
 
 
 @pytest.mark.parametrize("name", slow_except(BUILT, "pythia-160m", "gpt2-medium", "qwen2-0.5b"))
 def test_the_count_is_that_of_the_model_that_is_built_and_of_transformers(name):
     published, config = PUBLISHED[name], CONFIG_JSON[name]
-    shapes = tensor_shapes(find_model(name).resolved, published.rows)
+    resolved = find_model(name).resolved
+    shapes = tensor_shapes(resolved.model, resolved.run, published.rows)
     assert sum(map(prod, shapes.values())) == published.parameters
     family = family_of_config(config)
     theirs = meta_model(transformers.AutoConfig.for_model(**config), family)

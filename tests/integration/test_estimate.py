@@ -41,7 +41,7 @@ ACTIVATIONS = ("gelu", "relu", "softsign", "geglu", "reglu", "glu", "bilinear")
 def build(**settings) -> tuple[SequentialModel, Setup]:
     resolved = resolved_from({"make_vocab_size_divisible_by": 8} | settings)
     return (
-        build_model(resolved, SINGLE_PROCESS, vocab_size=VOCABULARY),
+        build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCABULARY),
         setup_of(resolved, vocab_size=VOCABULARY),
     )
 
@@ -220,8 +220,10 @@ def test_stored_activations_of_fused_operators_equal_the_formula(monkeypatch, kv
 def test_estimated_states_equal_those_that_an_optimizer_stores(kind, params, settings):
     optimizer = {"optimizer": {"type": kind, "params": {"lr": 0.1, **params}}}
     resolved = resolved_from({"make_vocab_size_divisible_by": 8} | settings | optimizer)
-    model = build_model(resolved, SINGLE_PROCESS, vocab_size=VOCABULARY)
-    built = build_optimizer(resolved.config, model, model_group=SINGLE_RANK, data_group=SINGLE_RANK)
+    model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCABULARY)
+    built = build_optimizer(
+        resolved.update.optimizer, resolved.run, model, model_group=SINGLE_RANK, data_group=SINGLE_RANK
+    )
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     built.step()

@@ -124,7 +124,7 @@ def reduce_each(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     from support.settings import resolved_from
 
     groups = create_groups(1, 1)
-    prepare_engine(resolved_from({"engine": "deepspeed"}))
+    prepare_engine(resolved_from({"engine": "deepspeed"}).run)
     found = {}
     for name, case in cases.items():
         settings = {"gradient_accumulation_steps": 1, "gradient_clipping": 0.0, "fp16": {"loss_scale": 1.0}}
@@ -133,7 +133,7 @@ def reduce_each(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         curve = WarmupThenDecay(style="constant", peak=1.0, floor=0.0, warmup=0.0, decay_iterations=9)
         schedule = LearningRateSchedule(optimizer, curve)
-        engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
+        engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
         seen: list[Any] = []
         with watched_messages(seen):
             EngineStep(engine, accumulation=1)(iter([as_batch(torch.tensor([[1, 2, 3]]))]))

@@ -12,7 +12,7 @@ import torch
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.facts.learning_rate import DECAY_STYLES, Curve
 from neox_config.spec.course import learning_rate
-from neox_model.assembly.optimizer import build_schedule
+from neox_model.optim.lr_schedule import LearningRateSchedule
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
@@ -94,7 +94,9 @@ def test_the_optimizer_gets_the_printed_rate_and_momentum_at_every_update(name):
     settings = (STYLES | SCHEDULES)[name]
     resolved, curve = resolved_from(SETTINGS | settings), curve_of(settings)
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=9.0, betas=(0.87, 0.98))
-    schedule = build_schedule(resolved.config, optimizer, decay_iterations=resolved.derived.lr_decay_iters)
+    schedule = LearningRateSchedule(
+        optimizer, learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+    )
     used = []
     for _ in range(60):
         (group,) = optimizer.param_groups

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from neox_config import Resolved
+from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.facts.pipeline_schedules import SCHEDULES
 from neox_data.masking import MaskedDataset, Masking
 from neox_model.assembly.model import build_model
-from neox_model.assembly.optimizer import build_optimizer, build_schedule
+from neox_model.assembly.optimizer import build_optimizer
 from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.engine.build import build_engine, prepare_engine
 from neox_model.engine.contract import Engine
@@ -229,11 +230,15 @@ def start(resolved: Resolved) -> Started:
     """Build the model of the present world, its engine and its step, as the training program does."""
     derived = resolved.derived
     groups = create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
-    prepare_engine(resolved)
-    model = build_model(resolved, groups, vocab_size=VOCAB)
-    optimizer = build_optimizer(resolved.config, model, model_group=groups.model, data_group=groups.data)
-    schedule = build_schedule(resolved.config, optimizer, decay_iterations=ITERATIONS)
-    engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
+    prepare_engine(resolved.run)
+    model = build_model(resolved.model, resolved.run, groups, vocab_size=VOCAB)
+    optimizer = build_optimizer(
+        resolved.update.optimizer, resolved.run, model, model_group=groups.model, data_group=groups.data
+    )
+    schedule = LearningRateSchedule(
+        optimizer, learning_rate_curve(resolved.config, decay_iterations=ITERATIONS)
+    )
+    engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
     weighting = choose_weighting(resolved.config, groups)
     step = EngineStep(engine, accumulation=derived.accumulation, weighting=weighting)
     return Started(engine, step, groups, schedule)

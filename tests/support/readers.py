@@ -22,7 +22,7 @@ HANDED_ON = {
     "fp16.": "neox_config.spec.engine_json",
     "aio.": "neox_config.spec.engine_json",
     "optimizer.params.": "neox_model.assembly.optimizer",
-    **{facts.epsilon: "neox_model.assembly.transformer" for facts in NORM_FACTS.values()},
+    **{facts.epsilon: "neox_config.spec.read_model" for facts in NORM_FACTS.values()},
 }
 # Modules that name parameters without using their values, or only to refuse them.
 _DESCRIBING = (

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from neox_config import Resolved, load_config, resolve
+from neox_config.spec.model import ModelSpec
+from neox_config.spec.run import RunSpec
 
 __all__ = ["SMALL_TRAINING", "TINY", "resolved_from"]
 
@@ -50,3 +52,9 @@ def resolved_from(settings: dict[str, Any], *, devices: int = 1) -> Resolved:
         # JSON is YAML.
         path.write_text(json.dumps({**TINY, **settings}))
         return resolve(load_config([path]), devices=devices)
+
+
+def specs_from(settings: dict[str, Any], *, devices: int = 1) -> tuple[ModelSpec, RunSpec]:
+    """TINY with `settings` on top: the model, and how it runs on that many devices on one host."""
+    resolved = resolved_from(settings, devices=devices)
+    return resolved.model, resolved.run

@@ -95,7 +95,7 @@ def moved_bytes(operators: Operators, **settings: Any) -> Counter[str]:
         settings: of the layer, besides those of the gate.
     """
     resolved: Resolved = ARCHITECTURES["Llama"].resolved(**settings)
-    cls, kwargs = build_layer(resolved, 0, group=SINGLE_RANK, operators=operators)
+    cls, kwargs = build_layer(resolved.model, 0, resolved.run, group=SINGLE_RANK, operators=operators)
     layer: ResidualLayer = cls(**kwargs).train().to(device="meta", dtype=torch.bfloat16)
     inputs = inputs_of(resolved, "meta", torch.bfloat16, has_documents=False)
     mocks = (

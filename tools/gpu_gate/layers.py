@@ -71,7 +71,7 @@ ARCHITECTURES = {
 
 def build_layer_of(resolved: Resolved) -> ResidualLayer:
     """Build the layer, with weights that are not initialized, and torch's operators."""
-    cls, kwargs = build_layer(resolved, 0, group=SINGLE_RANK, operators=Operators())
+    cls, kwargs = build_layer(resolved.model, 0, resolved.run, group=SINGLE_RANK, operators=Operators())
     layer: ResidualLayer = cls(**kwargs)
     return layer.train()
 

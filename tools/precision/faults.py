@@ -10,7 +10,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, distributed
 
-from neox_config import Resolved, engine_json
+from neox_config.spec.run import RunSpec
 from neox_model.assembly import as_pipeline
 from neox_model.engine import build_deepspeed, build_own_update, own_update
 from neox_model.engine.torch_engine import TorchEngine
@@ -96,11 +96,17 @@ def _before_unscaling(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _without_immediate_update(original: Callable[..., Any]) -> Callable[..., Any]:
-    def settings(resolved: Resolved) -> dict[str, Any]:
-        found = engine_json(resolved)
+    def settings(run: RunSpec) -> dict[str, Any]:
+        found = original(run)
         return found | {"bf16": found["bf16"] | {"immediate_grad_update": False}}
 
     return settings
+
+
+def _with_sums_in_bf16(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments, **options: original(
+        *arguments, **options | {"accumulation_dtype": torch.bfloat16}
+    )
 
 
 def _into_the_masters(original: Callable[..., None]) -> Callable[..., None]:
@@ -167,7 +173,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "head without gradient in DeepSpeed's pipeline": Fault(
         replace(_PLAIN, layout="pipeline 1 x data 2, ZeRO 1"),
-        _plants(build_deepspeed, "engine_json", _without_immediate_update),
+        _plants(build_deepspeed, "_settings", _without_immediate_update),
         r"^lm_head.weight: update projected on float32's is 0.0000",
     ),
     "unscaled loss": Fault(
@@ -222,7 +228,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "gradients accumulated in bf16": Fault(
         replace(_PLAIN, accumulation=3),
-        _plants(build_own_update, "accumulation_dtype", lambda original: lambda resolved: "bf16"),
+        _plants(build_own_update, "MixedPrecisionOptimizer", _with_sums_in_bf16),
         r"update differs from plain autograd's by 0.00",
     ),
     "masters rounded to 16 bit": Fault(

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neox_config.spec.engine_json import accumulation_dtype
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_model
 from neox_model.parallel.groups import SINGLE_PROCESS
@@ -74,14 +73,14 @@ def _train(
     settings = settings_of(architecture, Layout(1, {}, is_wide=is_wide), recomputes=False)
     resolved = resolved_from({**settings, "no_weight_tying": not tied, "precision": _NAMES[precision]})
     with rounded_start():
-        model = build_model(resolved, SINGLE_PROCESS, vocab_size=VOCAB)
+        model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCAB)
     masters = {name: parameter.detach().clone() for name, parameter in _trained(model)}
     for parameter in model.parameters():
         parameter.data = parameter.data.to(PRECISIONS[precision])
     optimizer = _OPTIMIZERS[training.optimizer](masters.values(), **training.params)
     start = {name: master.clone() for name, master in masters.items()}
     observed = Observed()
-    held = DTYPES[accumulation_dtype(resolved)]
+    held = DTYPES[resolved.run.gradients.accumulate_in]
     for batches in batches_of(resolved, updates=training.updates, micro_batch=micro_batch):
         replicas = [batches[first : first + accumulation] for first in range(0, len(batches), accumulation)]
         losses = []

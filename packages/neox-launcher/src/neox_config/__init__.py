@@ -12,8 +12,14 @@ if TYPE_CHECKING:
     from neox_config.read.load import load_config
     from neox_config.read.reading import Text
     from neox_config.schema.config import NeoXConfig
-    from neox_config.spec.engine_json import engine_json
-    from neox_config.spec.resolve import Derived, Resolved, decode_resolved, encode_resolved, resolve
+    from neox_config.spec.resolve import (
+        Derived,
+        Resolved,
+        decode_resolved,
+        encode_resolved,
+        engine_json,
+        resolve,
+    )
 
 __all__ = [
     "ConfigError",
@@ -38,7 +44,7 @@ _MODULES = {
     "Text": "neox_config.read.reading",
     "decode_resolved": "neox_config.spec.resolve",
     "encode_resolved": "neox_config.spec.resolve",
-    "engine_json": "neox_config.spec.engine_json",
+    "engine_json": "neox_config.spec.resolve",
     "load_config": "neox_config.read.load",
     "resolve": "neox_config.spec.resolve",
 }

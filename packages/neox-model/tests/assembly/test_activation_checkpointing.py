@@ -20,7 +20,7 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
-from support.settings import resolved_from
+from support.settings import resolved_from, specs_from
 
 DROPOUT = {"hidden_dropout": 0.2, "attention_dropout": 0.2, "num_layers": 4}
 PLACES: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ PLACES: dict[str, dict[str, Any]] = {
 def gradients(settings: dict[str, Any], groups: Groups) -> dict[str, Tensor]:
     """Of two micro-batches, with dropout."""
     devices = groups.world.size
-    model = build_model(resolved_from(DROPOUT | settings, devices=devices), groups, vocab_size=11)
+    model = build_model(*specs_from(DROPOUT | settings, devices=devices), groups, vocab_size=11)
     seed_streams(5, groups)
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
@@ -76,7 +76,7 @@ def test_recomputed_attention_keeps_no_scores():
     stored = DROPOUT | {"apply_query_key_layer_scaling": True}
     for is_recomputed in (False, True):
         resolved = resolved_from(stored | (SELECTIVE if is_recomputed else {}))
-        model = build_model(resolved, SINGLE_PROCESS, vocab_size=11)
+        model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=11)
         shapes = kept[is_recomputed] = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor, shapes=shapes: shapes.append(tensor.shape) or tensor, lambda tensor: tensor
@@ -106,7 +106,7 @@ def check_whole_inputs_are_dropped(groups: Groups) -> None:
     for is_partitioned in (False, True):
         settings = DROPOUT | {"checkpoint_activations": True, "model_parallel_size": 2}
         resolved = resolved_from(settings | {"partition_activations": is_partitioned}, devices=2)
-        model = build_model(resolved, groups, vocab_size=11)
+        model = build_model(resolved.model, resolved.run, groups, vocab_size=11)
         seen: list[weakref.ref] = []
         for layer in model.modules():
             if isinstance(layer, TransformerLayer):
@@ -161,7 +161,7 @@ def test_the_buffer_has_room_for_the_segments_of_all_outstanding_micro_batches()
 
     keeper = InputStorage(slots=0)
     recomputation = Recomputation(segment_layers=2, keeper=keeper, passes=3)
-    model = build_model(resolved_from({"num_layers": 5}), SINGLE_PROCESS, vocab_size=11)
+    model = build_model(*specs_from({"num_layers": 5}), SINGLE_PROCESS, vocab_size=11)
     layers = [layer, *model.stack[1:6], layer]
     hidden = torch.ones(12, 2, 24, requires_grad=True)
     results = [recomputation.run(layers, hidden) for _ in range(3)]
@@ -200,4 +200,4 @@ def test_profiling_logs_both_passes_of_each_segment(caplog):
 
 
 def test_without_recomputation_there_is_none():
-    assert build_recomputation(resolved_from({}), SINGLE_PROCESS, passes=1) is None
+    assert build_recomputation(resolved_from({}).run.recomputation, SINGLE_RANK, passes=1) is None

@@ -9,7 +9,7 @@ from neox_model.assembly.attention import build_attention, log_attention_paths
 from neox_model.assembly.operators import Operators, _why_not_flex
 from neox_model.layers.attention import DenseCore, FlexCore, SoftmaxCore
 from neox_model.parallel.groups import SINGLE_RANK
-from support.settings import resolved_from
+from support.settings import specs_from
 
 ON_GPU, ON_CPU = Operators(), Operators(flex_unusable="it has no backward pass on a CPU")
 SCORES = Operators(softmax=lambda scores, scale, masked_out: scores)
@@ -17,8 +17,17 @@ LOCAL = {"attention_config": [[["local"], "all"]], "sparsity_config": {"block": 
 
 
 def core_of(settings, operators):
+    spec, run = specs_from(settings)
     factory = build_attention(
-        resolved_from(settings), 1, init=None, output_init=None, group=SINGLE_RANK, operators=operators
+        spec.layers[1].mixer,
+        1,
+        run,
+        width=spec.width,
+        init=None,
+        output_init=None,
+        group=SINGLE_RANK,
+        operators=operators,
+        adapters={},
     )
     return factory().core
 
@@ -26,7 +35,8 @@ def core_of(settings, operators):
 def reasons(settings, operators, caplog):
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        log_attention_paths(resolved_from(settings), operators)
+        spec, run = specs_from(settings)
+        log_attention_paths(spec.layers, run.batch, run.fusions, operators)
     return caplog.messages
 
 
@@ -84,9 +94,7 @@ def test_each_kind_is_logged_once(caplog):
 
 def test_dropout_and_narrow_heads_keep_flex_attention_away():
     cuda = torch.device("cuda")
-    config = resolved_from({}).config
-    assert _why_not_flex(config, cuda, head_width=16) is None
-    assert "at least 16 channels" in _why_not_flex(config, cuda, head_width=8)
-    dropping = resolved_from({"attention_dropout": 0.1}).config
-    assert "no dropout" in _why_not_flex(dropping, cuda, head_width=64)
-    assert "on a CPU" in _why_not_flex(config, torch.device("cpu"), head_width=64)
+    assert _why_not_flex(16, 0.0, cuda) is None
+    assert "at least 16 channels" in _why_not_flex(8, 0.0, cuda)
+    assert "no dropout" in _why_not_flex(64, 0.1, cuda)
+    assert "on a CPU" in _why_not_flex(64, 0.0, torch.device("cpu"))

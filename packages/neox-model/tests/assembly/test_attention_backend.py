@@ -18,10 +18,11 @@ from neox_model.assembly.attention_backend import (
 )
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.operators import choose_operators, reference_operators
+from neox_model.assembly.transformer import build_adapters
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.parallel.linear import zero_init
 from neox_model.parallel.low_rank import freeze_all_but_adapters
-from support.settings import resolved_from
+from support.settings import resolved_from, specs_from
 
 CPU = torch.device("cpu")
 LOCAL = {"attention_config": [[["local"], "all"]], "sparsity_config": {"block": 4}}
@@ -50,14 +51,26 @@ CASES = {
 }
 
 
+def attention_of(resolved, operators):
+    return build_attention(
+        resolved.model.layers[1].mixer,
+        1,
+        resolved.run,
+        width=resolved.model.width,
+        init=zero_init,
+        output_init=zero_init,
+        group=SINGLE_RANK,
+        operators=operators,
+        adapters=build_adapters(resolved.model.adapters, 0.0),
+    )()
+
+
 def run_layer(settings, device=CPU):
     """Run a layer of the model as in training."""
     resolved = resolved_from(settings)
     dtype = DTYPES[resolved.derived.precision]
-    operators = choose_operators(resolved, SINGLE_PROCESS, device=device, dtype=dtype)
-    layer = build_attention(
-        resolved, 1, init=zero_init, output_init=zero_init, group=SINGLE_RANK, operators=operators
-    )().to(device, dtype)
+    operators = choose_operators(resolved.model, resolved.run, SINGLE_PROCESS, device=device, dtype=dtype)
+    layer = attention_of(resolved, operators).to(device, dtype)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     freeze_all_but_adapters(layer)
@@ -79,7 +92,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize(("settings", "name"), CASES.values(), ids=CASES)
 def test_the_backend_is_the_one_that_the_layer_runs(settings, name):
-    (backend,) = attention_backends(resolved_from(settings), CPU)
+    (backend,) = attention_backends(*specs_from(settings), CPU)
     assert (backend.name, backend.layers, backend.note) == (name, 3, None)
     with Operations() as operations:
         run_layer(settings)
@@ -107,7 +120,7 @@ def test_pytorch_is_asked_about_the_arguments_of_the_layer(settings, monkeypatch
     run_layer(settings)
     attend.real = attention_backend.chosen_attention
     monkeypatch.setattr(attention_backend, "chosen_attention", attend)
-    attention_backends(resolved_from(settings), CPU)
+    attention_backends(*specs_from(settings), CPU)
     (ran, ran_options), (asked, asked_options) = calls
     assert [*map(described, asked)] == [*map(described, ran)]
     assert [x.stride() for x in asked] == [x.stride() for x in ran]
@@ -127,7 +140,7 @@ def asked_about(settings, monkeypatch, what):
 
     attend.real = attention_backend.chosen_attention
     monkeypatch.setattr(attention_backend, "chosen_attention", attend)
-    attention_backends(resolved_from(settings, devices=2), CPU)
+    attention_backends(*specs_from(settings, devices=2), CPU)
     return asked[0]
 
 
@@ -143,10 +156,10 @@ def test_autocast_decides_the_dtype(monkeypatch):
 
 def test_attention_that_does_not_call_pytorchs_has_no_backend():
     for settings in ({"onnx_safe": True}, {"apply_query_key_layer_scaling": True}):
-        assert attention_backends(resolved_from(settings), CPU) == []
-    assert attention_backends(resolved_from({"attention_config": ["gmlp", "amlp", "gmlp"]}), CPU) == []
+        assert attention_backends(*specs_from(settings), CPU) == []
+    assert attention_backends(*specs_from({"attention_config": ["gmlp", "amlp", "gmlp"]}), CPU) == []
     wide = {"hidden_size": 96, "num_attention_heads": 6}
-    assert attention_backends(resolved_from(LOCAL | wide), torch.device("cuda")) == []
+    assert attention_backends(*specs_from(LOCAL | wide), torch.device("cuda")) == []
 
 
 @pytest.mark.parametrize(
@@ -166,16 +179,13 @@ def test_reference_operators_choose_the_same_kind_of_attention(settings, monkeyp
     monkeypatch.setattr(
         "neox_model.assembly.operators.choose", lambda wanted, operator, **_: operator.reference
     )
-    chosen = choose_operators(resolved, SINGLE_PROCESS, device=CPU, dtype=torch.float32)
-    reference = reference_operators(resolved.config, CPU)
+    chosen = choose_operators(resolved.model, resolved.run, SINGLE_PROCESS, device=CPU, dtype=torch.float32)
+    reference = reference_operators(
+        resolved.model.layers[1].mixer, resolved.run.fusions, resolved.run.dropout.attention, CPU
+    )
     assert (reference.softmax is None) == (chosen.softmax is None)
     assert reference.flex_unusable is not None
-    kinds = [
-        build_attention(
-            resolved, 1, init=zero_init, output_init=zero_init, group=SINGLE_RANK, operators=operators
-        )().core
-        for operators in (chosen, reference)
-    ]
+    kinds = [attention_of(resolved, operators).core for operators in (chosen, reference)]
     assert type(kinds[0]) is type(kinds[1])
 
 
@@ -303,7 +313,7 @@ def test_on_a_gpu_the_backend_is_the_one_that_runs(settings, is_deterministic, m
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(is_deterministic)
     try:
-        (backend,) = attention_backends(resolved_from(GPU | settings), torch.device("cuda", 0))
+        (backend,) = attention_backends(*specs_from(GPU | settings), torch.device("cuda", 0))
         with Operations() as operations:
             run_layer(GPU | settings, torch.device("cuda", 0))
     finally:

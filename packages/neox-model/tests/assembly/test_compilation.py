@@ -57,11 +57,16 @@ def _fresh_compiler():
     counters.clear()
 
 
+def compiled(model, resolved, groups, **options):
+    iterations = resolved.config.training.iterations
+    compile_layers(model, resolved.run, groups, width=resolved.model.width, iterations=iterations, **options)
+
+
 def trained(groups=SINGLE_PROCESS, *, backend: str = "aot_eager", **settings):
     """Losses of three updates and of an evaluation, then the last gradients."""
     resolved = resolved_from(settings, devices=groups.world.size)
-    model = build_model(resolved, groups, vocab_size=VOCAB)
-    compile_layers(model, resolved, groups, backend=backend)
+    model = build_model(resolved.model, resolved.run, groups, vocab_size=VOCAB)
+    compiled(model, resolved, groups, backend=backend)
     graphs = counters["stats"]["unique_graphs"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seed_streams(3, groups)
@@ -165,7 +170,7 @@ def train_partitioned() -> dict[str, list[float]]:
         resolved = resolved_from(settings, devices=2)
         engine, step, groups, _ = layouts.start(resolved)
         fails = compiles == "auto" and groups.data.rank == 1
-        compile_layers(engine.model, resolved, groups, backend=failing if fails else "eager")
+        compiled(engine.model, resolved, groups, backend=failing if fails else "eager")
         assert are_compiled(engine.model) == (name == "compiled")
         # It finds the partitioned weights by name.
         engine.update.before(lambda pending: None)
@@ -202,7 +207,7 @@ def test_flex_attention_is_between_two_graphs():
 
 def model_and(**settings):
     resolved = resolved_from(settings)
-    return build_model(resolved, SINGLE_PROCESS, vocab_size=VOCAB), resolved
+    return build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCAB), resolved
 
 
 def are_compiled(model) -> bool:
@@ -229,7 +234,7 @@ def wrong(graph, inputs):
 def test_failing_compiler_ends_a_training_with_compile_true_before_it_starts(backend, reason):
     model, resolved = model_and(compile=True)
     with pytest.raises(ModelError, match=f"^compile: true: {reason}.*; set compile: false"):
-        compile_layers(model, resolved, SINGLE_PROCESS, backend=backend)
+        compiled(model, resolved, SINGLE_PROCESS, backend=backend)
     assert not are_compiled(model)
 
 
@@ -244,7 +249,7 @@ def test_the_trial_computes_the_gradients_of_the_weights(monkeypatch):
 
     monkeypatch.setattr(torch.autograd, "grad", watch)
     model, resolved = model_and(num_layers=2)
-    _Trial(model, resolved, SINGLE_PROCESS).eager_seconds()
+    _Trial(model, resolved.run, SINGLE_PROCESS, resolved.model.width).eager_seconds()
     weights = sum(len(list(layer.parameters())) for layer in model.stack if isinstance(layer, ResidualLayer))
     assert set(asked) == {1 + weights}
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -265,7 +270,7 @@ def test_auto_disables_compilation_that_fails_or_is_not_faster_and_logs_it(found
     monkeypatch.setattr(compilation, "_why_not", lambda *arguments: None)
     monkeypatch.setattr(_Trial, "compile", lambda trial, backend: found)
     with caplog.at_level(logging.INFO):
-        compile_layers(*model_and(compile="auto"), SINGLE_PROCESS)
+        compiled(*model_and(compile="auto"), SINGLE_PROCESS)
     (line,) = [message for message in caplog.messages if message.startswith("compile: ")]
     assert line.startswith(f"compile: layers are {told}")
 
@@ -293,7 +298,8 @@ def test_auto_disables_compilation_that_fails_or_is_not_faster_and_logs_it(found
 )
 def test_auto_tries_on_gpus_in_trainings_that_are_long_enough(settings, device, seconds, reason):
     trial = SimpleNamespace(device=torch.device(device), layers=[None], eager_seconds=lambda: seconds)
-    found = _why_not(trial, resolved_from(settings), SINGLE_PROCESS)
+    resolved = resolved_from(settings)
+    found = _why_not(trial, resolved.run, SINGLE_PROCESS, resolved.config.training.iterations)
     assert (found is None) == (reason is None)
     assert reason is None or found.startswith(reason)
 

@@ -17,7 +17,7 @@ SIZES: dict[str, Any] = {"hidden_size": 8, "num_attention_heads": 2, "seq_length
 
 def model_of(num_layers: int, seed: int):
     resolved = resolved_from(SIZES | {"num_layers": num_layers, "seed": seed})
-    return build_model(resolved, SINGLE_PROCESS, vocab_size=VOCAB).double()
+    return build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCAB).double()
 
 
 def hidden_states(model, tokens):

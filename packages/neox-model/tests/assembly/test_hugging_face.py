@@ -12,7 +12,7 @@ from neox_model.assembly.model import build_model
 from neox_model.layers.positions import RotaryPosition
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
-from support.settings import resolved_from
+from support.settings import resolved_from, specs_from
 
 transformers = pytest.importorskip("transformers")
 
@@ -25,7 +25,7 @@ Joined = Callable[[str, Callable[[str], Tensor]], Tensor]
 def compare(settings: dict[str, Any], theirs: nn.Module, joined: Joined) -> None:
     """Give our model their weights, and compare what both make of the same tokens."""
     ours = build_model(
-        resolved_from({"num_layers": LAYERS, "hidden_size": WIDTH, "num_attention_heads": HEADS, **settings}),
+        *specs_from({"num_layers": LAYERS, "hidden_size": WIDTH, "num_attention_heads": HEADS, **settings}),
         SINGLE_PROCESS,
         vocab_size=VOCAB,
     )

@@ -10,11 +10,11 @@ from neox_model.assembly.model import build_model
 from neox_model.layers.attention.kv_cache import logits_in_parts
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
-from support.settings import resolved_from
+from support.settings import specs_from
 
 
 def model_of(**settings: Any) -> nn.Module:
-    return build_model(resolved_from({"num_layers": 4, **settings}), SINGLE_PROCESS, vocab_size=11)
+    return build_model(*specs_from({"num_layers": 4, **settings}), SINGLE_PROCESS, vocab_size=11)
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:

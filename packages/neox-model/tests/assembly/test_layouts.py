@@ -24,7 +24,7 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.mpu import ModelParallelUnit
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
-from support.settings import resolved_from
+from support.settings import resolved_from, specs_from
 
 # Eleven tokens: two tensor-parallel ranks need a padding row.
 VOCAB, LENGTH, MICRO_BATCH, ACCUMULATION, ITERATIONS = 11, 12, 2, 2, 4
@@ -75,7 +75,7 @@ def plain_run(
         "zero_optimization": {"stage": 0},
         "checkpoint_activations": False,
     }
-    model = build_model(resolved_from(alone), SINGLE_PROCESS, vocab_size=VOCAB)
+    model = build_model(*specs_from(alone), SINGLE_PROCESS, vocab_size=VOCAB)
     before = {name: parameter.detach().clone() for name, parameter in named_logical_parameters(model)}
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     per_iteration = ACCUMULATION * replicas
@@ -160,7 +160,7 @@ def check_case(case: str) -> list[str]:
     groups = create_groups(settings.get("model_parallel_size", 1), settings.get("pipe_parallel_size", 0))
     before, losses, after = plain_run(settings, groups.data.size)
     resolved = resolved_from({**settings, "engine": "deepspeed"}, devices=2)
-    model = build_model(resolved, groups, vocab_size=VOCAB)
+    model = build_model(resolved.model, resolved.run, groups, vocab_size=VOCAB)
     names = compare(model, before, tolerance=0.0)
     measured = engine_run(model, settings, groups)
     torch.testing.assert_close(measured, losses, atol=1e-5, rtol=1e-5)
@@ -180,7 +180,7 @@ def check_stage_3_never_holds_the_model() -> None:
 
     TransformerLayer.__init__ = count_first
     try:
-        model = build_model(resolved_from(settings, devices=2), create_groups(1, 0), vocab_size=VOCAB)
+        model = build_model(*specs_from(settings, devices=2), create_groups(1, 0), vocab_size=VOCAB)
     finally:
         TransformerLayer.__init__ = make
     assert held == [held[0]] * 6, held
@@ -192,7 +192,7 @@ def check_stage_3_never_holds_the_model() -> None:
 
 def all_cases() -> dict[str, list[str]]:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    prepare_engine(resolved_from({"engine": "deepspeed"}))
+    prepare_engine(resolved_from({"engine": "deepspeed"}).run)
     names = {case: check_case(case) for case in CASES}
     check_stage_3_never_holds_the_model()
     return names

@@ -7,7 +7,7 @@ from torch import nn
 from neox_model.assembly.model import build_model
 from neox_model.layers.attention.dense import Core
 from neox_model.parallel.groups import SINGLE_PROCESS
-from support.settings import resolved_from
+from support.settings import specs_from
 
 LENGTH = 12
 KINDS = {
@@ -29,7 +29,7 @@ BLOCKS = [kind for kind, settings in KINDS.items() if "sparsity_config" in setti
 def model_of(**settings) -> nn.Module:
     """Return a model whose weights are large enough to show mistakes, also those initialized to 0."""
     settings = {"objective": "masked", "pos_emb": "none"} | settings
-    model = build_model(resolved_from(settings), SINGLE_PROCESS, vocab_size=11)
+    model = build_model(*specs_from(settings), SINGLE_PROCESS, vocab_size=11)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():

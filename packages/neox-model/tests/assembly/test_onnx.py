@@ -6,7 +6,7 @@ import torch
 
 from neox_model.assembly.model import build_model
 from neox_model.parallel.groups import SINGLE_PROCESS
-from support.settings import resolved_from
+from support.settings import specs_from
 from support.tiers import slow_except
 
 pytest.importorskip("onnxscript")
@@ -40,9 +40,7 @@ CASES = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", slow_except(CASES, "rpe, layer scaling, untied"))
 def test_an_exported_model_computes_the_same_logits(case):
-    model = build_model(
-        resolved_from({**CASES[case], "onnx_safe": True}), SINGLE_PROCESS, vocab_size=11
-    ).eval()
+    model = build_model(*specs_from({**CASES[case], "onnx_safe": True}), SINGLE_PROCESS, vocab_size=11).eval()
     tokens = torch.randint(0, 11, (2, 12), generator=torch.Generator().manual_seed(0))
     exported = torch.onnx.export(model, (tokens,), dynamo=True, verbose=False)
     graph = reference.ReferenceEvaluator(exported.model_proto)
@@ -54,7 +52,7 @@ def test_a_model_to_export_is_the_model_that_was_trained():
     settings = {"pos_emb": "rpe", "num_kv_heads": 3}
     tokens = torch.randint(0, 11, (2, 12))
     models = [
-        build_model(resolved_from({**settings, "onnx_safe": safe}), SINGLE_PROCESS, vocab_size=11)
+        build_model(*specs_from({**settings, "onnx_safe": safe}), SINGLE_PROCESS, vocab_size=11)
         for safe in (True, False)
     ]
     torch.testing.assert_close(models[0](tokens), models[1](tokens))

@@ -14,7 +14,7 @@ import neox_kernels
 from neox_kernels import Availability, KernelUnavailable, choice, trial
 from neox_model.assembly import operators
 from neox_model.assembly.as_sequential import as_sequential
-from neox_model.assembly.model import build_model, build_plan, padded_vocab_size
+from neox_model.assembly.model import build_model, build_plan
 from neox_model.assembly.operators import choose_operators
 from neox_model.initialization import initialize_parameters
 from neox_model.layers import norms
@@ -24,7 +24,7 @@ from neox_model.layers.residual_layer import add_dropped
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK, Group, Groups
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
-from support.settings import resolved_from
+from support.settings import resolved_from, specs_from
 
 NAMES = (
     "scaled_causal_softmax",
@@ -107,8 +107,10 @@ def calls(monkeypatch, tmp_path):
 
 def model_of(settings):
     resolved = resolved_from(settings)
-    loss = LMLoss(padded_vocab_size(resolved.config, 11))
-    model = as_sequential(build_plan(resolved, SINGLE_PROCESS, vocab_size=11), loss_fn=loss)
+    loss = LMLoss(resolved.model.embedding.entries(11))
+    model = as_sequential(
+        build_plan(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=11), loss_fn=loss
+    )
     initialize_parameters(model, seed=3)
     return model
 
@@ -257,14 +259,14 @@ def test_a_norm_adds_only_what_comes_directly_before_it(calls, between):
 def test_required_operator_that_is_unavailable_is_refused_with_the_reason(settings, parameter):
     sentence = rf'^{parameter}: true: .* require an NVIDIA GPU, .* on \'cpu\'; set it to "auto" or false'
     with pytest.raises(KernelUnavailable, match=sentence):
-        build_plan(resolved_from(settings), SINGLE_PROCESS, vocab_size=11)
+        build_plan(*specs_from(settings), SINGLE_PROCESS, vocab_size=11)
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "bfloat16"}], ids=["fp32", "bf16"])
 def test_the_loss_is_fused(calls, settings):
     def loss_and_gradients_of(choice):
         resolved = resolved_from(settings | {"loss_fusion": choice})
-        model = build_model(resolved, SINGLE_PROCESS, vocab_size=11)
+        model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=11)
         if settings:
             model = model.bfloat16()
         tokens = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(0))
@@ -286,14 +288,14 @@ def test_the_loss_is_fused(calls, settings):
 
 def test_the_loss_of_a_cpu_is_plain_without_a_word(caplog):
     with caplog.at_level(logging.INFO):
-        model = build_model(resolved_from({}), SINGLE_PROCESS, vocab_size=11)
+        model = build_model(*specs_from({}), SINGLE_PROCESS, vocab_size=11)
     assert model.loss_fn.operator is None
     assert not [message for message in caplog.messages if "cross_entropy" in message]
 
 
 def test_a_required_fused_loss_that_is_unavailable_is_refused_with_the_reason():
     with pytest.raises(KernelUnavailable, match=r"^loss-fusion: true: .* require an NVIDIA GPU"):
-        build_model(resolved_from({"loss_fusion": True}), SINGLE_PROCESS, vocab_size=11)
+        build_model(*specs_from({"loss_fusion": True}), SINGLE_PROCESS, vocab_size=11)
 
 
 def test_the_trial_of_the_rotation_has_the_heads_and_pairs_of_the_model(calls, monkeypatch, tmp_path):
@@ -497,7 +499,7 @@ def test_all_ranks_choose_the_same(calls, monkeypatch, all_can):
     monkeypatch.setattr(trial, "time_forms", lambda *_: trial.Timing(fused_ms=1.0, reference_ms=2.0))
     two = Group(0, 2, "control", (0, 1))
     chosen = choose_operators(
-        resolved_from({"bias_gelu_fusion": "auto", "norm": "apexlayernorm"}),
+        *specs_from({"bias_gelu_fusion": "auto", "norm": "apexlayernorm"}),
         Groups(SINGLE_RANK, SINGLE_RANK, SINGLE_RANK, SINGLE_RANK, two),
         device=torch.device("cpu"),
         dtype=torch.float32,
@@ -515,7 +517,7 @@ def choose_where_only_rank_0_has_apex() -> list[bool | str]:
     told = []
     operators.logger.info = lambda *message: told.append(message[0] % message[1:])
     chosen = choose_operators(
-        resolved_from({"norm": "apexlayernorm"}, devices=2),
+        *specs_from({"norm": "apexlayernorm"}, devices=2),
         groups,
         device=torch.device("cpu"),
         dtype=torch.float32,

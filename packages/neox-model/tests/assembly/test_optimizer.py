@@ -3,12 +3,14 @@ import inspect
 import pytest
 import torch
 
+from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.errors import ConfigError
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
-from neox_model.assembly.optimizer import build_optimizer, build_schedule
+from neox_model.assembly.optimizer import build_optimizer
 from neox_model.optim import OPTIMIZERS
 from neox_model.optim.adam import UncorrectedAdam
+from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import skips_on_device
 from neox_model.parallel.groups import SINGLE_RANK
 from support.settings import resolved_from
@@ -18,8 +20,13 @@ MODEL = torch.nn.Linear(3, 2)
 
 def build(kind, **params):
     settings = {"optimizer": {"type": kind, "params": {"lr": 0.02, **params}}, "weight_decay": 0.3}
+    return built(settings, MODEL)
+
+
+def built(settings, model):
+    resolved = resolved_from(settings)
     return build_optimizer(
-        resolved_from(settings).config, MODEL, model_group=SINGLE_RANK, data_group=SINGLE_RANK
+        resolved.update.optimizer, resolved.run, model, model_group=SINGLE_RANK, data_group=SINGLE_RANK
     )
 
 
@@ -49,13 +56,9 @@ def test_an_optimizer_for_the_cpu_does_not_run_elsewhere_unless_zero_moves_its_s
     with pytest.raises(
         ConfigError, match=r"CPU_Adam requires CPU-resident or offloaded parameters, but .* meta"
     ):
-        build_optimizer(
-            resolved_from(settings).config, elsewhere, model_group=SINGLE_RANK, data_group=SINGLE_RANK
-        )
+        built(settings, elsewhere)
     zero = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}
-    build_optimizer(
-        resolved_from(settings | zero).config, MODEL, model_group=SINGLE_RANK, data_group=SINGLE_RANK
-    )
+    built(settings | zero, MODEL)
 
 
 def test_a_class_of_torch_optim_gets_the_arguments_that_were_given():
@@ -113,7 +116,9 @@ def test_an_optimizer_that_is_not_built_is_refused_with_the_possible_ones(monkey
 
 def test_the_schedule_is_the_configured_one():
     settings = {"lr_decay_style": "cosine", "min_lr": 0.001, "warmup": 0.1}
-    schedule = build_schedule(resolved_from(settings).config, build("SGD"), decay_iterations=50)
+    schedule = LearningRateSchedule(
+        build("SGD"), learning_rate_curve(resolved_from(settings).config, decay_iterations=50)
+    )
     expected = WarmupThenDecay(style="cosine", peak=0.01, floor=0.001, warmup=0.1, decay_iterations=50)
     assert schedule.curve == expected
 
@@ -135,8 +140,8 @@ def test_adam_of_muon_reaches_its_learning_rate_when_the_schedule_reaches_its_ow
     params = {"lr": 0.02, "adam_lr": 0.004, "eps": 1e-30}
     settings = {"optimizer": {"type": "Muon", "params": params}, "scheduler": scheduler, "weight_decay": 0.0}
     norm, config = torch.nn.LayerNorm(3), resolved_from(settings).config
-    optimizer = build_optimizer(config, norm, model_group=SINGLE_RANK, data_group=SINGLE_RANK)
-    build_schedule(config, optimizer, decay_iterations=50)
+    optimizer = built(settings, norm)
+    LearningRateSchedule(optimizer, learning_rate_curve(config, decay_iterations=50))
     before = norm.bias.detach().clone()
     norm.bias.grad = torch.tensor([1.0, -2.0, 3.0])
     for group in optimizer.param_groups:

@@ -9,7 +9,7 @@ from torch import nn
 
 from neox_model.assembly.activation_checkpointing import build_recomputation
 from neox_model.assembly.as_sequential import as_sequential
-from neox_model.assembly.model import build_plan, padded_vocab_size
+from neox_model.assembly.model import build_plan
 from neox_model.errors import LayoutError
 from neox_model.initialization import initialize_parameters
 from neox_model.layers.attention import DenseCore, SoftmaxCore
@@ -19,19 +19,19 @@ from neox_model.layers.norms import LayerNorm, RMSNorm, ScaleNorm
 from neox_model.layers.positions import LearnedPosition, RotaryPosition, SinusoidalPosition
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK, Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
-from support.settings import resolved_from
+from support.settings import resolved_from, specs_from
 
 
 def plan_of(**settings):
-    return build_plan(resolved_from(settings), SINGLE_PROCESS, vocab_size=11)
+    return build_plan(*specs_from(settings), SINGLE_PROCESS, vocab_size=11)
 
 
 def model_of(**settings) -> nn.Module:
     resolved = resolved_from(settings)
     model = as_sequential(
-        build_plan(resolved, SINGLE_PROCESS, vocab_size=11),
-        loss_fn=LMLoss(padded_vocab_size(resolved.config, 11)),
-        recomputation=build_recomputation(resolved, SINGLE_PROCESS, passes=1),
+        build_plan(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=11),
+        loss_fn=LMLoss(resolved.model.embedding.entries(11)),
+        recomputation=build_recomputation(resolved.run.recomputation, SINGLE_RANK, passes=1),
     )
     initialize_parameters(model, seed=3)
     return model
@@ -66,7 +66,7 @@ def test_planning_175_billion_parameters_builds_nothing():
     sizes = {"num_layers": 96, "hidden_size": 12288, "num_attention_heads": 96}
     resolved = resolved_from(sizes)
     tracemalloc.start()
-    build_plan(resolved, SINGLE_PROCESS, vocab_size=50257)
+    build_plan(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=50257)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000_000
@@ -80,7 +80,7 @@ def test_vocabulary_padding_is_the_same_on_every_layout(entries, multiple, padde
         resolved = resolved_from(
             {"make_vocab_size_divisible_by": multiple, "model_parallel_size": size}, devices=size
         )
-        assert padded_vocab_size(resolved.config, entries) == padded
+        assert resolved.model.embedding.entries(entries) == padded
 
 
 LAYER_PARAMETERS = [
@@ -262,4 +262,4 @@ def test_a_gated_width_that_does_not_split_is_refused():
     groups = Groups(SINGLE_RANK, two, SINGLE_RANK, two, two)
     resolved = resolved_from({"activation": "geglu", "mlp_width": 41})
     with pytest.raises(LayoutError, match=r"width of 41 cannot be split over 2 .*multiple of 2"):
-        build_plan(resolved, groups, vocab_size=11)
+        build_plan(resolved.model, resolved.run, groups, vocab_size=11)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neox_config.facts.learning_rate import WarmupThenDecay
+from neox_config.spec.update import LossScaling
 from neox_model.checkpoint import RunParts, load_checkpoint, load_weights, save_checkpoint
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
@@ -24,7 +25,7 @@ from neox_model.deepspeed_compat import keep_gradients, mark_stage_copies
 from neox_model.engine.build_deepspeed import prepare
 from neox_model.engine.deepspeed_engine import PlainEngine, ZeroUpdate
 from neox_model.engine.own_update import OwnUpdate
-from neox_model.optim.loss_scale import LossScale, LossScaleSettings
+from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel.collectives import copy_to_group, reduce_from_group
@@ -260,7 +261,7 @@ def _own_update(
         model.get_tied_weights_and_groups = list
     scale = None
     if setup.precision == "fp16":
-        scale = LossScale(LossScaleSettings(initial=16.0, is_dynamic=True), torch.device("cpu"))
+        scale = LossScale(LossScaling(initial=16.0, is_dynamic=True), torch.device("cpu"))
     curve = WarmupThenDecay(style="constant", peak=0.01, floor=0.0, warmup=0.0, decay_iterations=9)
     return MixedPrecisionOptimizer(
         optimizer,

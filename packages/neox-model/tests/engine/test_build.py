@@ -49,7 +49,7 @@ def start_and_train() -> dict:
     from support.settings import resolved_from
 
     groups = create_groups(1, 1)
-    prepare_engine(resolved_from({"engine": "deepspeed"}))
+    prepare_engine(resolved_from({"engine": "deepspeed"}).run)
     try:
         ALL_OPS["cpu_adam"].load()
         refused = ""
@@ -65,7 +65,8 @@ def start_and_train() -> dict:
         curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
         schedule = LearningRateSchedule(optimizer, curve)
         settings = {"gradient_accumulation_steps": 1, "gradient_clipping": 1e-3} | kind
-        engine = build_engine(resolved_from(settings), model, optimizer, schedule, groups=groups)
+        resolved = resolved_from(settings)
+        engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
 
         step = EngineStep(engine, accumulation=1)
         report = step(iter([as_batch(torch.tensor([[1, 2, 3, 4], [4, 5, 6, 7]]))]))
@@ -177,9 +178,11 @@ def evaluated_loss(settings: dict, devices: int) -> float:
     from support.settings import resolved_from
 
     resolved = resolved_from(settings, devices=devices)
-    prepare_engine(resolved)
+    prepare_engine(resolved.run)
     groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
-    engine = build_forward(resolved, build_model(resolved, groups, vocab_size=11), groups=groups)
+    engine = build_forward(
+        resolved.run, build_model(resolved.model, resolved.run, groups, vocab_size=11), groups=groups
+    )
     batch = as_batch(torch.arange(26).view(2, 13) % 11)
     return float(engine.evaluate(as_micro_batches(iter([batch, batch])), 2))
 
@@ -193,9 +196,11 @@ def test_a_pipeline_that_evaluates_sends_each_rank_s_part_of_the_sequence():
 
 def count_read_backs(settings: dict) -> dict[str, int]:
     """How often one iteration reads a number back from its device; runs in every rank."""
+    from neox_config.derive.learning_rate import learning_rate_curve
     from neox_model.assembly.model import build_model
-    from neox_model.assembly.optimizer import build_optimizer, build_schedule
+    from neox_model.assembly.optimizer import build_optimizer
     from neox_model.engine.build import build_engine, prepare_engine
+    from neox_model.optim.lr_schedule import LearningRateSchedule
     from neox_model.parallel.topology import create_groups
     from neox_model.train.data.batch import as_batch
     from neox_model.train.engine_step import EngineStep
@@ -206,11 +211,13 @@ def count_read_backs(settings: dict) -> dict[str, int]:
     world = torch.distributed.get_world_size()
     resolved = resolved_from(settings | {"gradient_clipping": 1.0}, devices=world)
     groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
-    prepare_engine(resolved)
-    model = build_model(resolved, groups, vocab_size=11)
-    optimizer = build_optimizer(resolved.config, model, model_group=groups.model, data_group=groups.data)
-    schedule = build_schedule(resolved.config, optimizer, decay_iterations=9)
-    engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
+    prepare_engine(resolved.run)
+    model = build_model(resolved.model, resolved.run, groups, vocab_size=11)
+    optimizer = build_optimizer(
+        resolved.update.optimizer, resolved.run, model, model_group=groups.model, data_group=groups.data
+    )
+    schedule = LearningRateSchedule(optimizer, learning_rate_curve(resolved.config, decay_iterations=9))
+    engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
     step = EngineStep(engine, accumulation=2)
     state = TrainState(last_iteration=9, samples_per_iteration=4)
     counts = []
@@ -262,5 +269,5 @@ def test_the_engine_is_logged_unless_it_is_torch_in_one_process(
 ):
     caplog.set_level(logging.INFO, "neox_model")
     monkeypatch.setattr(build, "_builder", lambda resolved: SimpleNamespace(prepare=lambda: None))
-    build.prepare_engine(resolved_from({"engine": engine}, devices=devices))
+    build.prepare_engine(resolved_from({"engine": engine}, devices=devices).run)
     assert [f"the engine is {engine}" in message for message in caplog.messages] == [True] * is_logged

@@ -43,10 +43,10 @@ def exact_mean(replicas: int) -> float:
     from neox_model.assembly.model import build_model
     from neox_model.parallel.groups import SINGLE_PROCESS
     from support import layouts
-    from support.settings import resolved_from
+    from support.settings import specs_from
 
     settings = layouts.SETTINGS | layouts.WIDE
-    model = build_model(resolved_from(settings), SINGLE_PROCESS, vocab_size=layouts.VOCAB)
+    model = build_model(*specs_from(settings), SINGLE_PROCESS, vocab_size=layouts.VOCAB)
     model = copy.deepcopy(model).double().eval()
     losses, targets = 0.0, 0.0
     with torch.no_grad():
@@ -74,7 +74,9 @@ def evaluated(layout: dict[str, Any]) -> tuple[int, list[float]]:
     found = [float(step.evaluate(iter(mine), COUNT))]
     if not layout.get("zero_optimization"):
         forward = build_forward(
-            resolved, build_model(resolved, groups, vocab_size=layouts.VOCAB), groups=groups
+            resolved.run,
+            build_model(resolved.model, resolved.run, groups, vocab_size=layouts.VOCAB),
+            groups=groups,
         )
         taken = unweighted(iter(mine), COUNT, engine.device)
         found.append(float(forward.evaluate(as_micro_batches(taken), COUNT)))

@@ -59,7 +59,7 @@ def plain_norms() -> dict[str, float]:
 
     resolved = resolved_from(SETTINGS | SMALL)
     groups = create_groups(1, 0)
-    model = build_model(resolved, groups, vocab_size=layouts.VOCAB)
+    model = build_model(resolved.model, resolved.run, groups, vocab_size=layouts.VOCAB)
     batches = layouts.batches_of(resolved, groups)
     for _ in range(resolved.derived.accumulation):
         (batch,) = weighted_by_micro_batch(batches, 1, torch.device("cpu"))

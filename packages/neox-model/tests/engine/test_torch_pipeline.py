@@ -189,8 +189,10 @@ def evaluated(count: int) -> dict[str, list[float]]:
     for name, schedule in {"plain": {"pipe_parallel_size": 0}, **SCHEDULES}.items():
         resolved = resolved_from(settings_of(**schedule, reset_attention_mask=True), devices=2)
         groups = create_groups(1, resolved.config.parallelism.pipe_parallel_size)
-        prepare_engine(resolved)
-        engine = build_forward(resolved, build_model(resolved, groups, vocab_size=11), groups=groups)
+        prepare_engine(resolved.run)
+        engine = build_forward(
+            resolved.run, build_model(resolved.model, resolved.run, groups, vocab_size=11), groups=groups
+        )
         found[name] = [
             float(engine.evaluate(as_micro_batches(map(as_batch, windows)), count)),
             float(engine.evaluate(as_micro_batches(as_batch(one, ends=ends) for one in windows[:1]), 1))

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from neox_config.facts.learning_rate import WarmupThenDecay
+from neox_config.spec.update import LossScaling
 from neox_model.deepspeed_compat import zero_masters_to_model
 from neox_model.engine.deepspeed_engine import PlainEngine, ZeroUpdate
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
-from neox_model.optim.loss_scale import LossScale, LossScaleSettings
+from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
@@ -30,7 +31,7 @@ def own_update(model: nn.Module) -> OwnUpdate:
         max_norm=0.0,
         reduce=lambda gradients: None,
         groups=SINGLE_PROCESS,
-        loss_scale=LossScale(LossScaleSettings(initial=2.0**16, is_dynamic=True), CPU),
+        loss_scale=LossScale(LossScaling(initial=2.0**16, is_dynamic=True), CPU),
     )
     return OwnUpdate(mixed, model, SINGLE_PROCESS)
 

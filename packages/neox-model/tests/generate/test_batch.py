@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from neox_model.assembly.model import build_stage, padded_vocab_size
+from neox_model.assembly.model import build_stage
 from neox_model.generate.batch import Admission, Batch, NewTokens, _groups
 from neox_model.generate.forward import Forward
 from neox_model.generate.run import as_plain_model
@@ -40,14 +40,14 @@ def forward_of(
     settings: dict[str, Any], groups: Groups = SINGLE_PROCESS, vocab_size: int = VOCABULARY
 ) -> Forward:
     resolved = as_plain_model(resolved_from(settings, devices=groups.world.size))
-    model = build_stage(resolved, groups, vocab_size=vocab_size)
+    model = build_stage(resolved.model, resolved.run, groups, vocab_size=vocab_size)
     initialize_parameters(model, seed=7, on_cpu=True)
     dtype = {"bfloat16": torch.bfloat16, "fp16": torch.float16}.get(settings.get("precision"), torch.float32)
     return Forward(
         model.to(dtype).eval(),
         hidden_size=resolved.config.model.hidden_size,
         vocab_size=vocab_size,
-        model_vocab_size=padded_vocab_size(resolved.config, vocab_size),
+        model_vocab_size=resolved.model.embedding.entries(vocab_size),
         groups=groups,
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from neox_data.tokenizers import build_tokenizer
-from neox_model.assembly.model import build_stage, padded_vocab_size
+from neox_model.assembly.model import build_stage
 from neox_model.generate.batch import Batch
 from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
@@ -36,13 +36,13 @@ def forward_on(groups: Groups, precision: str, sizes: dict[str, int]) -> Forward
     """Return the forward pass of a model with random weights."""
     settings = {"num_layers": 2, "init_method_std": 0.3, "seq_length": 48, "max_position_embeddings": 48}
     resolved = as_plain_model(resolved_from(settings | sizes, devices=groups.world.size))
-    model = build_stage(resolved, groups, vocab_size=TOKENIZER.vocab_size)
+    model = build_stage(resolved.model, resolved.run, groups, vocab_size=TOKENIZER.vocab_size)
     initialize_parameters(model, seed=7, on_cpu=True)
     return Forward(
         model.to(DTYPES[precision]).eval(),
         hidden_size=resolved.config.model.hidden_size,
         vocab_size=TOKENIZER.vocab_size,
-        model_vocab_size=padded_vocab_size(resolved.config, TOKENIZER.vocab_size),
+        model_vocab_size=resolved.model.embedding.entries(TOKENIZER.vocab_size),
         groups=groups,
     )
 

@@ -22,7 +22,7 @@ from neox_model.layers.attention.kv_cache import logits_in_parts
 from neox_model.layers.positions import AlibiPosition, BucketPosition
 from neox_model.layers.positions.relative import alibi_slopes, distance_buckets
 from neox_model.parallel.groups import SINGLE_PROCESS, Group
-from support.settings import resolved_from
+from support.settings import specs_from
 
 LENGTH, BATCH, HEADS, WIDTH = 12, 2, 6, 4
 EACH = {"different_layout_per_head": True}
@@ -64,7 +64,7 @@ PATTERNED = [case for case in CASES if case[0] not in ("global", "gmlp", "amlp")
 
 def model_of(**settings) -> nn.Module:
     """Return a model whose weights are large enough to show mistakes, also those initialized to 0."""
-    model = build_model(resolved_from(settings), SINGLE_PROCESS, vocab_size=11)
+    model = build_model(*specs_from(settings), SINGLE_PROCESS, vocab_size=11)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -423,9 +423,7 @@ def test_gmlp_layer_is_the_papers(kind, after_norm):
 
 
 def test_gmlp_starts_as_a_plain_mlp():
-    model = build_model(
-        resolved_from({"attention_config": [[["gmlp"], "all"]]}), SINGLE_PROCESS, vocab_size=11
-    )
+    model = build_model(*specs_from({"attention_config": [[["gmlp"], "all"]]}), SINGLE_PROCESS, vocab_size=11)
     gate = model.stack[1].mlp.gate
     assert torch.equal(gate.weight, torch.zeros(LENGTH, LENGTH))
     assert torch.equal(gate.bias, torch.ones(LENGTH))
@@ -433,7 +431,7 @@ def test_gmlp_starts_as_a_plain_mlp():
 
 def test_amlp_without_a_width_has_no_attention():
     model = build_model(
-        resolved_from({"attention_config": [[["amlp"], "all"]], "gmlp_attn_dim": None}),
+        *specs_from({"attention_config": [[["amlp"], "all"]], "gmlp_attn_dim": None}),
         SINGLE_PROCESS,
         vocab_size=11,
     )

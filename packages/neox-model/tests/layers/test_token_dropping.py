@@ -10,7 +10,6 @@ from neox_model.assembly.model import build_model
 from neox_model.assembly.token_dropping import (
     KeptTokens,
     kept_tokens,
-    layers_that_drop,
     token_dropping_layers,
 )
 from neox_model.layers.token_dropping import choose_tokens
@@ -21,7 +20,7 @@ from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 from support.distributed import run_ranks
-from support.settings import resolved_from
+from support.settings import resolved_from, specs_from
 
 LENGTH, BATCH, WIDTH, KEPT = 12, 2, 24, 7
 
@@ -49,7 +48,7 @@ def dropping(**settings: Any) -> dict[str, Any]:
 
 def model_of(groups: Groups = SINGLE_PROCESS, kept: int | None = KEPT, **settings: Any):
     resolved = resolved_from(dropping(**settings), devices=groups.world.size)
-    model = build_model(resolved, groups, vocab_size=11)
+    model = build_model(resolved.model, resolved.run, groups, vocab_size=11)
     for layer in token_dropping_layers(model):
         layer.kept_tokens = kept
     return model
@@ -84,13 +83,14 @@ def test_the_number_of_kept_tokens_grows_evenly_in_steps():
 
 
 def test_configuration_selects_layers_that_drop_tokens_and_their_schedule():
-    config = resolved_from(dropping()).config
-    assert layers_that_drop(config) == {1, 3}
-    assert kept_tokens(config) == KeptTokens(first=4, last=12, iterations=40, step=3)
+    resolved = resolved_from(dropping())
+    assert resolved.run.dropout.token_layers == {1, 3}
+    kept = kept_tokens(resolved.config.data_efficiency.data_efficiency)
+    assert kept == KeptTokens(first=4, last=12, iterations=40, step=3)
     off = dropping()
     off["data_efficiency"]["data_routing"]["enabled"] = False
-    assert layers_that_drop(resolved_from(off).config) == frozenset()
-    assert len(token_dropping_layers(build_model(resolved_from(off), SINGLE_PROCESS, vocab_size=11))) == 0
+    assert resolved_from(off).run.dropout.token_layers == frozenset()
+    assert len(token_dropping_layers(build_model(*specs_from(off), SINGLE_PROCESS, vocab_size=11))) == 0
 
 
 @pytest.mark.parametrize("position", ["rotary", "learned", "none"])

@@ -4,7 +4,8 @@ import pytest
 import torch
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
-from neox_model.optim.loss_scale import LossScale, LossScaleSettings
+from neox_config.spec.update import LossScaling
+from neox_model.optim.loss_scale import LossScale
 
 CPU = torch.device("cpu")
 NO, YES = torch.tensor(0.0), torch.tensor(1.0)
@@ -12,7 +13,7 @@ NO, YES = torch.tensor(0.0), torch.tensor(1.0)
 
 def dynamic(**changes):
     settings = {"initial": 2.0**10, "is_dynamic": True, "window": 3, "hysteresis": 2} | changes
-    return LossScale(LossScaleSettings(**settings), CPU)
+    return LossScale(LossScaling(**settings), CPU)
 
 
 @pytest.mark.parametrize("consecutive_hysteresis", [False, True])
@@ -41,7 +42,7 @@ def test_loss_scale_equals_deepspeed_for_random_overflows(hysteresis, consecutiv
 
 
 def test_a_static_scale_never_changes():
-    scale = LossScale(LossScaleSettings(initial=128.0, is_dynamic=False), CPU)
+    scale = LossScale(LossScaling(initial=128.0, is_dynamic=False), CPU)
     for _ in range(5):
         scale.update(YES)
     scale.load_state_dict({"cur_scale": 2.0})
@@ -70,7 +71,7 @@ def test_a_smaller_hysteresis_holds_from_the_first_overflow_after_a_resume():
 
 
 def test_a_scale_grows_to_its_maximum():
-    scale = LossScale(LossScaleSettings(initial=4.0, is_dynamic=True, window=1, maximum=8.0), CPU)
+    scale = LossScale(LossScaling(initial=4.0, is_dynamic=True, window=1, maximum=8.0), CPU)
     for _ in range(6):
         scale.update(NO)
     assert float(scale.value) == 8.0

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from neox_config.facts.learning_rate import WarmupThenDecay
+from neox_config.spec.update import LossScaling
 from neox_model.optim import mixed_precision
 from neox_model.optim.adam import adam
-from neox_model.optim.loss_scale import LossScale, LossScaleSettings
+from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss, skips_on_device
 from neox_model.parallel.groups import SINGLE_PROCESS
@@ -34,7 +35,7 @@ def make(kind="fused AdamW", *, dtype=FP32, sums_in=FP32, max_norm=0.0, scale=No
     scaling = None
     if scale is not None:
         scaling = LossScale(
-            LossScaleSettings(initial=scale, **{"is_dynamic": False} | settings), torch.device("cpu")
+            LossScaling(initial=scale, **{"is_dynamic": False} | settings), torch.device("cpu")
         )
     update = MixedPrecisionOptimizer(
         optimizer,

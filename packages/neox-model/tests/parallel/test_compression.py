@@ -10,7 +10,7 @@ from neox_model.assembly.model import build_model
 from neox_model.parallel.compression import BitSchedule, begin_iteration, compressed_matrices
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.compressions import COMPRESSIONS
-from support.settings import resolved_from
+from support.settings import specs_from
 
 VOCAB, GROUPS = 11, 12
 PARTS = ("8 to 6 bits in groups, mixed", "learned weights, rows and heads")
@@ -25,7 +25,7 @@ def compressed_model():
     }
     training["weight_quantization"] = training["weight_quantization"] | {"shared_parameters": shared}
     model = build_model(
-        resolved_from({"compression_training": training, "num_layers": 2}), SINGLE_PROCESS, vocab_size=VOCAB
+        *specs_from({"compression_training": training, "num_layers": 2}), SINGLE_PROCESS, vocab_size=VOCAB
     )
     return model.double().eval()
 

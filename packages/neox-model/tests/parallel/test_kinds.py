@@ -10,7 +10,7 @@ from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
-from support.settings import resolved_from
+from support.settings import specs_from
 
 # Eleven tokens: two ranks need a padding row.
 VOCAB, LENGTH = 11, 12
@@ -74,8 +74,8 @@ def moved(name: str, whole: Tensor) -> Tensor:
 def check(settings: dict[str, Any], groups: Groups, *, has_documents: bool) -> None:
     single = {**settings, "model_parallel_size": 1, "sequence_parallel": False}
     # In float64 up to the loss, so that no difference is one of rounding.
-    whole = build_model(resolved_from(single), SINGLE_PROCESS, vocab_size=VOCAB).double()
-    part = build_model(resolved_from(settings, devices=2), groups, vocab_size=VOCAB).double()
+    whole = build_model(*specs_from(single), SINGLE_PROCESS, vocab_size=VOCAB).double()
+    part = build_model(*specs_from(settings, devices=2), groups, vocab_size=VOCAB).double()
     ours = dict(named_logical_parameters(part))
     with torch.no_grad():
         for name, parameter in named_logical_parameters(whole):

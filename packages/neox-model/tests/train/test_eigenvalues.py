@@ -14,7 +14,7 @@ from neox_model.train.data.batch import Batch, as_batch, weighted_by_micro_batch
 from neox_model.train.eigenvalues import Eigenvalues, MeasuringStep, largest_eigenvalue
 from neox_model.train.state import TrainState
 from support.distributed import run_ranks
-from support.settings import resolved_from
+from support.settings import resolved_from, specs_from
 
 SMALL: dict[str, Any] = {"num_layers": 2, "hidden_size": 4, "num_attention_heads": 2, "seq_length": 6}
 VOCAB = 7
@@ -22,7 +22,7 @@ EXACT = {"tol": 1e-8, "max_iter": 1000}
 
 
 def model_of(**settings: Any):
-    return build_model(resolved_from(SMALL | settings), SINGLE_PROCESS, vocab_size=VOCAB)
+    return build_model(*specs_from(SMALL | settings), SINGLE_PROCESS, vocab_size=VOCAB)
 
 
 def batches_of(count: int, seed: int = 0) -> list[Batch]:
@@ -75,7 +75,7 @@ def test_eigenvalues_are_those_of_the_dense_hessian():
 
 def test_layers_with_the_same_weights_have_the_same_eigenvalue():
     resolved = resolved_from(SMALL | {"num_layers": 4, "num_unique_layers": 2})
-    model = build_model(resolved, SINGLE_PROCESS, vocab_size=VOCAB)
+    model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCAB)
     owners = resolved.derived.weight_owners
     found = Eigenvalues(model, section(layer_num=4), data=SINGLE_RANK, seed=1, owners=owners)
     found.measure(batches_of(1))

@@ -11,6 +11,7 @@ from neox_config.facts.compression import GATED_MATRICES, LAYER_MATRICES
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.compression import (
     ActivationQuantizationGroup,
+    CompressionTraining,
     PruningGroup,
     SparsePruningGroup,
     WeightQuantizationGroup,
@@ -98,25 +99,31 @@ def matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     return [name for name in names if any(re.search(pattern, name) for pattern in patterns)]
 
 
-def compressed_matrices(config: NeoXConfig) -> dict[str, dict[str, Membership]]:
-    """Return what is done to each compressed matrix: its group in each part, by logical name."""
+def compressed_matrices(
+    section: CompressionTraining, names: Sequence[str]
+) -> dict[str, dict[str, Membership]]:
+    """Return what is done to each compressed matrix: its group in each part, by logical name.
+
+    Args:
+        section: the settings.
+        names: logical names of the matrices that can be compressed.
+    """
     found: dict[str, dict[str, Membership]] = {}
     for part in COMPRESSIONS:
-        for key, group, names in group_memberships(config, part):
-            for name in names:
+        for key, group, members in group_memberships(section, names, part):
+            for name in members:
                 found.setdefault(name, {})[part] = (key, group)
     return found
 
 
 def group_memberships(
-    config: NeoXConfig, part: str
+    section: CompressionTraining, names: Sequence[str], part: str
 ) -> Iterator[tuple[str, CompressionGroup | None, list[str]]]:
     """Yield the groups of an enabled part, each with its name and the matrices that belong to it."""
-    block = getattr(config.compression.compression_training, part)
+    block = getattr(section, part)
     shared = block.shared_parameters
     if not shared.enabled:
         return
-    names = compressible_matrices(config)
     finds_them = getattr(shared, "method", "") == "snip_momentum"
     # Only this method excludes modules.
     excluded = set(matching(shared.excluded_modules, names)) if finds_them else set()

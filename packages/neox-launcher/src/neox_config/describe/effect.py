@@ -9,12 +9,12 @@ __all__ = ["READERS", "declared_in", "read_by", "reason_without_effect"]
 
 # Section or block -> the module that reads it; the longest matching name is used.
 READERS = {
-    "activation_checkpointing": "neox_model.assembly.activation_checkpointing",
-    "attention": "neox_model.assembly.attention",
-    "adapters": "neox_model.assembly.adapters",
+    "activation_checkpointing": "neox_config.spec.read_run",
+    "attention": "neox_config.spec.read_model",
+    "adapters": "neox_config.spec.read_model",
     "autotuning": "neox_launcher.autotuning.tune",
     "checkpoint": "neox_model.train.saving",
-    "compression": "neox_model.assembly.compression",
+    "compression": "neox_config.spec.read_run",
     "data": "neox_model.train.data.datasets",
     "data_efficiency": "neox_model.train.data.curriculum",
     "data_efficiency.data_routing": "neox_model.assembly.token_dropping",
@@ -24,18 +24,18 @@ READERS = {
     "launch": "neox_launcher.plan.planning",
     "logging": "neox_model.train.writers",
     "lr_schedule": "neox_config.derive.learning_rate",
-    "model": "neox_model.assembly.transformer",
+    "model": "neox_config.spec.read_model",
     "monitors": "neox_model.train.writers",
     "objective": "neox_model.train.data.objective",
-    "optimizer": "neox_model.assembly.optimizer",
+    "optimizer": "neox_config.spec.read_run",
     "scheduler": "neox_config.derive.learning_rate",
     "parallelism": "neox_config.spec.resolve",
-    "precision": "neox_model.engine.loss_scaling",
+    "precision": "neox_config.spec.read_run",
     "tokenizer": "neox_model.processes",
     "train_epochs": "neox_launcher.plan.epochs",
     "training": "neox_model.train.build_hooks",
     "serving": "neox_model.serve.run",
-    "zero": "neox_model.engine.build_sharded",
+    "zero": "neox_config.spec.read_run",
 }
 # Suffixes of parameters that enable the block around them.
 _SWITCHES = (".shared_parameters.enabled", ".enabled", ".device")

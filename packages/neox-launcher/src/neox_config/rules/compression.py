@@ -7,6 +7,7 @@ from neox_config.counted import counted
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.compression import (
     COMPRESSIONS,
+    CompressionGroup,
     compresses,
     compressible_matrices,
     group_memberships,
@@ -71,7 +72,7 @@ def pruning_keeps_something(c: NeoXConfig) -> Iterator[Problem]:
         "head_pruning": ("heads", lambda rows, columns: c.model.num_attention_heads),
     }
     for part, (what, number_in) in numbers.items():
-        for key, group, names in group_memberships(c, part):
+        for key, group, names in _groups(c, part):
             if group is None:
                 continue
             assert isinstance(group, PruningGroup | SparsePruningGroup)
@@ -92,7 +93,7 @@ def pruning_finds_matrices(c: NeoXConfig) -> Iterator[Problem]:
     finds_them = block.shared_parameters.method == "snip_momentum"
     if not (block.shared_parameters.enabled and finds_them and _patterns_are_valid(c)):
         return
-    for key, _, names in group_memberships(c, "sparse_pruning"):
+    for key, _, names in _groups(c, "sparse_pruning"):
         if names:
             continue
         if block.shared_parameters.excluded_modules:
@@ -149,7 +150,7 @@ def compression_groups_are_disjoint(c: NeoXConfig) -> Iterator[Problem]:
         return
     for part in COMPRESSIONS:
         owners: dict[str, str] = {}
-        for key, _, names in group_memberships(c, part):
+        for key, _, names in _groups(c, part):
             for name in names:
                 if owners.setdefault(name, key) != key:
                     what = f"contains {name}, which belongs to the group {owners[name]}, too"
@@ -283,8 +284,12 @@ def groups_and_blocks_divide_their_matrices(c: NeoXConfig) -> Iterator[Problem]:
             break
 
 
+def _groups(c: NeoXConfig, part: str) -> Iterator[tuple[str, CompressionGroup | None, list[str]]]:
+    return group_memberships(c.compression.compression_training, compressible_matrices(c), part)
+
+
 def _members(c: NeoXConfig, part: str) -> list[str]:
-    return [name for _, _, names in group_memberships(c, part) for name in names]
+    return [name for _, _, names in _groups(c, part) for name in names]
 
 
 def pruned_rows_and_heads_exist(c: NeoXConfig) -> Iterator[Problem]:
@@ -293,7 +298,7 @@ def pruned_rows_and_heads_exist(c: NeoXConfig) -> Iterator[Problem]:
         return
     training, names = c.compression.compression_training, compressible_matrices(c)
     for part, (kinds, what_kinds) in _PRUNES.items():
-        for key, group, members in group_memberships(c, part):
+        for key, group, members in _groups(c, part):
             assert isinstance(group, PruningGroup)
             place = f"{_NAME}.{part}.different_groups.{key}"
             others = [name for name in members if kind_of(name) not in kinds]

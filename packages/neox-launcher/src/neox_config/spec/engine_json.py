@@ -6,13 +6,16 @@ Optimizer and learning rate schedule are passed to the engine as objects. With `
 off and no optimizer in this dict, DeepSpeed never compiles an operator.
 """
 
+import json
 from typing import Any
 
+from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.engine import Aio
+from neox_config.schema.sections.precision import Fp16
 from neox_config.schema.sections.zero import ZeroOptimization
-from neox_config.spec.resolve import Resolved
+from neox_config.spec.run import Batch, Gradients, Precision
 
-__all__ = ["accumulation_dtype", "engine_json"]
+__all__ = ["deepspeed_settings"]
 
 # Large enough to disable DeepSpeed's periodic report.
 _NEVER = 2**62
@@ -21,14 +24,15 @@ _NEVER = 2**62
 _UNKNOWN_ZERO_KEYS = {"grad_hooks", "elastic_checkpoint"}
 
 
-def engine_json(resolved: Resolved) -> dict[str, Any]:
-    """Return DeepSpeed's configuration for a training as plain JSON values."""
-    config, derived = resolved.config, resolved.derived
+def deepspeed_settings(
+    config: NeoXConfig, *, precision: Precision, batch: Batch, gradients: Gradients
+) -> str:
+    """Return DeepSpeed's configuration for a training as JSON."""
     engine, is_sharded = config.engine, config.zero.zero_optimization.stage >= 1
     settings: dict[str, Any] = {
-        "train_batch_size": derived.train_batch_size,
-        "train_micro_batch_size_per_gpu": derived.micro_batch_size,
-        "gradient_accumulation_steps": derived.accumulation,
+        "train_batch_size": batch.whole,
+        "train_micro_batch_size_per_gpu": batch.micro,
+        "gradient_accumulation_steps": batch.accumulation,
         # Always set, because DeepSpeed's default has changed before. At stage 0, neox-model clips.
         "gradient_clipping": config.optimizer.gradient_clipping if is_sharded else 0.0,
         # steps_per_print is the interval of our own log lines; DeepSpeed would print raw lines next to them,
@@ -51,37 +55,23 @@ def engine_json(resolved: Resolved) -> dict[str, Any]:
         # DeepSpeed would treat activations as copies of one tensor and send only a part of each rank's share.
         settings["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
     if is_sharded:
-        settings |= _precision(resolved)
-    return settings
+        settings |= _precision(config.precision.fp16, precision, gradients)
+    return json.dumps(settings, allow_nan=False)
 
 
-def _precision(resolved: Resolved) -> dict[str, Any]:
+def _precision(fp16: Fp16, precision: Precision, gradients: Gradients) -> dict[str, Any]:
     """Return the precision settings under ZeRO; at stage 0, neox-model computes every update."""
-    config, precision = resolved.config, resolved.derived.precision
-    settings: dict[str, Any] = {"data_types": {"grad_accum_dtype": accumulation_dtype(resolved)}}
-    if precision == "fp16":
+    settings: dict[str, Any] = {"data_types": {"grad_accum_dtype": gradients.accumulate_in}}
+    if precision.weights == "fp16":
         # DeepSpeed would cast the weights of tokens in the loss, which are no inputs of the model.
-        settings["fp16"] = config.precision.fp16.model_dump(mode="json") | {
-            "enabled": True,
-            "auto_cast": False,
-        }
-    if precision == "bf16":
+        settings["fp16"] = fp16.model_dump(mode="json") | {"enabled": True, "auto_cast": False}
+    if precision.weights == "bf16":
         # Without the immediate update, the output projection of a pipeline loses its gradient: DeepSpeed
         # clears it when the backward pass reaches the hidden states, after the head.
         settings["bf16"] = {"enabled": True, "immediate_grad_update": True, "check_grad_overflow": True}
-    if config.engine.communication_data_type is not None:
-        settings["communication_data_type"] = config.engine.communication_data_type
+    if gradients.reduce_in is not None:
+        settings["communication_data_type"] = gradients.reduce_in
     return settings
-
-
-def accumulation_dtype(resolved: Resolved) -> str:
-    """Return the data type in which gradients are accumulated over micro-batches.
-
-    Sums of many bf16 gradients lose small terms, so they are accumulated in fp32 unless configured otherwise.
-    """
-    given = resolved.config.engine.data_types.grad_accum_dtype
-    precision = resolved.derived.precision
-    return given or ("fp32" if precision == "bf16" else precision)
 
 
 def _aio(aio: Aio) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class Rotary:
     Args:
         fraction: fraction of a head's channels that is rotated.
         base: base of the frequencies.
-        scaling: settings of scaled frequencies that have an effect, sorted by name; empty: not scaled.
+        scaling: settings of scaled frequencies that have an effect, in the order of `rotary_scaling`;
+            empty: not scaled.
     """
 
     fraction: float = of("rotary_pct")
@@ -128,7 +129,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """A layout of blocks of DeepSpeed's sparse attention. What a kind does not use is None or empty.
+    """A layout of blocks of DeepSpeed's sparse attention. What a kind does not use has its default.
 
     Args:
         kind: sparse_fixed, sparse_variable, bslongformer or bigbird.
@@ -142,21 +143,21 @@ class Blocks:
         global_ranges: (start, stop) of listed global blocks.
         has_global_rows: global blocks see all blocks.
         is_per_head: heads have different layouts.
-        seed: seed of the random blocks; None: there are none.
+        seed: seed of the random blocks; 0 without these.
     """
 
     kind: str = of("attention_config")
     block: int = of("sparsity_config.block")
-    local_blocks: int | None = of("sparsity_config.num_local_blocks", default=None)
-    global_blocks: int | None = of("sparsity_config.num_global_blocks", default=None)
-    patterns: int | None = of("sparsity_config.num_different_global_patterns", default=None)
-    sliding_blocks: int | None = of("sparsity_config.num_sliding_window_blocks", default=None)
+    local_blocks: int = of("sparsity_config.num_local_blocks", default=0)
+    global_blocks: int = of("sparsity_config.num_global_blocks", default=0)
+    patterns: int = of("sparsity_config.num_different_global_patterns", default=1)
+    sliding_blocks: int = of("sparsity_config.num_sliding_window_blocks", default=0)
     random_blocks: int = of("sparsity_config.num_random_blocks", default=0)
     windows: tuple[int, ...] = of("sparsity_config.local_window_blocks", default=())
     global_ranges: tuple[tuple[int, int], ...] = of("sparsity_config.global_block_indices", default=())
     has_global_rows: bool = of("sparsity_config.horizontal_global_attention", default=False)
     is_per_head: bool = of("sparsity_config.different_layout_per_head", default=False)
-    seed: int | None = of("seed", default=None)
+    seed: int = of("seed", default=0)
 
     def blocks_per_query(self, blocks: float, *, both_ways: bool) -> float:
         """Return how many of the blocks of a sequence a query is multiplied with; without a window, all."""
@@ -197,6 +198,13 @@ class Attention:
     position: Rotary | Rpe | Alibi | None = of("pos_emb")
     qkv_bias: bool = of("use_bias_in_qkv", "use_bias_in_attn_linear")
     output_bias: bool = of("use_bias_in_attn_linear")
+
+    def pattern_within(self, length: int) -> Window | Blocks | None:
+        """Return the pattern, without a sliding window into which sequences of this length fit."""
+        pattern = self.pattern
+        if isinstance(pattern, Window) and pattern.block == 1 and pattern.before >= length - 1:
+            return None
+        return pattern
 
     @property
     def key_width(self) -> int:

@@ -109,7 +109,7 @@ def _position(config: NeoXConfig, index: int) -> Rotary | Rpe | Alibi | None:
         "rotary": Rotary(
             fraction=attention.rotary_pct,
             base=attention.rotary_emb_base,
-            scaling=tuple(sorted(scaling.items())),
+            scaling=tuple(scaling.items()),
         ),
         "rpe": Rpe(
             buckets=attention.rpe_num_buckets,
@@ -136,10 +136,10 @@ def _pattern(config: NeoXConfig, kind: str) -> Window | Blocks | None:
     return Blocks(
         kind=kind,
         block=sparsity.block,
-        local_blocks=sparsity.num_local_blocks if "num_local_blocks" in has else None,
-        global_blocks=sparsity.num_global_blocks if "num_global_blocks" in has else None,
-        patterns=sparsity.num_different_global_patterns if "num_different_global_patterns" in has else None,
-        sliding_blocks=sparsity.num_sliding_window_blocks if "num_sliding_window_blocks" in has else None,
+        local_blocks=sparsity.num_local_blocks if "num_local_blocks" in has else 0,
+        global_blocks=sparsity.num_global_blocks if "num_global_blocks" in has else 0,
+        patterns=sparsity.num_different_global_patterns if "num_different_global_patterns" in has else 1,
+        sliding_blocks=sparsity.num_sliding_window_blocks if "num_sliding_window_blocks" in has else 0,
         random_blocks=sparsity.num_random_blocks if draws else 0,
         windows=sparsity.local_window_blocks if "local_window_blocks" in has else (),
         global_ranges=sparsity.global_ranges if "global_block_indices" in has else (),
@@ -149,7 +149,7 @@ def _pattern(config: NeoXConfig, kind: str) -> Window | Blocks | None:
             and sees_later_tokens(config, kind)
         ),
         is_per_head=sparsity.different_layout_per_head and sparsity.can_differ_per_head(kind),
-        seed=config.training.seed if draws else None,
+        seed=config.training.seed if draws else 0,
     )
 
 

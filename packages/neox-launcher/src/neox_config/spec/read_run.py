@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from neox_config.derive.compression import compresses, compressible_matrices
 from neox_config.derive.engine import chosen_engine, engine_offers, uses_pipeline
 from neox_config.derive.layer_compilation import drops_tokens, why_layers_stay_uncompiled
-from neox_config.derive.learning_rate import decay_iterations
+from neox_config.derive.learning_rate import decay_iterations, learning_rate_curve
 from neox_config.derive.objective import has_padding, tokens_behind_input
 from neox_config.derive.pipeline import chunks_per_stage
 from neox_config.derive.recomputation import (
@@ -16,6 +17,7 @@ from neox_config.derive.recomputation import (
 from neox_config.facts.engines import ENGINES
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.precision import Amp, Fp16
+from neox_config.spec.engine_json import deepspeed_settings
 from neox_config.spec.run import (
     Batch,
     Compilation,
@@ -63,25 +65,18 @@ class Sizes:
 
 def read_run(config: NeoXConfig, sizes: Sizes) -> RunSpec:
     """Return how a configuration whose rules hold runs on devices."""
-    precision, zero = _precision(config), config.zero.zero_optimization
-    engine = chosen_engine(config)
-    given = config.engine
+    precision, batch, engine = _precision(config), _batch(config, sizes), chosen_engine(config)
+    gradients = _gradients(config, sizes, precision.weights)
     return RunSpec(
         layout=_layout(config, sizes),
         engine=Engine(
             name=engine.name,
             reason=engine.reason,
             offers=frozenset(each for each in ENGINES[engine.name] if engine_offers(config, each)),
+            settings=deepspeed_settings(config, precision=precision, batch=batch, gradients=gradients),
         ),
         precision=precision,
-        batch=Batch(
-            length=config.model.seq_length,
-            micro=sizes.micro,
-            accumulation=sizes.accumulation,
-            whole=sizes.batch,
-            resets_attention=config.data.reset_attention_mask,
-            has_padding=has_padding(config),
-        ),
+        batch=batch,
         recomputation=_recomputation(config),
         fusions=_fusions(config),
         compilation=Compilation(
@@ -89,17 +84,7 @@ def read_run(config: NeoXConfig, sizes: Sizes) -> RunSpec:
             why_not=why_layers_stay_uncompiled(config),
             why_never=why_layers_stay_uncompiled(config, zero_stage=0),
         ),
-        gradients=Gradients(
-            # Sums of many bf16 gradients lose small terms, so they are summed in fp32 unless configured.
-            accumulate_in=given.data_types.grad_accum_dtype
-            or ("fp32" if precision.weights == "bf16" else precision.weights),
-            reduce_in=given.communication_data_type,
-            divides_first=given.prescale_gradients,
-            predivide_factor=given.gradient_predivide_factor,
-            reduce_scatter=zero.reduce_scatter,
-            overlaps=zero.overlap_comm,
-            reduces_each=zero.stage >= 2 or sizes.accumulation == 1,
-        ),
+        gradients=gradients,
         initialization=Initialization(
             method=config.model.init_method,
             output_method=config.model.output_layer_init_method,
@@ -113,6 +98,34 @@ def read_run(config: NeoXConfig, sizes: Sizes) -> RunSpec:
             adapters=config.adapters.lora_dropout,
             token_layers=_layers_that_drop(config),
         ),
+        compression=config.compression.compression_training,
+        compressible=tuple(compressible_matrices(config)) if compresses(config) else (),
+        ranks=config.objective.report_topk_accuracies,
+    )
+
+
+def _batch(config: NeoXConfig, sizes: Sizes) -> Batch:
+    return Batch(
+        length=config.model.seq_length,
+        micro=sizes.micro,
+        accumulation=sizes.accumulation,
+        whole=sizes.batch,
+        resets_attention=config.data.reset_attention_mask,
+        has_padding=has_padding(config),
+    )
+
+
+def _gradients(config: NeoXConfig, sizes: Sizes, weights: DataType) -> Gradients:
+    given, zero = config.engine, config.zero.zero_optimization
+    return Gradients(
+        # Sums of many bf16 gradients lose small terms, so they are summed in fp32 unless configured.
+        accumulate_in=given.data_types.grad_accum_dtype or ("fp32" if weights == "bf16" else weights),
+        reduce_in=given.communication_data_type,
+        divides_first=given.prescale_gradients,
+        predivide_factor=given.gradient_predivide_factor,
+        reduce_scatter=zero.reduce_scatter,
+        overlaps=zero.overlap_comm,
+        reduces_each=zero.stage >= 2 or sizes.accumulation == 1,
     )
 
 
@@ -133,6 +146,7 @@ def _layout(config: NeoXConfig, sizes: Sizes) -> Layout:
         is_pipeline=is_pipeline,
         zero=zero.stage,
         second_partition=zero.zero_hpz_partition_size,
+        offloads_optimizer=zero.offload_optimizer.device != "none",
         elastic=sizes.elastic,
         backend=parallelism.distributed_backend,
     )
@@ -201,14 +215,15 @@ def read_update(config: NeoXConfig) -> UpdateSpec:
         scaling = _scaling_of_amp(config.precision.amp)
     elif precision.weights == "fp16":
         scaling = _scaling_of_fp16(config.precision.fp16)
+    decay = None if iterations is None else decay_iterations(config)
     return UpdateSpec(
         iterations=iterations,
-        decay_iterations=None if iterations is None else decay_iterations(config),
+        decay_iterations=decay,
+        curve=None if decay is None else learning_rate_curve(config, decay_iterations=decay),
         optimizer=config.optimizer.optimizer,
         clipping=config.optimizer.gradient_clipping,
         normalization=config.training.loss_normalization,
         scaling=scaling,
-        compression=config.compression.compression_training,
     )
 
 
@@ -232,6 +247,7 @@ def _scaling_of_amp(amp: Amp) -> LossScaling:
         initial=dynamic if is_dynamic else amp.loss_scale,
         is_dynamic=is_dynamic,
         window=_APEX_WINDOW,
+        hysteresis=1,
         minimum=minimum,
         maximum=amp.max_loss_scale,
     )

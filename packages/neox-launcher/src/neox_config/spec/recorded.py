@@ -69,7 +69,7 @@ def model_of(recorded: Mapping[str, Any]) -> Resolved:
     kinds = sections()
     values: dict[str, dict[str, Any]] = {
         section: {name: recorded[name] for name in kinds[section].model_fields.keys() & recorded.keys()}
-        for section in MODEL_SECTIONS
+        for section in (*MODEL_SECTIONS, "objective")
     }
     if "mlp_width" not in recorded:
         # Earlier versions recorded it under this name.

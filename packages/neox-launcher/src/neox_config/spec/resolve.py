@@ -32,6 +32,7 @@ __all__ = [
     "Resolved",
     "decode_resolved",
     "encode_resolved",
+    "engine_json",
     "resolve",
 ]
 
@@ -185,6 +186,12 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
         elastic=batch.shared_by,
     )
     return Resolved.of(config, sizes)
+
+
+def engine_json(resolved: Resolved) -> dict[str, Any]:
+    """Return DeepSpeed's configuration for a training as plain JSON values."""
+    found: dict[str, Any] = json.loads(resolved.run.engine.settings)
+    return found
 
 
 def encode_resolved(resolved: Resolved) -> str:

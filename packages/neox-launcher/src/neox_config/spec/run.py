@@ -5,6 +5,7 @@ from typing import Literal
 
 from neox_config.facts.engines import Capability, EngineName, averages_early
 from neox_config.facts.pipeline_schedules import SCHEDULES, Placement, ScheduleName
+from neox_config.schema.sections.compression import CompressionTraining
 from neox_config.spec.values import of
 
 __all__ = [
@@ -43,6 +44,7 @@ class Layout:
         is_pipeline: the model runs as pipeline stages: of several, or of the only one of DeepSpeed's.
         zero: ZeRO stage.
         second_partition: adjacent ranks that divide the weights a second time (ZeRO 3); 1: none.
+        offloads_optimizer: the states of the optimizer are kept in host memory or on NVMe.
         elastic: numbers of devices that the batch size works with; empty without elasticity.
         backend: backend of torch.distributed; None: nccl with GPUs, else gloo.
     """
@@ -59,6 +61,7 @@ class Layout:
     is_pipeline: bool = of("pipe_parallel_size", "engine")
     zero: int = of("zero_optimization.stage")
     second_partition: int = of("zero_optimization.zero_hpz_partition_size")
+    offloads_optimizer: bool = of("zero_optimization.offload_optimizer.device")
     elastic: tuple[int, ...] = of("elasticity.enabled")
     backend: str | None = of("distributed_backend")
 
@@ -81,11 +84,13 @@ class Engine:
         name: a key of `ENGINES`.
         reason: why, as a clause that follows "because".
         offers: what it offers with this ZeRO stage and layout.
+        settings: DeepSpeed's configuration, as JSON.
     """
 
     name: EngineName = of("engine", "deepspeed")
     reason: str
     offers: frozenset[Capability]
+    settings: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +278,23 @@ class Dropout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """All of it."""
+    """How the model runs.
+
+    Args:
+        layout: how devices divide the model and the batch.
+        engine: the engine that trains.
+        precision: data types.
+        batch: what a step computes.
+        recomputation: what the backward pass computes again.
+        fusions: requested operators.
+        compilation: whether layers are compiled.
+        gradients: how gradients are accumulated and reduced.
+        initialization: where weights start.
+        dropout: what is dropped in training.
+        compression: how matrices are quantized and pruned; all parts may be disabled.
+        compressible: logical names of the matrices that this can change; none if all parts are disabled.
+        ranks: ranks of the right block up to which a retrieval model's accuracy is reported.
+    """
 
     layout: Layout
     engine: Engine
@@ -285,6 +306,9 @@ class RunSpec:
     gradients: Gradients
     initialization: Initialization
     dropout: Dropout
+    compression: CompressionTraining = of("compression_training")
+    compressible: tuple[str, ...] = of("compression_training")
+    ranks: tuple[int, ...] = of("report_topk_accuracies")
 
     @property
     def partitions_rows(self) -> bool:
@@ -295,6 +319,11 @@ class RunSpec:
     def runs_torch_pipeline(self) -> bool:
         """True if the pipeline runs on the torch engine."""
         return self.layout.is_pipeline and self.engine.name == "torch"
+
+    @property
+    def reduces_in(self) -> DataType:
+        """The data type in which the torch engine sums gradients over ranks under ZeRO."""
+        return self.gradients.reduce_in or self.precision.weights
 
     def reduces_early(self, *, on_gpu: bool) -> bool:
         """Return True if gradients are averaged during the backward pass (see `averages_early`)."""

@@ -6,7 +6,7 @@ Sections of the configuration that are used as they were given are fields of the
 from dataclasses import dataclass
 from typing import Literal
 
-from neox_config.schema.sections.compression import CompressionTraining
+from neox_config.facts.learning_rate import Curve
 from neox_config.schema.sections.data import DataSection
 from neox_config.schema.sections.data_efficiency import DataEfficiencySection
 from neox_config.schema.sections.objective import ObjectiveSection
@@ -22,21 +22,21 @@ class LossScaling:
     """The number that multiplies the loss, so that small gradients do not vanish in float16.
 
     Args:
-        initial: the first scale.
-        is_dynamic: it falls where gradients overflow, and grows after `window` updates without that.
-        window: updates without an overflow after which it is doubled.
-        hysteresis: overflows before it falls.
-        consecutive_hysteresis: only overflows in a row count.
-        minimum: smallest scale.
-        maximum: largest scale; None: none.
+        initial: initial scale; constant if the scale is not dynamic.
+        is_dynamic: change the scale after overflows.
+        window: updates without overflow after which the scale doubles.
+        hysteresis: the scale halves at this overflow and at every later one, until the count starts again.
+        consecutive_hysteresis: every update without overflow starts the count again; else doubling does.
+        minimum: lower bound of a dynamic scale.
+        maximum: upper bound of a dynamic scale; None: there is none.
     """
 
     initial: float = of("fp16.initial_scale_power", "fp16.loss_scale", "amp.loss_scale")
     is_dynamic: bool = of("fp16.loss_scale", "amp.loss_scale")
-    window: int = of("fp16.loss_scale_window")
-    hysteresis: int = of("fp16.hysteresis", default=1)
+    window: int = of("fp16.loss_scale_window", default=1000)
+    hysteresis: int = of("fp16.hysteresis", default=2)
     consecutive_hysteresis: bool = of("fp16.consecutive_hysteresis", default=False)
-    minimum: float = of("fp16.min_loss_scale", "amp.min_loss_scale")
+    minimum: float = of("fp16.min_loss_scale", "amp.min_loss_scale", default=1.0)
     maximum: float | None = of("amp.max_loss_scale", default=None)
 
 
@@ -47,20 +47,20 @@ class UpdateSpec:
     Args:
         iterations: updates of the training; None: not known before the data is read (train_epochs).
         decay_iterations: iterations over which the learning rate decays, with the warmup; None: likewise.
+        curve: learning rate and momentum by update; None: likewise.
         optimizer: the optimizer and its arguments.
         clipping: largest norm of the gradient; 0: no limit.
         normalization: whether losses are averaged over tokens of a micro-batch, or of the whole batch.
         scaling: scale of the loss; None: it is not scaled.
-        compression: what changes matrices while they are trained, and the teacher; parts may be disabled.
     """
 
     iterations: int | None = of("train_iters", "train_epochs")
     decay_iterations: int | None = of("lr_decay_iters", "lr_decay_fraction")
+    curve: Curve | None = of("lr_decay_style", "scheduler")
     optimizer: Optimizer = of("optimizer")
     clipping: float = of("gradient_clipping")
     normalization: Literal["micro_batch", "global"] = of("loss_normalization")
     scaling: LossScaling | None = of("fp16.enabled", "amp.enabled")
-    compression: CompressionTraining = of("compression_training")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

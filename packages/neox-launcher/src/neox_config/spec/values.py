@@ -6,7 +6,7 @@ name of the class; that of a list holds the number of entries.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -61,10 +61,12 @@ def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def unflat(kind: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Return the specification of a class that has these values by path."""
+    """Return the specification of a class that has these values by path; others have their defaults."""
     found: dict[str, Any] = {}
     for each in fields(kind):
         path, hint = f"{prefix}{each.name}", _hints(kind)[each.name]
+        if path not in values and each.default is not MISSING:
+            continue
         entry = _entry_class(hint)
         if entry is not None:
             found[each.name] = tuple(

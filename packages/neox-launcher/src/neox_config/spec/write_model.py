@@ -21,6 +21,14 @@ from neox_config.spec.model import (
 __all__ = ["settings_of"]
 
 Settings = dict[str, Any]
+_FIRST = (
+    *("num-layers", "hidden-size", "num-attention-heads", "mlp-width"),
+    *("max-position-embeddings", "seq-length", "activation", "norm"),
+    *("layernorm-epsilon", "rms-norm-epsilon", "scalenorm-epsilon", "pos-emb", "no-weight-tying"),
+    *("use-bias-in-attn-linear", "use-bias-in-mlp", "use-bias-in-qkv", "openai-gelu", "use-bias-in-norms"),
+    *("num-kv-heads", "gpt-j-residual", "rotary-pct", "rotary-emb-base", "rotary-scaling"),
+)
+"""What a file lists first, in this order."""
 
 
 def settings_of(spec: ModelSpec) -> Settings:
@@ -44,7 +52,6 @@ def settings_of(spec: ModelSpec) -> Settings:
         norm.epsilon.replace("_", "-"): spec.norm.epsilon,
         **_position(spec),
         "no-weight-tying": not isinstance(spec.head, Retrieval) and not spec.head.tied,
-        "make-vocab-size-divisible-by": spec.embedding.multiple,
     }
     if norm.has_bias:
         settings["use-bias-in-norms"] = spec.norm.bias
@@ -62,7 +69,9 @@ def settings_of(spec: ModelSpec) -> Settings:
             "lora-alpha": spec.adapters.alpha,
             "lora-target-modules": list(spec.adapters.matrices),
         }
-    return settings | _owners(spec.layers) | _patterns(spec.layers, is_encoder=spec.is_encoder)
+    settings |= _owners(spec.layers) | _patterns(spec.layers, is_encoder=spec.is_encoder)
+    settings["make-vocab-size-divisible-by"] = spec.embedding.multiple
+    return {name: settings[name] for name in dict.fromkeys((*_FIRST, *settings)) if name in settings}
 
 
 def _joined(each: Iterable[Settings]) -> Settings:
@@ -178,21 +187,23 @@ def _window(pattern: Window) -> Settings:
 
 
 def _blocks(pattern: Blocks) -> Settings:
-    values = {
+    names = {
         "num-local-blocks": pattern.local_blocks,
         "num-global-blocks": pattern.global_blocks,
         "num-different-global-patterns": pattern.patterns,
         "num-sliding-window-blocks": pattern.sliding_blocks,
-        "num-random-blocks": pattern.random_blocks or None,
-        "local-window-blocks": list(pattern.windows) or None,
-        "different-layout-per-head": pattern.is_per_head or None,
-        "horizontal-global-attention": pattern.has_global_rows or None,
-        "seed": pattern.seed,
+        "num-random-blocks": pattern.random_blocks,
+        "local-window-blocks": list(pattern.windows),
+        "different-layout-per-head": pattern.is_per_head,
+        "horizontal-global-attention": pattern.has_global_rows,
+        "global-block-indices": [start for start, _ in pattern.global_ranges],
+        "global-block-end-indices": [stop for _, stop in pattern.global_ranges],
     }
-    if "global_block_indices" in ATTENTION_FACTS[pattern.kind].settings:
-        values["global-block-indices"] = [start for start, _ in pattern.global_ranges]
-        values["global-block-end-indices"] = [stop for _, stop in pattern.global_ranges]
-    return {"block": pattern.block} | {name: value for name, value in values.items() if value is not None}
+    used = ATTENTION_FACTS[pattern.kind].settings
+    settings = {
+        name: value for name, value in names.items() if name.replace("-", "_") in used and value is not False
+    }
+    return {"block": pattern.block, **settings, **({"seed": pattern.seed} if pattern.random_blocks else {})}
 
 
 _PATTERNS: Mapping[type[Any], Callable[[Any], Settings]] = {Window: _window, Blocks: _blocks}

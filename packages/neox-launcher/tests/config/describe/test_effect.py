@@ -33,8 +33,8 @@ def test_every_section_names_the_module_that_reads_it():
 @pytest.mark.parametrize(
     ("name", "declared", "module"),
     [
-        ("rotary_pct", "attention", "neox_model.assembly.attention"),
-        ("optimizer.params.lr", "optimizer", "neox_model.assembly.optimizer"),
+        ("rotary_pct", "attention", "neox_config.spec.read_model"),
+        ("optimizer.params.lr", "optimizer", "neox_config.spec.read_run"),
         ("data_efficiency.data_routing.enabled", "data_efficiency", "neox_model.assembly.token_dropping"),
         ("data_efficiency.enabled", "data_efficiency", "neox_model.train.data.curriculum"),
     ],
@@ -48,7 +48,7 @@ def test_where_a_parameter_is_declared_and_read(name, declared, module):
 def test_explain_shows_where_a_parameter_is_declared_and_read():
     text = describe_parameter(parameter_named("rotary_pct"))
     assert "  declared in  neox_config/schema/sections/attention.py" in text
-    assert "  read by      neox_model.assembly.attention" in text
+    assert "  read by      neox_config.spec.read_model" in text
     assert "no effect" not in text
     text = describe_parameter(parameter_named("checkpoint.load_universal"))
     assert "  no effect    every checkpoint loads under every parallel layout" in text

@@ -148,6 +148,17 @@ def test_drawn_models_are_flat_json_and_back() -> None:
         assert unflat(ModelSpec, flat(spec)) == spec, settings
 
 
+def test_a_path_without_a_value_has_its_default() -> None:
+    spec = read_model(loaded(SMALL | {"pos-emb": "rotary"}))
+    values = flat(spec)
+    del values["layers.mixer.position.scaling"]
+
+    assert unflat(ModelSpec, values) == spec
+    del values["layers.mixer.position.base"]
+    with pytest.raises(KeyError, match=r"layers\.mixer\.position\.base"):
+        unflat(ModelSpec, values)
+
+
 def test_a_path_has_one_value_or_one_per_layer() -> None:
     settings = SMALL | {"num-layers": 3}
     kinds = ["global", "gmlp", "local"]

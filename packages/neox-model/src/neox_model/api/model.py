@@ -35,7 +35,6 @@ from neox_model.api.alone import plain_state
 from neox_model.api.configuration import as_text, load_config, resolved_for
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
-from neox_model.assembly.model import padded_vocab_size
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
@@ -337,7 +336,7 @@ class Model:
             self.module,
             hidden_size=self.config.model.hidden_size,
             vocab_size=self.tokenizer.vocab_size,
-            model_vocab_size=padded_vocab_size(self.config, self.tokenizer.vocab_size),
+            model_vocab_size=self._resolved.model.embedding.entries(self.tokenizer.vocab_size),
         )
 
     def _job(self, settings: Mapping[str, Any]) -> Job:

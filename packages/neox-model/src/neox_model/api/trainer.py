@@ -368,7 +368,8 @@ def _is_same(folder: str | Path, other: str | None) -> bool:
 def _copy_of(training: Training) -> Model:
     """Return a copy of a training's model, without what divides it."""
     resolved, tokenizer = training.resolved, training.tokenizer
-    module = build_stage(as_plain_model(resolved), SINGLE_PROCESS, vocab_size=tokenizer.vocab_size)
+    plain = as_plain_model(resolved)
+    module = build_stage(plain.model, plain.run, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size)
     copies = dict(named_logical_parameters(module))
     for name, parameter in named_logical_parameters(training.model):
         copies[name].data = whole_parameter(parameter, training.groups)

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from neox_config import Resolved
-from neox_config.derive.pipeline import chunks_per_stage, runs_torch_pipeline
-from neox_config.derive.recomputation import recomputes_layers
 from neox_config.facts.pipeline_schedules import most_passes_in_flight
+from neox_config.spec.run import Layout
+from neox_config.spec.run import Recomputation as Chosen
 from neox_model.assembly.checkpoint_storage import InputStorage
 from neox_model.layers.residual_layer import ResidualLayer
-from neox_model.parallel.groups import SINGLE_RANK, Groups
+from neox_model.parallel.groups import SINGLE_RANK, Group
 
 __all__ = ["Recomputation", "build_recomputation", "passes_in_flight", "run_layers"]
 
@@ -113,44 +112,41 @@ class Recomputation:
         return result
 
 
-def build_recomputation(resolved: Resolved, groups: Groups, *, passes: int) -> Recomputation | None:
-    """Build the configured recomputation; None if all activations are stored.
+def build_recomputation(chosen: Chosen, group: Group, *, passes: int) -> Recomputation | None:
+    """Build the recomputation of layers; None if all activations are stored.
 
     Args:
-        resolved: the configuration.
-        groups: this job's process groups.
+        chosen: what is recomputed.
+        group: tensor-parallel ranks, which divide the inputs of segments if that is chosen. With sequence
+            parallelism, inputs are divided already.
         passes: most forward passes through the layers that wait for their backward pass.
     """
-    section = resolved.config.activation_checkpointing
-    if not recomputes_layers(resolved.config):
+    if chosen.segment is None:
         return None
-    # With sequence parallelism, inputs are already partitioned.
-    is_partitioned = section.partition_activations and not resolved.config.parallelism.sequence_parallel
     keeper = None
-    if section.partition_activations or section.checkpoint_in_cpu:
+    if chosen.partitions_inputs or chosen.inputs_on_host:
         keeper = InputStorage(
-            group=groups.model if is_partitioned else SINGLE_RANK,
-            in_host=section.checkpoint_in_cpu,
-            slots=(section.number_checkpoints or 0) if section.contiguous_checkpointing else None,
+            group=group if chosen.partitions_inputs and not group.splits_sequence else SINGLE_RANK,
+            in_host=chosen.inputs_on_host,
+            slots=chosen.slots,
         )
     return Recomputation(
-        segment_layers=section.checkpoint_num_layers,
+        segment_layers=chosen.segment,
         keeper=keeper,
         passes=passes,
-        synchronizes=section.synchronize_each_layer,
-        profiles=section.profile_backward,
+        synchronizes=chosen.synchronizes,
+        profiles=chosen.profiles,
     )
 
 
-def passes_in_flight(resolved: Resolved, groups: Groups) -> int:
+def passes_in_flight(layout: Layout, accumulation: int, pipe: Group) -> int:
     """Return the most forward passes, of all chunks of this stage, that wait for their backward pass."""
-    config = resolved.config
     return most_passes_in_flight(
-        config.parallelism.pipeline_schedule if runs_torch_pipeline(config) else "1f1b",
-        stage=groups.pipe.rank,
-        stages=groups.pipe.size,
-        chunks=chunks_per_stage(config),
-        micro_batches=resolved.derived.accumulation,
+        layout.schedule,
+        stage=pipe.rank,
+        stages=pipe.size,
+        chunks=layout.chunks,
+        micro_batches=accumulation,
     )
 
 

@@ -1,25 +1,18 @@
-"""Build attention and position embeddings from configuration.
-
-Every softmax computes in float32, so `attention_softmax_in_fp32` always holds.
-"""
+"""Build the attention of layers, and the position embeddings."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from neox_config import NeoXConfig, Resolved
-from neox_config.derive.attention_layers import has_qkv_bias, sliding_window
-from neox_config.derive.objective import has_padding, is_encoder, sees_later_tokens
-from neox_config.derive.recomputation import recomputes_attention
-from neox_model.assembly.adapters import build_adapters
-from neox_model.assembly.choices import pick
+from neox_config.spec.model import Alibi, Attention, Embedding, Layer, Learned, Rotary, Rpe, Sinusoidal
+from neox_config.spec.run import Batch, Fusions, RunSpec
 from neox_model.assembly.operators import Operators
-from neox_model.assembly.patterns import PATTERNS
-from neox_model.initialization import build_init_method
+from neox_model.assembly.patterns import build_pattern
+from neox_model.initialization import INIT_METHODS
 from neox_model.layers.attention import (
     DenseCore,
     DocumentMasks,
@@ -27,9 +20,16 @@ from neox_model.layers.attention import (
     ParallelAttention,
     SoftmaxCore,
 )
-from neox_model.layers.positions import INPUT_POSITIONS, QUERY_KEY_POSITIONS, RELATIVE_POSITIONS
+from neox_model.layers.positions import (
+    AlibiPosition,
+    BucketPosition,
+    LearnedPosition,
+    RotaryPosition,
+    SinusoidalPosition,
+)
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import InitMethod
+from neox_model.parallel.low_rank import LowRank
 
 __all__ = ["build_attention", "build_input_position", "log_attention_paths"]
 
@@ -37,154 +37,138 @@ logger = logging.getLogger(__name__)
 
 Factory = Callable[[], nn.Module]
 
-_POSITIONS: dict[str, type[nn.Module] | None] = {
-    **INPUT_POSITIONS,
-    **QUERY_KEY_POSITIONS,
-    **RELATIVE_POSITIONS,
-    "none": None,
-}
+
+def build_input_position(embedding: Embedding, width: int, init: InitMethod, group: Group) -> Factory | None:
+    """Return a factory of the position embedding that is added to the input; None if there is none."""
+    position = embedding.position
+    if isinstance(position, Learned):
+        return partial(
+            LearnedPosition, num_positions=position.count, hidden_size=width, init=init, group=group
+        )
+    return partial(SinusoidalPosition, hidden_size=width) if isinstance(position, Sinusoidal) else None
 
 
-def build_input_position(config: NeoXConfig, init: InitMethod, group: Group) -> Factory | None:
-    """Return a factory of the position embedding added to the input; None if there is none.
-
-    Raises:
-        ModelError: `pos_emb` has no implementation.
-    """
-    model = config.model
-    arguments: dict[str, dict[str, Any]] = {
-        "learned": {
-            "num_positions": model.max_position_embeddings,
-            "hidden_size": model.hidden_size,
-            "init": init,
-            "group": group,
-        },
-        "sinusoidal": {"hidden_size": model.hidden_size},
-    }
-    return _position(config, INPUT_POSITIONS, arguments)
+def _query_key_position(mixer: Attention, operators: Operators) -> Factory | None:
+    position = mixer.position
+    if not isinstance(position, Rotary):
+        return None
+    return partial(
+        RotaryPosition,
+        head_width=mixer.head_width,
+        fraction=position.fraction,
+        base=position.base,
+        scaling=dict(position.scaling),
+        operator=operators.rotary,
+        splitting=operators.split_rotary,
+    )
 
 
-def _query_key_position(config: NeoXConfig, operators: Operators) -> Factory | None:
-    rotary = {
-        "head_width": _head_width(config),
-        "fraction": config.attention.rotary_pct,
-        "base": config.attention.rotary_emb_base,
-        "scaling": config.attention.rotary_scaling.in_use(config.model.max_position_embeddings),
-        "operator": operators.rotary,
-        "splitting": operators.split_rotary,
-    }
-    return _position(config, QUERY_KEY_POSITIONS, {"rotary": rotary})
-
-
-def _relative_position(config: NeoXConfig, group: Group) -> Factory | None:
-    model, attention = config.model, config.attention
-    alibi = {"heads": model.num_attention_heads, "group": group}
-    rpe = {
-        **alibi,
-        "num_buckets": attention.rpe_num_buckets,
-        "max_distance": attention.rpe_max_distance,
-        "head_width": _head_width(config),
-        "both_ways": is_encoder(config) and not attention.rpe_causal,
-        "init": build_init_method(
-            "xavier_normal",
-            std=model.init_method_std,
-            hidden_size=model.hidden_size,
-            num_layers=model.num_layers,
-        ),
-    }
-    return _position(config, RELATIVE_POSITIONS, {"rpe": rpe, "alibi": alibi})
-
-
-def _position(
-    config: NeoXConfig, kind: Mapping[str, type[nn.Module]], arguments: Mapping[str, Mapping[str, Any]]
-) -> Factory | None:
-    """Return a factory of the configured position embedding if it is of this kind, else None."""
-    name = config.attention.pos_emb
-    cls = pick(_POSITIONS, name, "pos-emb")
-    return partial(cls, **arguments[name]) if cls is not None and name in kind else None
+def _relative_position(mixer: Attention, group: Group) -> Factory | None:
+    position = mixer.position
+    if isinstance(position, Alibi):
+        return partial(AlibiPosition, heads=mixer.heads, group=group)
+    if not isinstance(position, Rpe):
+        return None
+    return partial(
+        BucketPosition,
+        num_buckets=position.buckets,
+        max_distance=position.max_distance,
+        heads=mixer.heads,
+        head_width=mixer.head_width,
+        both_ways=position.both_ways,
+        init=INIT_METHODS["xavier_normal"](0.0, mixer.head_width, 1),
+        group=group,
+    )
 
 
 def build_attention(
-    resolved: Resolved,
+    mixer: Attention,
     layer_index: int,
+    run: RunSpec,
     *,
+    width: int,
     init: InitMethod,
     output_init: InitMethod,
     group: Group,
     operators: Operators,
+    adapters: Mapping[str, LowRank],
     masks: DocumentMasks | None = None,
 ) -> Factory:
     """Return a factory of the attention of one layer.
 
     Args:
-        resolved: the configuration.
+        mixer: the attention.
         layer_index: index of the layer, from 0.
+        run: how the model runs.
+        width: channels between layers.
         init: initialization of the query-key-value projection.
         output_init: initialization of the output projection.
         group: the ranks over which the heads are split.
         operators: the operators that the layer calls.
+        adapters: low-rank adapters by the name of their matrix.
         masks: masks of documents that the layers share; None: the layer makes its own.
-
-    Raises:
-        ModelError: the layer's attention type or `pos_emb` has no implementation.
     """
-    model = resolved.config.model
     return partial(
         ParallelAttention,
-        model.hidden_size,
-        model.num_attention_heads,
-        key_value_heads=model.num_kv_heads,
-        core=_core(resolved, layer_index, group, operators, masks),
-        recomputes_core=recomputes_attention(resolved.config),
+        width,
+        mixer.heads,
+        key_value_heads=mixer.kv_heads,
+        core=_core(mixer, layer_index, run, group, operators, masks),
+        recomputes_core=run.recomputation.attention,
         init=init,
         output_init=output_init,
-        position=_query_key_position(resolved.config, operators),
-        qkv_bias=has_qkv_bias(resolved.config),
-        output_bias=model.use_bias_in_attn_linear,
+        position=_query_key_position(mixer, operators),
+        qkv_bias=mixer.qkv_bias,
+        output_bias=mixer.output_bias,
         # A norm that adds the output to the residual does not add its bias.
         skip_bias=operators.bias_dropout_add is not None and operators.norm_of_sum is None,
         group=group,
-        adapters=build_adapters(resolved.config),
+        adapters=adapters,
     )
 
 
 def _core(
-    resolved: Resolved, layer_index: int, group: Group, operators: Operators, masks: DocumentMasks | None
+    mixer: Attention,
+    layer_index: int,
+    run: RunSpec,
+    group: Group,
+    operators: Operators,
+    masks: DocumentMasks | None,
 ) -> Factory:
-    config, kind = resolved.config, resolved.derived.attention_types[layer_index]
-    core, _ = _path(config, kind, operators)
+    core, _ = _path(mixer, run.batch, run.fusions, operators)
     options: dict[str, Any] = {
-        "pattern": pick(PATTERNS, kind, "attention-config")(resolved, layer_index, group),
-        "position": _relative_position(config, group),
-        "is_causal": not sees_later_tokens(config, kind),
-        "dropout": config.model.attention_dropout,
+        "pattern": build_pattern(mixer, layer_index, length=run.batch.length, group=group),
+        "position": _relative_position(mixer, group),
+        "is_causal": not mixer.both_ways,
+        "dropout": run.dropout.attention,
         "group": group,
     }
     if core is FlexCore:
         options["masks"] = masks
     if core is SoftmaxCore:
-        scales = config.attention.apply_query_key_layer_scaling
         options["softmax"] = operators.softmax
-        options["head_width"] = _head_width(config)
-        options["coefficient"] = max(1, layer_index) if scales else 1
+        options["head_width"] = mixer.head_width
+        options["coefficient"] = max(1, layer_index) if run.fusions.scales_by_layer else 1
     return partial(core, **options)
 
 
-def _path(config: NeoXConfig, kind: str, operators: Operators) -> tuple[type[nn.Module], str]:
+def _path(
+    mixer: Attention, batch: Batch, fusions: Fusions, operators: Operators
+) -> tuple[type[nn.Module], str]:
     """Return the attention core for a kind of attention, and the reason for the log."""
-    attention = config.attention
     if operators.softmax is not None:
-        return SoftmaxCore, _why_scores_are_made(config)
+        return SoftmaxCore, _why_scores_are_made(fusions)
+    position, is_hidden = mixer.position, mixer.pattern_within(batch.length) is not None
     needs = {
-        f"{kind} attention": kind != "global",
-        "sliding-window-width": kind == "global" and sliding_window(config) is not None,
-        f"pos-emb: {attention.pos_emb}": attention.pos_emb in RELATIVE_POSITIONS,
-        "reset-attention-mask": config.data.reset_attention_mask,
-        "padding": has_padding(config),
+        f"{mixer.kind} attention": mixer.kind != "global",
+        "sliding-window-width": mixer.kind == "global" and is_hidden,
+        f"pos-emb: {type(position).__name__.lower()}": isinstance(position, Alibi | Rpe),
+        "reset-attention-mask": batch.resets_attention,
+        "padding": batch.has_padding,
     }
     asked = " and ".join(name for name, is_needed in needs.items() if is_needed)
     if not asked:
-        direction = "to all tokens" if is_encoder(config) else "with is_causal"
+        direction = "to all tokens" if mixer.both_ways else "with is_causal"
         return DenseCore, f"PyTorch's scaled_dot_product_attention {direction}"
     if operators.flex_unusable is None:
         return FlexCore, f"FlexAttention with compiled block masks, for {asked}"
@@ -194,26 +178,24 @@ def _path(config: NeoXConfig, kind: str, operators: Operators) -> tuple[type[nn.
     )
 
 
-def _why_scores_are_made(config: NeoXConfig) -> str:
+def _why_scores_are_made(fusions: Fusions) -> str:
     asked = {
-        "onnx-safe": config.model.onnx_safe,
-        "apply-query-key-layer-scaling": config.attention.apply_query_key_layer_scaling,
-        "scaled-upper-triang-masked-softmax-fusion": (
-            config.attention.scaled_upper_triang_masked_softmax_fusion is True
-        ),
-        "scaled-masked-softmax-fusion": config.attention.scaled_masked_softmax_fusion is True,
+        "onnx-safe": fusions.is_for_export,
+        "apply-query-key-layer-scaling": fusions.scales_by_layer,
+        "scaled-upper-triang-masked-softmax-fusion": fusions.causal_softmax is True,
+        "scaled-masked-softmax-fusion": fusions.masked_softmax is True,
     }
     names = " and ".join(name for name, is_asked in asked.items() if is_asked)
     return f"softmax of stored scores, for {names}; without it PyTorch's attention is used, which is faster"
 
 
-def log_attention_paths(resolved: Resolved, operators: Operators) -> None:
+def log_attention_paths(
+    layers: Sequence[Layer], batch: Batch, fusions: Fusions, operators: Operators
+) -> None:
     """Log once how each kind of attention in the model is computed, and why."""
-    for kind, count in Counter(resolved.derived.attention_types).items():
-        if kind in PATTERNS:
-            _, reason = _path(resolved.config, kind, operators)
-            logger.info("attention of %d %s layer%s: %s", count, kind, "s" if count > 1 else "", reason)
-
-
-def _head_width(config: NeoXConfig) -> int:
-    return config.model.hidden_size // config.model.num_attention_heads
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, Attention)]
+    counts = Counter(mixer.kind for mixer in mixers)
+    for mixer in {mixer.kind: mixer for mixer in mixers}.values():
+        _, reason = _path(mixer, batch, fusions, operators)
+        count = counts[mixer.kind]
+        logger.info("attention of %d %s layer%s: %s", count, mixer.kind, "s" if count > 1 else "", reason)

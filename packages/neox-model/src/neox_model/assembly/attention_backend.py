@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config import Resolved
 from neox_config.counted import counted
-from neox_config.derive.objective import separates_tokens
+from neox_config.spec.model import Attention, ModelSpec
+from neox_config.spec.run import RunSpec
 from neox_model.assembly.attention import build_attention
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.operators import reference_operators
-from neox_model.assembly.patterns import PATTERNS
+from neox_model.assembly.transformer import build_adapters
 from neox_model.layers.attention import DenseCore, ParallelAttention
 from neox_model.parallel.groups import Group
 from neox_model.parallel.linear import zero_init
@@ -98,20 +98,20 @@ class Call:
     trains_mask: bool = False
 
 
-def attention_backends(resolved: Resolved, device: torch.device) -> list[AttentionBackend]:
+def attention_backends(spec: ModelSpec, run: RunSpec, device: torch.device) -> list[AttentionBackend]:
     """Return the backend of each kind of attention that calls scaled_dot_product_attention in training.
 
     Kinds that FlexAttention computes, or that store scores, are left out. Call it after
     `use_deterministic_algorithms`. It allocates, and frees, as much as the projection of one layer takes.
 
     Args:
-        resolved: the configuration.
+        spec: the model.
+        run: how it runs.
         device: the device that trains.
     """
-    kinds = resolved.derived.attention_types
-    found = []
+    kinds, found = spec.kinds, []
     for kind, layers in Counter(kinds).items():
-        call = _call_of_layer(resolved, kinds.index(kind), device) if kind in PATTERNS else None
+        call = _call_of_layer(spec, kinds.index(kind), run, device)
         if call is not None:
             inputs, options = call
             name = _NAMES[chosen_attention(*inputs, **options).name]
@@ -189,36 +189,42 @@ _Arguments = tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]
 _FEW_TOKENS = 2
 
 
-def _call_of_layer(resolved: Resolved, layer_index: int, device: torch.device) -> _Arguments | None:
+def _call_of_layer(
+    spec: ModelSpec, layer_index: int, run: RunSpec, device: torch.device
+) -> _Arguments | None:
     """Return arguments as a layer passes them to scaled_dot_product_attention; None if it does not call it.
 
     The layer runs on a few tokens, and what it passes is stretched to the length of the sequence. Fused
     rotary kernels return other strides, on which no backend depends.
     """
-    config, derived = resolved.config, resolved.derived
-    size, batch = derived.model_parallel_size, derived.micro_batch_size
+    mixer, size, batch = spec.layers[layer_index].mixer, run.layout.tensor, run.batch.micro
+    if not isinstance(mixer, Attention):
+        return None
     with torch.device("cpu"):  # The weights are not used: without values they take no memory there.
         attention = build_attention(
-            resolved,
+            mixer,
             layer_index,
+            run,
+            width=spec.width,
             init=zero_init,
             output_init=zero_init,
             group=Group(rank=0, size=size, process_group=None, ranks=tuple(range(size))),
-            operators=reference_operators(config, device),
+            operators=reference_operators(mixer, run.fusions, run.dropout.attention, device),
+            adapters=build_adapters(spec.adapters, run.dropout.adapters),
         )()
     assert isinstance(attention, ParallelAttention)
     if type(attention.core) is not DenseCore:
         return None
     freeze_all_but_adapters(attention)
     core = attention.core.to(device)
-    dtype = DTYPES[derived.computes_in]
+    dtype = DTYPES[run.precision.computes_in]
     width = attention.qkv.weight.shape[0]
     projected = torch.zeros(_FEW_TOKENS, batch, width, dtype=dtype, device=device, requires_grad=True)
     documents = torch.zeros(batch, _FEW_TOKENS, dtype=torch.int64, device=device)
     inputs, options = core.arguments(
-        *attention.heads(projected), documents if separates_tokens(config) else None
+        *attention.heads(projected), documents if run.batch.separates_tokens else None
     )
-    length, mask = config.model.seq_length, options["attn_mask"]
+    length, mask = run.batch.length, options["attn_mask"]
     stretched = None if mask is None else mask[..., :1, :1].expand(*mask.shape[:2], length, length)
     return _stretched(inputs, length), options | {"attn_mask": stretched}
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from neox_config import Resolved
 from neox_model.assembly.choices import DTYPES
 
 __all__ = ["Autocast", "build_autocast"]
@@ -20,7 +19,6 @@ __all__ = ["Autocast", "build_autocast"]
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 
-def build_autocast(resolved: Resolved, device: torch.device) -> Autocast:
-    """Build the configured context (amp); without autocast, a context that changes nothing."""
-    name = resolved.derived.autocast
-    return nullcontext if name is None else partial(torch.autocast, device.type, dtype=DTYPES[name])
+def build_autocast(dtype: str | None, device: torch.device) -> Autocast:
+    """Build a context that computes in a data type of `DTYPES`; with None, one that changes nothing."""
+    return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype=DTYPES[dtype])

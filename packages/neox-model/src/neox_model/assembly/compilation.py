@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from neox_config import Resolved
 from neox_config.counted import counted
-from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
-from neox_config.derive.objective import separates_tokens
+from neox_config.spec.run import RunSpec
 from neox_model.assembly.activation_checkpointing import run_layers
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.as_stages import StagedModel
@@ -57,26 +55,36 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 _GRAPHS_OF_A_FUNCTION = 64
 
 
-def compile_layers(model: "_Model", resolved: Resolved, groups: Groups, *, backend: str = "inductor") -> None:
+def compile_layers(
+    model: "_Model",
+    run: RunSpec,
+    groups: Groups,
+    *,
+    width: int,
+    iterations: int,
+    backend: str = "inductor",
+) -> None:
     """Compile the layers of this rank according to `compile`. Collective over all ranks.
 
     Call it when the weights have the dtype and device of the training. Draws from the random streams.
 
     Args:
         model: the model whose layers to compile.
-        resolved: the configuration.
+        run: how it runs.
         groups: this job's process groups.
+        width: channels between layers.
+        iterations: iterations of the training, in which the compiler's time must be won back.
         backend: backend of torch.compile.
 
     Raises:
         ModelError: `compile` is true, and the compiler fails or changes the layers' output.
     """
-    requested = resolved.config.model.compile
+    requested = run.compilation.requested
     if requested is False:
         return
-    trial = _Trial(model, resolved, groups)
+    trial = _Trial(model, run, groups, width)
     if requested == "auto":
-        reason = _why_not(trial, resolved, groups)
+        reason = _why_not(trial, run, groups, iterations)
         if reason is not None:
             logger.info("compile: layers are not compiled: %s", reason)
             return
@@ -116,15 +124,17 @@ class _Trial:
 
     Args:
         model: the model with the layers.
-        resolved: the configuration, which gives the shapes.
+        run: how it runs, which gives the shapes.
         groups: this job's process groups.
+        width: channels between layers.
     """
 
-    def __init__(self, model: "_Model", resolved: Resolved, groups: Groups) -> None:
+    def __init__(self, model: "_Model", run: RunSpec, groups: Groups, width: int) -> None:
         self.layers = [layer for layer in _layers_of(model) if isinstance(layer, ResidualLayer)]
         self._model = model
-        self._resolved = resolved
+        self._run = run
         self._groups = groups
+        self._width = width
         self.device = next((value.device for value in model.parameters()), torch.device("cpu"))
 
     def eager_seconds(self) -> float:
@@ -154,7 +164,7 @@ class _Trial:
             difference = _relative(self._output(), expected)
         except (RuntimeError, OSError, recompile_limit_error()) as error:
             return _Found(failure=f"the compiler fails: {_in_one_line(error)}")
-        bound = _TOLERANCE[DTYPES[self._resolved.derived.computes_in]]
+        bound = _TOLERANCE[DTYPES[self._run.precision.computes_in]]
         if not difference <= bound:  # NaN counts as a difference.
             return _Found(
                 failure=f"the output of the compiled layers differs by {difference:.2g} (relative), more "
@@ -208,15 +218,15 @@ class _Trial:
         return result if isinstance(result, Tensor) else result[0]
 
     def _inputs(self, *, requires_grad: bool) -> tuple[Tensor, ...]:
-        config, derived = self._resolved.config, self._resolved.derived
-        length, batch = config.model.seq_length, derived.micro_batch_size
-        own = length // self._groups.model.size if config.parallelism.sequence_parallel else length
+        run = self._run
+        length, batch = run.batch.length, run.batch.micro
+        own = length // self._groups.model.size if run.layout.splits_sequence else length
         generator = torch.Generator(self.device).manual_seed(0)
-        hidden_SBD = torch.randn(
-            own, batch, config.model.hidden_size, generator=generator, device=self.device
-        ).to(DTYPES[derived.precision])
+        hidden_SBD = torch.randn(own, batch, self._width, generator=generator, device=self.device).to(
+            DTYPES[run.precision.weights]
+        )
         hidden_SBD.requires_grad_(requires_grad)
-        if not separates_tokens(config):
+        if not run.batch.separates_tokens:
             return (hidden_SBD,)
         return hidden_SBD, torch.zeros(batch, length, dtype=torch.long, device=self.device)
 
@@ -227,16 +237,15 @@ def _layers_of(model: "_Model") -> Iterable[Any]:
     return model.layers if isinstance(model, StagedModel) else model.forward_funcs
 
 
-def _why_not(trial: _Trial, resolved: Resolved, groups: Groups) -> str | None:
+def _why_not(trial: _Trial, run: RunSpec, groups: Groups, iterations: int) -> str | None:
     """Return the reason why `auto` skips the trial; None if it runs the trial."""
-    reason = why_layers_stay_uncompiled(resolved.config)
-    if reason is not None:
-        return f"compilation does not work with {reason}"
+    if run.compilation.why_not is not None:
+        return f"compilation does not work with {run.compilation.why_not}"
     if trial.device.type == "cpu":
         return "on a CPU compilation takes minutes and saves a twentieth of the layers' time"
-    if resolved.config.attention.apply_query_key_layer_scaling:
+    if run.fusions.scales_by_layer:
         return "with query-key layer scaling each layer needs a separate graph"
-    iterations, passes = resolved.config.training.iterations, resolved.derived.accumulation
+    passes = run.batch.accumulation
     gained = _SHARE_GAINED * iterations * passes * (trial.eager_seconds() if trial.layers else 0.0)
     is_long = not trial.layers or gained > _SECONDS_TO_COMPILE
     if all_ranks_agree(groups.control, is_long):

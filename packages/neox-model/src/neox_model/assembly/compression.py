@@ -1,8 +1,9 @@
 """Attach compression to the matrices of a model, as `compression_training` says."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
-from neox_config import NeoXConfig
 from neox_config.derive.compression import Membership, group_memberships
 from neox_config.derive.compression import compressed_matrices as configured_matrices
 from neox_config.schema.sections.compression import (
@@ -12,6 +13,7 @@ from neox_config.schema.sections.compression import (
     SparsePruningGroup,
     WeightQuantizationGroup,
 )
+from neox_config.spec.run import RunSpec
 from neox_model.parallel.compression import BitSchedule, Linear, MatrixCompression, PruningRule
 from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.parallel.linear import RowParallelLinear
@@ -22,18 +24,18 @@ from neox_model.parallel.quantization import InputQuantizer, Rounding, WeightQua
 __all__ = ["attach_compression", "snip_rules"]
 
 
-def attach_compression(model: nn.Module, config: NeoXConfig, *, in_forward: bool | None = None) -> None:
+def attach_compression(model: nn.Module, run: RunSpec, *, in_forward: bool | None = None) -> None:
     """Let the compressed matrices of this rank compute with quantized and pruned weights and inputs.
 
     Call it while the model is built, where new parameters are allocated like its own.
 
     Args:
         model: the model, or a part of it.
-        config: the configuration.
+        run: how it runs.
         in_forward: quantize weights in the forward pass; None: as configured.
     """
-    memberships = configured_matrices(config)
-    section = config.compression.compression_training
+    section = run.compression
+    memberships = configured_matrices(section, run.compressible)
     if in_forward is None:
         in_forward = section.weight_quantization.shared_parameters.quantize_weight_in_forward
     for name, module in list(named_logical_modules(model)):
@@ -44,8 +46,8 @@ def attach_compression(model: nn.Module, config: NeoXConfig, *, in_forward: bool
                 memberships[name],
                 section,
                 in_forward=in_forward,
-                seed=config.training.seed,
-                stretches_periods=config.engine.eigenvalue.enabled,
+                seed=run.initialization.seed,
+                stretches_periods=run.fusions.has_second_derivatives,
             )
 
 
@@ -164,12 +166,11 @@ def _sparse_rule(membership: Membership, section: CompressionTraining) -> Prunin
     )
 
 
-def snip_rules(config: NeoXConfig) -> dict[str, PruningRule]:
+def snip_rules(section: CompressionTraining, compressible: Sequence[str]) -> dict[str, PruningRule]:
     """Return the rule of each group of weights that snip_momentum prunes, by name; on every stage alike."""
-    section = config.compression.compression_training
     if section.sparse_pruning.shared_parameters.method != "snip_momentum":
         return {}
-    memberships = group_memberships(config, "sparse_pruning")
+    memberships = group_memberships(section, compressible, "sparse_pruning")
     return {key: _sparse_rule((key, group), section) for key, group, _ in memberships}
 
 

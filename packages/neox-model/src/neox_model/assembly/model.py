@@ -18,12 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from neox_config import NeoXConfig, Resolved
-from neox_config.derive.objective import is_retrieval
-from neox_config.derive.pipeline import chunks_per_stage, runs_torch_pipeline, splits_backward
-from neox_config.derive.recomputation import gathers_inputs_again
-from neox_config.facts.pipeline_schedules import SCHEDULES
-from neox_config.facts.vocabulary import pad_vocabulary
+from neox_config.spec.model import ModelSpec, Retrieval, Vocabulary
+from neox_config.spec.run import RunSpec
 from neox_model.assembly.activation_checkpointing import build_recomputation, passes_in_flight
 from neox_model.assembly.as_sequential import SequentialModel, as_sequential
 from neox_model.assembly.as_stages import StagedModel, as_stages
@@ -34,10 +30,9 @@ from neox_model.assembly.compression import attach_compression
 from neox_model.assembly.operators import choose_loss_operator, choose_operators
 from neox_model.assembly.plan import LayerPlan
 from neox_model.assembly.towers import BLOCK, QUERY, SHARED, TowerModel
-from neox_model.assembly.transformer import build_layer, build_norm, init_method
+from neox_model.assembly.transformer import build_init, build_layer, build_norm
 from neox_model.assembly.zero_sharding import (
     gathered_parameter,
-    is_partitioned_by_torch,
     partition_model,
     partitioned_as_built,
 )
@@ -62,89 +57,90 @@ __all__ = [
     "build_model",
     "build_plan",
     "build_stage",
-    "padded_vocab_size",
 ]
 
 logger = logging.getLogger(__name__)
 
 
-def padded_vocab_size(config: NeoXConfig, vocab_size: int) -> int:
-    """Return the size of the logical vocabulary, given that of the tokenizer."""
-    return pad_vocabulary(vocab_size, config.model.make_vocab_size_divisible_by)
-
-
 def build_plan(
-    resolved: Resolved, groups: Groups, *, vocab_size: int, device: torch.device | str = "cpu"
+    spec: ModelSpec,
+    run: RunSpec,
+    groups: Groups,
+    *,
+    vocab_size: int,
+    device: torch.device | str = "cpu",
 ) -> list[LayerPlan]:
     """Return the model as a list of layers, without building them. Collective over all ranks.
 
     Args:
-        resolved: the configuration.
+        spec: the model.
+        run: how it runs.
         groups: this job's process groups.
         vocab_size: the tokenizer's vocabulary size.
         device: device of the layers.
 
     Raises:
         LayoutError: sizes do not divide.
-        ModelError: a configured value has no implementation.
         KernelUnavailable: a requested fused operator cannot be used.
     """
-    config = resolved.config
-    init = init_method(config)
-    splits_sequence = config.parallelism.sequence_parallel and groups.model.size > 1
-    keeps_gathered = not gathers_inputs_again(config)
-    group = replace(groups.model, splits_sequence=splits_sequence, keeps_gathered=keeps_gathered)
+    init, group = build_init(spec, run.initialization, run.initialization.method), _splitting(run, groups)
+    operators = choose_operators(
+        spec, run, groups, device=torch.device(device), dtype=DTYPES[run.precision.weights]
+    )
+    owner = "embedding" if isinstance(spec.head, Vocabulary) and spec.head.tied else None
     vocabulary = {
-        "vocab_size": padded_vocab_size(config, vocab_size),
-        "hidden_size": config.model.hidden_size,
+        "vocab_size": spec.embedding.entries(vocab_size),
+        "hidden_size": spec.width,
         "init": init,
         "group": group,
     }
-    owner = None if config.model.no_weight_tying or is_retrieval(config) else "embedding"
-    operators = choose_operators(
-        resolved, groups, device=torch.device(device), dtype=DTYPES[resolved.derived.precision]
-    )
-    norm_class, norm_kwargs = build_norm(config, operators, group)
     embedding = LayerPlan(
         name="embedding",
         cls=Embedding,
         kwargs={
             **vocabulary,
-            "position": build_input_position(config, init, group),
-            "dropout": config.model.hidden_dropout,
+            "position": build_input_position(spec.embedding, spec.width, init, group),
+            "dropout": run.dropout.hidden,
         },
         tied=owner,
         tied_weight="word_embeddings.weight",
     )
-    log_attention_paths(resolved, operators)
-    masks = DocumentMasks(_passes(resolved, groups))
-    layers, owners = [], resolved.derived.weight_owners
-    for index in range(config.model.num_layers):
-        cls, kwargs = build_layer(resolved, index, group=group, operators=operators, masks=masks)
-        shares = None if owners is None else f"layers.{owners[index]}"
+    log_attention_paths(spec.layers, run.batch, run.fusions, operators)
+    masks, layers = DocumentMasks(_passes(spec, run, groups)), []
+    for index, layer in enumerate(spec.layers):
+        cls, kwargs = build_layer(spec, index, run, group=group, operators=operators, masks=masks)
+        shares = None if layer.owner is None else f"layers.{layer.owner}"
         layers.append(LayerPlan(name=f"layers.{index}", cls=cls, kwargs=kwargs, shares=shares))
-    norm = LayerPlan(name="final_norm", cls=norm_class, kwargs=norm_kwargs)
-    head = LayerPlan(name="lm_head", cls=LMHead, kwargs=vocabulary, tied=owner, tied_weight="weight")
-    if is_retrieval(config):
-        sizes = {"size": config.objective.ict_head_size, "hidden_size": config.model.hidden_size}
-        head = LayerPlan(
-            name="retrieval_head", cls=RetrievalHead, kwargs={**sizes, "init": init, "group": group}
-        )
+    cls, kwargs = build_norm(spec.norm, spec.width, operators, group)
+    norm = LayerPlan(name="final_norm", cls=cls, kwargs=kwargs)
+    if isinstance(spec.head, Retrieval):
+        sizes = {"size": spec.head.size, "hidden_size": spec.width, "init": init, "group": group}
+        head = LayerPlan(name="retrieval_head", cls=RetrievalHead, kwargs=sizes)
+    else:
+        head = LayerPlan(name="lm_head", cls=LMHead, kwargs=vocabulary, tied=owner, tied_weight="weight")
     return [embedding, *layers, norm, head]
 
 
-def _passes(resolved: Resolved, groups: Groups) -> int:
+def _splitting(run: RunSpec, groups: Groups) -> Group:
+    """Return the tensor-parallel ranks, with how they divide sequences."""
+    return replace(
+        groups.model,
+        splits_sequence=run.layout.splits_sequence and groups.model.size > 1,
+        keeps_gathered=not run.recomputation.gathers_inputs,
+    )
+
+
+def _passes(spec: ModelSpec, run: RunSpec, groups: Groups) -> int:
     """Return the most forward passes through the layers that wait for their backward pass."""
-    config = resolved.config
-    towers = len(_tower_names(config)) if is_retrieval(config) else 1
-    return passes_in_flight(resolved, groups) * towers
+    towers = len(_tower_names(spec.head)) if isinstance(spec.head, Retrieval) else 1
+    return passes_in_flight(run.layout, run.batch.accumulation, groups.pipe) * towers
 
 
-def _tower_names(config: NeoXConfig) -> tuple[str, ...]:
-    return (SHARED,) if config.objective.ict_shared_towers else (QUERY, BLOCK)
+def _tower_names(head: Retrieval) -> tuple[str, ...]:
+    return (SHARED,) if head.shared else (QUERY, BLOCK)
 
 
-def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> "Model":
+def build_model(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: int) -> "Model":
     """Build this rank's part of the model and initialize its parameters. Collective over all ranks.
 
     The plain model maps `tokens_BS` (or a tuple, see Embedding) to `logits_BSV` of this rank's part of the
@@ -152,31 +148,30 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> "Mode
     pipeline's last stage returns hidden states, which its `loss_fn` maps to the loss.
 
     Args:
-        resolved: the configuration.
+        spec: the model.
+        run: how it runs.
         groups: this job's process groups.
         vocab_size: the tokenizer's vocabulary size.
 
     Raises:
         LayoutError: sizes do not divide.
-        ModelError: a configured value has no implementation.
         KernelUnavailable: a requested fused operator cannot be used.
     """
-    config = resolved.config
-    device = computing_device()
+    device, on_host = computing_device(), run.initialization.on_host
+    plan = build_plan(spec, run, groups, vocab_size=vocab_size, device=device)
+    entries = spec.embedding.entries(vocab_size)
+    operator = choose_loss_operator(spec, run, groups, device=device, vocab_size=entries)
+    loss = _loss(run, groups.model, entries, operator=operator)
     # Initialize weights where they are allocated: generators of host and device give different numbers.
-    on_host = config.model.use_cpu_initialization or config.parallelism.lazy_mpu_init
-    plan = build_plan(resolved, groups, vocab_size=vocab_size, device=device)
-    entries = padded_vocab_size(config, vocab_size)
-    operator = choose_loss_operator(resolved, groups, device=device, vocab_size=entries)
-    loss = _loss(config, groups.model, vocab_size, operator=operator)
-    with torch.device("cpu") if on_host else device:
-        model = _assemble(plan, resolved, groups, loss)
+    with torch.device("cpu") if on_host else device, partitioned_as_built(run, groups):
+        model = _assemble(plan, spec, run, groups, loss)
+        attach_compression(model, run)
     freeze_all_but_adapters(model)
-    if is_partitioned_by_torch(resolved, groups):
-        partition_model(resolved, model, groups)
+    if run.partitions_rows and groups.data.size > 1:
+        partition_model(run, model, groups)
     initialize_parameters(
         model,
-        config.training.seed,
+        run.initialization.seed,
         on_cpu=on_host,
         writable=partial(gathered_parameter, groups=groups),
     )
@@ -184,94 +179,87 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> "Mode
     return model
 
 
-def build_stage(resolved: Resolved, groups: Groups, *, vocab_size: int) -> SequentialModel:
+def build_stage(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: int) -> SequentialModel:
     """Build this stage's layers for generation, with uninitialized weights. Collective over all ranks.
 
     The transformer layers are divided evenly; the embedding is on the first stage, the head on the last one.
 
     Args:
-        resolved: the configuration, without ZeRO and sequence parallelism.
+        spec: the model.
+        run: how it runs, without ZeRO and sequence parallelism.
         groups: this job's process groups.
         vocab_size: the tokenizer's vocabulary size.
 
     Raises:
         LayoutError: sizes do not divide, or there are fewer layers than stages.
-        ModelError: a configured value has no implementation.
         KernelUnavailable: a requested fused operator cannot be used.
     """
-    device, pipe, num_layers = computing_device(), groups.pipe, resolved.config.model.num_layers
+    device, pipe, num_layers = computing_device(), groups.pipe, len(spec.layers)
     if num_layers < pipe.size:
         raise LayoutError(
             f"there are {pipe.size} pipeline stages, but the model has only {num_layers} layers; "
             "set a smaller pipe-parallel-size"
         )
-    plan = build_plan(resolved, groups, vocab_size=vocab_size, device=device)
+    plan = build_plan(spec, run, groups, vocab_size=vocab_size, device=device)
     start = 0 if pipe.rank == 0 else 1 + pipe.rank * num_layers // pipe.size
     stop = len(plan) if pipe.rank == pipe.size - 1 else 1 + (pipe.rank + 1) * num_layers // pipe.size
     with device:
         model = as_sequential(
             plan[start:stop],
-            loss_fn=_loss(resolved.config, groups.model, vocab_size),
-            autocast=build_autocast(resolved, device),
+            loss_fn=_loss(run, groups.model, spec.embedding.entries(vocab_size)),
+            autocast=build_autocast(run.precision.autocast, device),
             owners=plan[:start],
         )
-        attach_compression(model, resolved.config, in_forward=True)
+        attach_compression(model, run, in_forward=True)
     freeze_all_but_adapters(model)
     _log_share(model, groups)
     return model
 
 
-def _loss(
-    config: NeoXConfig, group: Group, vocab_size: int, *, operator: LossOperator | None = None
-) -> LMLoss:
+def _loss(run: RunSpec, group: Group, entries: int, *, operator: LossOperator | None = None) -> LMLoss:
     return LMLoss(
-        padded_vocab_size(config, vocab_size),
+        entries,
         group,
         operator=operator,
-        keeps_gradients=splits_backward(config),
-        dtype=torch.float16 if config.precision.fp16_lm_cross_entropy else None,
+        keeps_gradients=run.layout.splits_backward,
+        dtype=None if run.precision.loss is None else DTYPES[run.precision.loss],
     )
 
 
-def _assemble(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: LMLoss) -> "Model":
-    with partitioned_as_built(resolved, groups):
-        model = _layers(plan, resolved, groups, loss_fn)
-        attach_compression(model, resolved.config)
-    return model
-
-
-def _layers(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: LMLoss) -> "Model":
-    config = resolved.config
-    recomputation = build_recomputation(resolved, groups, passes=_passes(resolved, groups))
-    autocast = build_autocast(resolved, computing_device())
-    if runs_torch_pipeline(config):
-        with partitioned_as_built(resolved, groups):
-            return as_stages(
-                plan,
-                groups,
-                chunks=chunks_per_stage(config),
-                placement=SCHEDULES[config.parallelism.pipeline_schedule].placement,
-                loss=loss_fn,
-                partition_method=config.parallelism.pipe_partition_method,
-                recomputation=recomputation,
-                autocast=autocast,
-            )
-    if resolved.derived.uses_pipeline:
+def _assemble(
+    plan: list[LayerPlan], spec: ModelSpec, run: RunSpec, groups: Groups, loss_fn: LMLoss
+) -> "Model":
+    """Return the layers as a plain model, as towers, or as the stages of a pipeline."""
+    layout, passes = run.layout, _passes(spec, run, groups)
+    recomputation = build_recomputation(run.recomputation, _splitting(run, groups), passes=passes)
+    autocast = build_autocast(run.precision.autocast, computing_device())
+    if run.runs_torch_pipeline:
+        return as_stages(
+            plan,
+            groups,
+            chunks=layout.chunks,
+            placement=layout.placement,
+            loss=loss_fn,
+            partition_method=layout.partition,
+            recomputation=recomputation,
+            autocast=autocast,
+        )
+    if layout.is_pipeline:
         # Imported by name: DeepSpeed, whose pipeline it is, takes seconds to import.
         pipeline: PipelineModel = importlib.import_module("neox_model.assembly.as_pipeline").as_pipeline(
             plan,
             groups,
             loss=loss_fn,
-            partition_method=config.parallelism.pipe_partition_method,
+            partition_method=layout.partition,
             recomputation=recomputation,
             autocast=autocast,
         )
         return pipeline
-    if is_retrieval(config):
-        loss = RetrievalLoss(groups.data, best=config.objective.report_topk_accuracies)
+    if isinstance(spec.head, Retrieval):
+        loss = RetrievalLoss(groups.data, best=run.ranks)
         towers = {
             name: as_sequential(plan, loss_fn=loss, recomputation=recomputation, autocast=autocast)
-            for name in _tower_names(config)
+            for name in _tower_names(spec.head)
         }
         return TowerModel(towers, loss_fn=loss)
     return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)

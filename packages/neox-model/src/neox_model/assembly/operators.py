@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config import NeoXConfig, Resolved
-from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.facts.norms import NORM_FACTS
+from neox_config.spec.model import Attention, Layer, ModelSpec, Retrieval, Rotary
+from neox_config.spec.run import Compilation, Fusion, Fusions, RunSpec
 from neox_kernels import (
     KernelUnavailable,
     Operator,
@@ -41,7 +41,7 @@ from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
 from neox_model.layers.attention.dense import hidden_keys
 from neox_model.parallel.cross_entropy import LossOperator, chunk_rows_on
-from neox_model.parallel.groups import Group, Groups
+from neox_model.parallel.groups import Groups
 
 __all__ = ["Operators", "choose_loss_operator", "choose_operators", "reference_operators"]
 
@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 # Smallest head width that FlexAttention's kernels support.
 _FLEX_HEAD_WIDTH = 16
 
-Requested = Any  # bool | Literal["auto"]; mypy does not see through the configuration's models.
 Function = Callable[..., Any]
 
 
@@ -89,12 +88,13 @@ class Operators:
 
 
 def choose_operators(
-    resolved: Resolved, groups: Groups, *, device: torch.device, dtype: torch.dtype
+    spec: ModelSpec, run: RunSpec, groups: Groups, *, device: torch.device, dtype: torch.dtype
 ) -> Operators:
-    """Choose operators by the configuration and this machine's capabilities. Collective over all ranks.
+    """Choose operators by the model, the run and this machine's capabilities. Collective over all ranks.
 
     Args:
-        resolved: the configuration.
+        spec: the model.
+        run: how it runs.
         groups: this job's process groups.
         device: device of the layers.
         dtype: dtype of their activations.
@@ -102,65 +102,106 @@ def choose_operators(
     Raises:
         KernelUnavailable: a requested fused operator cannot be used.
     """
-    config = resolved.config
-    if config.model.onnx_safe:
-        return _exported(config)
+    fusions = run.fusions
+    if fusions.is_for_export:
+        return _exported(is_encoder=spec.is_encoder)
     if device.type == "cuda":
         private_compiler_cache()
-    model, attention = config.model, config.attention
-    chooser = _Chooser.of(resolved, groups, device=device, dtype=dtype)
-    tokens = (model.seq_length, resolved.derived.micro_batch_size)
-    heads = max(1, model.num_attention_heads // groups.model.size)
-    shape_SBNK = (*tokens, heads, model.hidden_size // model.num_attention_heads)
-    shape_SBF = (*tokens, max(1, resolved.derived.mlp_width // groups.model.size))
-    shape_SBD = (*tokens, model.hidden_size)
-    scores = (tokens[1], heads, tokens[0], tokens[0])
-    norm, norm_of_sum, norm_with_input = _norms(config, chooser, shape_SBD)
-    gated_activation, gated_again = _gated_activation(config, chooser, shape_SBF)
-    has_gelu = model.activation == "gelu"
-    rope = attention.pos_emb == "rotary" and attention.rope_fusion
-    return Operators(
-        softmax=_softmax(config, chooser, scores),
-        rotary=chooser.fused("rope-fusion", rope, rotary, shape_SBNK, _rotary_of(config, groups)),
-        # What writes gradients in place has no second derivatives.
-        split_rotary=chooser.fused(
-            "rope-fusion",
-            False if config.engine.eigenvalue.enabled else rope,
-            split_rotary,
-            shape_SBNK,
-            _projection_of(config, groups),
-        ),
-        bias_gelu=chooser.fused(
-            "bias-gelu-fusion", has_gelu and model.bias_gelu_fusion, bias_gelu, shape_SBF
-        ),
-        gated_activation=gated_activation,
-        gated_again=gated_again,
+    chooser = _Chooser.of(groups, device=device, dtype=dtype, autocast=run.precision.autocast)
+    tokens, ranks = (run.batch.length, run.batch.micro), groups.model.size
+    shape_SBD = (*tokens, spec.width)
+    norm, norm_of_sum, norm_with_input = _norms(spec, fusions, run.dropout.hidden, chooser, shape_SBD)
+    found = Operators(
         bias_dropout_add=chooser.fused(
-            "bias-dropout-fusion", _bias_dropout_fusion(config, device), bias_dropout_add, shape_SBD
+            "bias-dropout-fusion",
+            _bias_dropout_fusion(fusions, run.compilation, device),
+            bias_dropout_add,
+            shape_SBD,
         ),
         norm=norm,
         norm_of_sum=norm_of_sum,
         norm_with_input=norm_with_input,
-        flex_unusable=_why_not_flex(config, device, head_width=shape_SBNK[-1]),
     )
+    for layer in spec.layers:
+        if isinstance(layer.mixer, Attention):
+            # Attention and MLP have one shape in all layers.
+            return replace(
+                found,
+                **_of_attention(layer.mixer, fusions, chooser, tokens, ranks, is_encoder=spec.is_encoder),
+                **_of_channel(layer, fusions, chooser, tokens, ranks),
+                flex_unusable=_why_not_flex(layer.mixer.head_width, run.dropout.attention, device),
+            )
+    return found
 
 
-def reference_operators(config: NeoXConfig, device: torch.device) -> Operators:
-    """Return PyTorch's operators; attention is computed as with those that `choose_operators` returns."""
-    width = config.model.hidden_size // config.model.num_attention_heads
+def _of_attention(
+    mixer: Attention,
+    fusions: Fusions,
+    chooser: "_Chooser",
+    tokens: tuple[int, int],
+    ranks: int,
+    *,
+    is_encoder: bool,
+) -> dict[str, Any]:
+    """Choose the softmax and the rotary embedding."""
+    heads, key_heads = max(1, mixer.heads // ranks), max(1, mixer.kv_heads // ranks)
+    share = mixer.position.fraction if isinstance(mixer.position, Rotary) else 0.0
+    shape_SBNK, scores = (*tokens, heads, mixer.head_width), (tokens[1], heads, tokens[0], tokens[0])
+    # What writes gradients in place has no second derivatives.
+    in_place = False if fusions.has_second_derivatives else fusions.rope
+    rotated = partial(_rotary_arguments, key_heads, share)
+    split = partial(_projection_arguments, key_heads, share)
+    return {
+        "softmax": _softmax(fusions, chooser, scores, is_encoder=is_encoder),
+        "rotary": chooser.fused("rope-fusion", fusions.rope, rotary, shape_SBNK, rotated),
+        "split_rotary": chooser.fused("rope-fusion", in_place, split_rotary, shape_SBNK, split),
+    }
+
+
+def _of_channel(
+    layer: Layer, fusions: Fusions, chooser: "_Chooser", tokens: tuple[int, int], ranks: int
+) -> dict[str, Any]:
+    """Choose the activation of the MLP, also for when a gated one is computed again."""
+    channel = layer.channel
+    if channel is None:
+        return {}
+    shape_SBF = (*tokens, max(1, channel.width // ranks))
+    has_gelu = channel.activation in ("gelu", "gelu_tanh")
+    gelu = chooser.fused("bias-gelu-fusion", has_gelu and fusions.bias_gelu, bias_gelu, shape_SBF)
+    gated: dict[str, Operator[..., Any]] = {"swiglu": bias_swiglu, "geglu": bias_geglu}
+    if channel.activation not in gated:
+        return {"bias_gelu": gelu}
+    operator = gated[channel.activation]
+    chosen = chooser.fused("glu-fusion", fusions.glu, operator, shape_SBF)
+    again = None if chosen is None else operator.again
+    return {"bias_gelu": gelu, "gated_activation": chosen, "gated_again": again}
+
+
+def reference_operators(
+    mixer: Attention, fusions: Fusions, dropout: float, device: torch.device
+) -> Operators:
+    """Return PyTorch's operators; attention is computed as with those that `choose_operators` returns.
+
+    Args:
+        mixer: the attention.
+        fusions: requested operators.
+        dropout: dropout probability of attention weights.
+        device: device of the layers.
+    """
     return replace(
-        _exported(config) if stores_scores(config) else Operators(),
-        flex_unusable=_why_not_flex(config, device, head_width=width),
+        _exported(is_encoder=mixer.both_ways) if fusions.stores_scores else Operators(),
+        flex_unusable=_why_not_flex(mixer.head_width, dropout, device),
     )
 
 
 def choose_loss_operator(
-    resolved: Resolved, groups: Groups, *, device: torch.device, vocab_size: int
+    spec: ModelSpec, run: RunSpec, groups: Groups, *, device: torch.device, vocab_size: int
 ) -> LossOperator | None:
     """Choose the operator for the loss of chunks of logits; None: PyTorch's. Collective over all ranks.
 
     Args:
-        resolved: the configuration.
+        spec: the model.
+        run: how it runs.
         groups: this job's process groups.
         device: device of the logits.
         vocab_size: entries of the vocabulary, with padding.
@@ -168,54 +209,41 @@ def choose_loss_operator(
     Raises:
         KernelUnavailable: the fused operator is requested and cannot be used.
     """
-    config, dtype = resolved.config, DTYPES[resolved.derived.precision]
-    requested = config.model.loss_fusion
-    if config.model.onnx_safe or dtype == torch.float16 or is_retrieval(config):
+    dtype, requested = DTYPES[run.precision.weights], run.fusions.loss
+    if run.fusions.is_for_export or dtype == torch.float16 or isinstance(spec.head, Retrieval):
         return None
     if requested == "auto" and device.type == "cpu":
         # The default, about which there is nothing to report here.
         return None
     columns = -(-vocab_size // groups.model.size)
-    rows = min(chunk_rows_on(device, columns), config.model.seq_length * resolved.derived.micro_batch_size)
-    chooser = _Chooser.of(resolved, groups, device=device, dtype=dtype)
+    rows = min(chunk_rows_on(device, columns), run.batch.length * run.batch.micro)
+    chooser = _Chooser.of(groups, device=device, dtype=dtype, autocast=run.precision.autocast)
     return chooser.fused("loss-fusion", requested, cross_entropy, (rows, columns))
 
 
-def _bias_dropout_fusion(config: NeoXConfig, device: torch.device) -> Requested:
+def _bias_dropout_fusion(fusions: Fusions, compilation: Compilation, device: torch.device) -> Fusion:
     """Return what is requested; the reference draws other random numbers, so layers cannot alternate."""
-    model = config.model
-    if model.bias_dropout_fusion == "auto" and device.type == "cuda" and model.compile is not False:
+    is_compiled = device.type == "cuda" and compilation.requested is not False
+    if fusions.bias_dropout == "auto" and is_compiled:
         logger.info("bias_dropout_add: reference implementation, which torch.compile fuses")
         return False
-    return model.bias_dropout_fusion
-
-
-def _key_heads(config: NeoXConfig, groups: Groups) -> int:
-    return max(1, (config.model.num_kv_heads or config.model.num_attention_heads) // groups.model.size)
-
-
-def _projection_of(config: NeoXConfig, groups: Groups) -> MakeExample:
-    """Return a maker of this model's projections, and angles."""
-    return partial(_projection_arguments, _key_heads(config, groups), config.attention.rotary_pct)
+    return fusions.bias_dropout
 
 
 def _projection_arguments(
     key_heads: int, share: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Any, ...]:
+    """Return a projection of this model, and angles."""
     sequence, batch, heads, width = shape
     whole = torch.randn(sequence, batch, (heads + 2 * key_heads) * width, dtype=dtype, device=device)
     angles = torch.rand(sequence, int(width * share) // 2, device=device)
     return whole.requires_grad_(), angles.cos(), angles.sin(), key_heads, width
 
 
-def _rotary_of(config: NeoXConfig, groups: Groups) -> MakeExample:
-    """Return a maker of this model's queries and keys, which are slices of a projection, and angles."""
-    return partial(_rotary_arguments, _key_heads(config, groups), config.attention.rotary_pct)
-
-
 def _rotary_arguments(
     key_heads: int, share: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Any, ...]:
+    """Return queries and keys of this model, which are slices of a projection, and angles."""
     *_, heads, width = shape
     whole, cos, sin, *_ = _projection_arguments(key_heads, share, shape, dtype, device)
     query, key, _ = whole.detach().split([heads * width, key_heads * width, key_heads * width], dim=-1)
@@ -227,10 +255,10 @@ def _rotary_arguments(
     )
 
 
-def _why_not_flex(config: NeoXConfig, device: torch.device, *, head_width: int) -> str | None:
+def _why_not_flex(head_width: int, dropout: float, device: torch.device) -> str | None:
     if device.type != "cuda":
         return "it is used on GPUs alone (it has no backward pass on a CPU)"
-    if config.model.attention_dropout > 0.0:
+    if dropout > 0.0:
         return "it has no dropout (set attention-dropout: 0 to use it)"
     if head_width < _FLEX_HEAD_WIDTH:
         return f"it requires heads of at least {_FLEX_HEAD_WIDTH} channels, but these have {head_width}"
@@ -252,20 +280,21 @@ class _Chooser:
 
     @classmethod
     def of(
-        cls, resolved: Resolved, groups: Groups, *, device: torch.device, dtype: torch.dtype
+        cls, groups: Groups, *, device: torch.device, dtype: torch.dtype, autocast: str | None
     ) -> "_Chooser":
         """Return the chooser of a model."""
+        control = groups.control
         return cls(
             device=device,
             dtype=dtype,
-            agree=_agreement(groups.control),
-            has_one_dtype=resolved.derived.autocast is None,
+            agree=None if control.size == 1 else partial(all_ranks_agree, control),
+            has_one_dtype=autocast is None,
         )
 
     def form(
         self,
         parameter: str,
-        requested: Requested,
+        requested: Fusion,
         operator: Operator[..., Any],
         shape: tuple[int, ...],
         example: MakeExample | None = None,
@@ -289,7 +318,7 @@ class _Chooser:
     def fused(
         self,
         parameter: str,
-        requested: Requested,
+        requested: Fusion,
         operator: Operator[..., Any],
         shape: tuple[int, ...],
         example: MakeExample | None = None,
@@ -310,71 +339,45 @@ class _Chooser:
         return everywhere
 
 
-def _agreement(control: Group) -> Callable[[bool], bool] | None:
-    return None if control.size == 1 else partial(all_ranks_agree, control)
-
-
 def _norms(
-    config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]
+    spec: ModelSpec, fusions: Fusions, dropout: float, chooser: _Chooser, shape: tuple[int, ...]
 ) -> tuple[Function | None, Function | None, Function | None]:
     """Choose the norm, the norm of the sum of residual and attention, and the norm that returns its input.
 
     The second only if nothing is between the two. PyTorch's layer norm replaces NVIDIA apex's, which computes
     the same.
     """
-    model = config.model
-    if NORM_FACTS[model.norm].has_bias and not model.use_bias_in_norms:
+    if NORM_FACTS[spec.norm.kind].has_bias and not spec.norm.bias:
         # The kernels add a bias; a rule refuses layernorm-fusion: true.
         return None, None, None
-    if model.norm == "apexlayernorm":
+    if fusions.apex_norm:
         return apex_layer_norm.fused if chooser.all_have(apex_layer_norm) else None, None, None
-    fused: dict[str, tuple[str, Requested, Operator[..., Any], Operator[..., Any]]] = {
-        "layernorm": ("layernorm-fusion", model.layernorm_fusion, layer_norm, add_layer_norm),
-        "rmsnorm": ("rmsnorm-fusion", model.rmsnorm_fusion, rms_norm, add_rms_norm),
+    fused: dict[str, tuple[str, Fusion, Operator[..., Any], Operator[..., Any]]] = {
+        "layernorm": ("layernorm-fusion", fusions.layernorm, layer_norm, add_layer_norm),
+        "rmsnorm": ("rmsnorm-fusion", fusions.rmsnorm, rms_norm, add_rms_norm),
     }
-    if model.norm not in fused:
+    if spec.norm.kind not in fused:
         return None, None, None
-    parameter, requested, alone, of_sum = fused[model.norm]
+    parameter, requested, alone, of_sum = fused[spec.norm.kind]
     norm = chooser.fused(parameter, requested, alone, shape)
     with_input = None if norm is None else alone.with_input
-    if model.hidden_dropout > 0.0 or model.gpt_j_residual or model.apply_residual_connection_post_layernorm:
+    adds_first = all(each.residual == "serial" and not each.residual_after_norm for each in spec.layers)
+    if dropout > 0.0 or not adds_first:
         return norm, None, with_input
     return norm, chooser.fused(parameter, requested, of_sum, shape), with_input
 
 
-def _gated_activation(
-    config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]
-) -> tuple[Function | None, Function | None]:
-    """Choose the gated activation, also for when it is computed again; only swiglu and geglu are fused."""
-    model = config.model
-    fused: dict[str, Operator[..., Any]] = {"swiglu": bias_swiglu, "geglu": bias_geglu}
-    if model.activation not in fused:
-        return None, None
-    operator = fused[model.activation]
-    chosen = chooser.fused("glu-fusion", model.glu_fusion, operator, shape)
-    return chosen, None if chosen is None else operator.again
-
-
-def stores_scores(config: NeoXConfig) -> bool:
-    """Return True if attention stores its scores, for a requested kernel, to scale them, or for an export."""
-    attention = config.attention
-    fusions = (attention.scaled_upper_triang_masked_softmax_fusion, attention.scaled_masked_softmax_fusion)
-    return True in fusions or attention.apply_query_key_layer_scaling or config.model.onnx_safe
-
-
 def _softmax(
-    config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]
+    fusions: Fusions, chooser: _Chooser, shape: tuple[int, ...], *, is_encoder: bool
 ) -> Callable[[Tensor, float, Tensor | None], Tensor] | None:
     """Choose the softmax if attention stores scores."""
-    attention = config.attention
-    causal = attention.scaled_upper_triang_masked_softmax_fusion
-    masked = attention.scaled_masked_softmax_fusion
-    if not stores_scores(config):
+    causal, masked = fusions.causal_softmax, fusions.masked_softmax
+    if not fusions.stores_scores:
         if "auto" in (causal, masked):
             logger.info("softmax: PyTorch's scaled_dot_product_attention, which stores no scores")
         return None
     name, requested, unmasked = "scaled-upper-triang-masked-softmax-fusion", causal, scaled_causal_softmax
-    if is_encoder(config):
+    if is_encoder:
         # Without a mask, all keys are seen.
         name, requested, unmasked = "scaled-masked-softmax-fusion", masked, scaled_softmax
     elif masked is True or (masked and not causal):
@@ -405,13 +408,13 @@ def _masked_softmax(masked: Function, scores_BNST: Tensor, scale: float, masked_
     return weights_BNST
 
 
-def _exported(config: NeoXConfig) -> Operators:
+def _exported(*, is_encoder: bool) -> Operators:
     """Return the operators of a model for export.
 
     They are reference implementations, and a softmax of stored scores instead of PyTorch's fused attention,
     which its exporter decomposes wrongly with shared keys (seen with torch 2.13).
     """
-    unmasked = scaled_softmax if is_encoder(config) else scaled_causal_softmax
+    unmasked = scaled_softmax if is_encoder else scaled_causal_softmax
     return Operators(
         softmax=partial(_softmax_by_mask, unmasked.reference, scaled_masked_softmax.reference),
         flex_unusable="the exporter does not support it",

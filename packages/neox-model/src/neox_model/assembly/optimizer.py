@@ -1,4 +1,4 @@
-"""Build the optimizer and its learning-rate schedule from configuration."""
+"""Build the optimizer."""
 
 from typing import Any
 
@@ -6,19 +6,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from neox_config import NeoXConfig
-from neox_config.derive.engine import partitions_rows
-from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.errors import ConfigError
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.schema.sections.optimizer import Optimizer as Chosen
+from neox_config.spec.run import RunSpec
 from neox_model.optim import OPTIMIZERS
 from neox_model.optim.adagrad import Adagrad
-from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.param_groups import split_by_kind, split_by_weight_decay
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 
-__all__ = ["build_optimizer", "build_schedule"]
+__all__ = ["build_optimizer"]
 
 _TORCH_CLASSES = {
     name.lower(): value
@@ -28,12 +26,13 @@ _TORCH_CLASSES = {
 
 
 def build_optimizer(
-    config: NeoXConfig, model: nn.Module, *, model_group: Group, data_group: Group
+    optimizer: Chosen, run: RunSpec, model: nn.Module, *, model_group: Group, data_group: Group
 ) -> Optimizer:
     """Build the configured optimizer over a model's parameters: one of `OPTIMIZERS` or of torch.optim.
 
     Args:
-        config: the configuration.
+        optimizer: the optimizer and its arguments.
+        run: how the model runs.
         model: the model, or this stage's part.
         model_group: the ranks that share each layer's matrices.
         data_group: the data-parallel ranks.
@@ -41,35 +40,32 @@ def build_optimizer(
     Raises:
         ConfigError: there is no such optimizer, or it does not accept the given arguments.
     """
-    section = config.optimizer.optimizer
-    groups = split_by_weight_decay(model.parameters(), section.params.weight_decay)
-    own = OPTIMIZERS.get(section.kind)
+    groups = split_by_weight_decay(model.parameters(), optimizer.params.weight_decay)
+    own = OPTIMIZERS.get(optimizer.kind)
     if own is not None:
-        _check_device(config, groups)
-        values, facts = section.params.model_dump(), OPTIMIZER_FACTS[section.kind]
-        arguments = facts.arguments_in_effect(section.params.given())
+        _check_device(optimizer, groups, is_offloaded=run.layout.offloads_optimizer)
+        values, facts = optimizer.params.model_dump(), OPTIMIZER_FACTS[optimizer.kind]
+        arguments = facts.arguments_in_effect(optimizer.params.given())
         if facts.joins_split_weights:
             arguments["model_group"] = model_group
         if facts.replica_states:
             arguments["data_group"] = data_group
         if facts.joins_rows is not None:
-            arguments["row_group"] = data_group if partitions_rows(config) else SINGLE_RANK
+            arguments["row_group"] = data_group if run.partitions_rows else SINGLE_RANK
         if facts.matrix_states:
             groups = split_by_kind(groups, _matrices_of_layers(model))
-            is_16_bit = config.precision.is_fp16 or config.precision.is_bf16
-            arguments["iteration_dtype"] = torch.bfloat16 if is_16_bit else torch.float32
+            is_wide = run.precision.weights == "fp32"
+            arguments["iteration_dtype"] = torch.float32 if is_wide else torch.bfloat16
         return own(groups, **{name: values[name] for name in facts.declared}, **arguments)
-    if section.kind not in _TORCH_CLASSES:
+    if optimizer.kind not in _TORCH_CLASSES:
         known = ", ".join(sorted({*OPTIMIZERS, *_TORCH_CLASSES}))
-        raise ConfigError(f"optimizer.type: unknown optimizer {section.type!r}; set one of {known}")
-    arguments = {name: value for name, value in section.params.given().items() if name != "weight_decay"}
-    return _build_torch_class(_TORCH_CLASSES[section.kind], groups, arguments)
+        raise ConfigError(f"optimizer.type: unknown optimizer {optimizer.type!r}; set one of {known}")
+    arguments = {name: value for name, value in optimizer.params.given().items() if name != "weight_decay"}
+    return _build_torch_class(_TORCH_CLASSES[optimizer.kind], groups, arguments)
 
 
-def _check_device(config: NeoXConfig, groups: list[dict[str, Any]]) -> None:
+def _check_device(section: Chosen, groups: list[dict[str, Any]], *, is_offloaded: bool) -> None:
     """Raise an error if a CPU optimizer has parameters that are neither on the CPU nor offloaded."""
-    section = config.optimizer.optimizer
-    is_offloaded = config.zero.zero_optimization.offload_optimizer.device != "none"
     device = groups[0]["params"][0].device
     if section.kind.startswith("cpu_") and device.type != "cpu" and not is_offloaded:
         raise ConfigError(
@@ -82,14 +78,6 @@ def _matrices_of_layers(model: nn.Module) -> set[int]:
     """Return the ids of the weights of linear layers, without the head, which is not one of these."""
     linear = (ColumnParallelLinear, RowParallelLinear)
     return {id(module.weight) for module in model.modules() if isinstance(module, linear)}
-
-
-def build_schedule(
-    config: NeoXConfig, optimizer: Optimizer, *, decay_iterations: int
-) -> LearningRateSchedule:
-    """Build the configured learning-rate schedule."""
-    curve = learning_rate_curve(config, decay_iterations=decay_iterations)
-    return LearningRateSchedule(optimizer, curve)
 
 
 def _build_torch_class(

@@ -1,16 +1,12 @@
-"""Build the attention patterns of layers from `attention_config` and `sparsity_config`."""
+"""Build the attention patterns of layers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from neox_config import Resolved
-from neox_config.derive.attention_layers import sliding_window
-from neox_config.derive.objective import sees_later_tokens
-from neox_config.schema.sections.attention import SparsityConfig
+from neox_config.spec.model import Attention, Blocks, Window
 from neox_model.layers.attention import (
     BlockPattern,
     LocalPattern,
@@ -24,27 +20,10 @@ from neox_model.layers.attention import (
 from neox_model.layers.attention.block_layouts import Draw
 from neox_model.parallel.groups import Group
 
-__all__ = ["PATTERNS"]
+__all__ = ["LAYOUTS", "build_pattern"]
 
 Factory = Callable[[], Pattern]
 Layout = Callable[["_Request"], Tensor]
-
-
-def _global(resolved: Resolved, layer_index: int, group: Group) -> Factory | None:
-    """Return a window of blocks of one token, or None if every sample fits into it."""
-    window = sliding_window(resolved.config)
-    both_ways = sees_later_tokens(resolved.config, "global")
-    return None if window is None else _near(block=1, blocks_before=window, both_ways=both_ways)
-
-
-def _local(resolved: Resolved, layer_index: int, group: Group) -> Factory:
-    sparsity = resolved.config.attention.sparsity_config
-    before, both_ways = sparsity.local_attention_blocks // 2, sees_later_tokens(resolved.config, "local")
-    return _near(block=sparsity.block, blocks_before=before, both_ways=both_ways)
-
-
-def _near(**arguments: Any) -> Factory:
-    return partial(LocalPattern, **arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,54 +31,49 @@ class _Request:
     """What determines the layout of a head.
 
     Args:
-        sparsity: the settings.
+        blocks: the settings.
         num_blocks: blocks of the longest window.
         head: index of the head among all heads.
         draw: draws its random blocks.
         is_causal: blocks see only earlier blocks and themselves.
     """
 
-    sparsity: SparsityConfig
+    blocks: Blocks
     num_blocks: int
     head: int
     draw: Draw
     is_causal: bool
 
-    @property
-    def has_global_rows(self) -> bool:
-        """Return True if global blocks see all blocks."""
-        return not self.is_causal and self.sparsity.horizontal_global_attention
-
 
 def _fixed(request: _Request) -> Tensor:
-    sparsity = request.sparsity
+    blocks = request.blocks
     return fixed_layout(
         request.num_blocks,
-        local_blocks=sparsity.num_local_blocks,
-        global_blocks=sparsity.num_global_blocks,
-        pattern=request.head % sparsity.num_different_global_patterns,
+        local_blocks=blocks.local_blocks,
+        global_blocks=blocks.global_blocks,
+        pattern=request.head % blocks.patterns,
         is_causal=request.is_causal,
-        has_global_rows=request.has_global_rows,
+        has_global_rows=blocks.has_global_rows,
     )
 
 
 def _variable(request: _Request) -> Tensor:
-    sparsity = request.sparsity
+    blocks = request.blocks
     return variable_layout(
         request.num_blocks,
-        windows=sparsity.local_window_blocks,
-        global_ranges=sparsity.global_ranges,
+        windows=blocks.windows,
+        global_ranges=blocks.global_ranges,
         draw=request.draw,
         is_causal=request.is_causal,
-        has_global_rows=request.has_global_rows,
+        has_global_rows=blocks.has_global_rows,
     )
 
 
 def _bslongformer(request: _Request) -> Tensor:
     return bslongformer_layout(
         request.num_blocks,
-        sliding_blocks=request.sparsity.num_sliding_window_blocks,
-        global_ranges=request.sparsity.global_ranges,
+        sliding_blocks=request.blocks.sliding_blocks,
+        global_ranges=request.blocks.global_ranges,
         is_causal=request.is_causal,
     )
 
@@ -107,14 +81,15 @@ def _bslongformer(request: _Request) -> Tensor:
 def _bigbird(request: _Request) -> Tensor:
     return bigbird_layout(
         request.num_blocks,
-        sliding_blocks=request.sparsity.num_sliding_window_blocks,
-        global_blocks=request.sparsity.num_global_blocks,
+        sliding_blocks=request.blocks.sliding_blocks,
+        global_blocks=request.blocks.global_blocks,
         draw=request.draw,
         is_causal=request.is_causal,
     )
 
 
-_LAYOUTS: dict[str, Layout] = {
+# Kind of a layout of blocks -> function that returns the layout of a head.
+LAYOUTS: dict[str, Layout] = {
     "sparse_fixed": _fixed,
     "sparse_variable": _variable,
     "bslongformer": _bslongformer,
@@ -122,32 +97,36 @@ _LAYOUTS: dict[str, Layout] = {
 }
 
 
-def _blocks(kind: str, resolved: Resolved, layer_index: int, group: Group) -> Factory:
-    """Return a factory of a sparse pattern; one layout for all heads if they do not differ."""
-    model, sparsity = resolved.config.model, resolved.config.attention.sparsity_config
-    seed = resolved.config.training.seed
-    is_causal = not sees_later_tokens(resolved.config, kind)
+def build_pattern(mixer: Attention, layer_index: int, *, length: int, group: Group) -> Factory | None:
+    """Return a factory of the pattern of a layer's attention; None if only causality hides tokens.
+
+    Args:
+        mixer: the attention.
+        layer_index: index of the layer, from 0, on which random blocks depend.
+        length: longest sequence.
+        group: the ranks over which the heads are split.
+    """
+    pattern, is_causal = mixer.pattern_within(length), not mixer.both_ways
+    if pattern is None:
+        return None
+    if isinstance(pattern, Window):
+        return partial(
+            LocalPattern, block=pattern.block, blocks_before=pattern.before, both_ways=mixer.both_ways
+        )
 
     def layout_of(num_blocks: int, head: int) -> Tensor:
         among = None if is_causal else num_blocks
-        draw = random_blocks(sparsity.num_random_blocks, seed=seed, layer=layer_index, head=head, among=among)
-        return _LAYOUTS[kind](_Request(sparsity, num_blocks, head, draw, is_causal))
+        draw = random_blocks(
+            pattern.random_blocks, seed=pattern.seed, layer=layer_index, head=head, among=among
+        )
+        return LAYOUTS[pattern.kind](_Request(pattern, num_blocks, head, draw, is_causal))
 
     return partial(
         BlockPattern,
-        num_blocks=-(-model.seq_length // sparsity.block),
-        block=sparsity.block,
+        num_blocks=-(-length // pattern.block),
+        block=pattern.block,
         layout=layout_of,
-        heads=model.num_attention_heads,
-        is_per_head=sparsity.different_layout_per_head and sparsity.can_differ_per_head(kind),
+        heads=mixer.heads,
+        is_per_head=pattern.is_per_head,
         group=group,
     )
-
-
-# Name in attention_config -> function of (configuration, layer index, tensor-parallel ranks) that returns a
-# factory of the pattern, or None if only causality hides tokens.
-PATTERNS: dict[str, Callable[[Resolved, int, Group], Factory | None]] = {
-    "global": _global,
-    "local": _local,
-    **{kind: partial(_blocks, kind) for kind in _LAYOUTS},
-}

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from neox_config import NeoXConfig
+from neox_config.schema.sections.data_efficiency import DataEfficiency
 from neox_model.layers.token_dropping import TokenDroppingTransformerLayer
 
-__all__ = ["KeptTokens", "kept_tokens", "layers_that_drop", "token_dropping_layers"]
+__all__ = ["KeptTokens", "kept_tokens", "token_dropping_layers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,8 @@ class KeptTokens:
         return max(1, grown - grown % self.step)
 
 
-def kept_tokens(config: NeoXConfig) -> KeptTokens | None:
+def kept_tokens(efficiency: DataEfficiency) -> KeptTokens | None:
     """Return the configured schedule; None if all layers process all tokens."""
-    efficiency = config.data_efficiency.data_efficiency
     ltd = efficiency.data_routing.random_ltd
     if not (efficiency.enabled and efficiency.data_routing.enabled and ltd.enabled):
         return None
@@ -52,13 +51,6 @@ def kept_tokens(config: NeoXConfig) -> KeptTokens | None:
         iterations=settings.require_steps or 1,
         step=settings.seq_per_step or 1,
     )
-
-
-def layers_that_drop(config: NeoXConfig) -> frozenset[int]:
-    """Return the indices of the layers that drop tokens."""
-    if kept_tokens(config) is None:
-        return frozenset()
-    return frozenset(config.data_efficiency.data_efficiency.data_routing.random_ltd.random_ltd_layer_id or ())
 
 
 def token_dropping_layers(model: nn.Module) -> list[TokenDroppingTransformerLayer]:

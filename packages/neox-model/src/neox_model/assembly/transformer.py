@@ -1,6 +1,5 @@
-"""Build a transformer layer from configuration, and the parts that it shares with the rest of the model."""
+"""Build a transformer layer, and the parts that it shares with the rest of the model."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,18 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from neox_config import NeoXConfig, Resolved
-from neox_config.derive.objective import sees_later_tokens
-from neox_config.derive.pipeline import splits_backward
-from neox_config.derive.recomputation import recomputes_gated_product
-from neox_config.facts.activations import ACTIVATION_FACTS
-from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.norms import NORM_FACTS
-from neox_model.assembly.adapters import build_adapters
+from neox_config.spec import model as kinds
+from neox_config.spec.model import Adapters, ModelSpec, Norm
+from neox_config.spec.run import Initialization, RunSpec
 from neox_model.assembly.attention import build_attention
-from neox_model.assembly.choices import pick
 from neox_model.assembly.operators import Operators
-from neox_model.assembly.token_dropping import layers_that_drop
 from neox_model.errors import LayoutError
 from neox_model.initialization import build_init_method
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
@@ -32,178 +25,169 @@ from neox_model.layers.token_dropping import TokenDroppingTransformerLayer
 from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import InitMethod
+from neox_model.parallel.low_rank import LowRank
 from neox_model.parallel.sequence import with_own_dropout
 
-__all__ = [
-    "build_layer",
-    "build_norm",
-    "init_method",
-    "output_init_method",
-]
-
-logger = logging.getLogger(__name__)
+__all__ = ["build_adapters", "build_init", "build_layer", "build_norm"]
 
 Factory = Callable[[], nn.Module]
+Options = dict[str, Any]
 
 
-def init_method(config: NeoXConfig) -> InitMethod:
-    """Return the initialization of embeddings and of the input projections of layers."""
-    return _init(config, config.model.init_method)
-
-
-def output_init_method(config: NeoXConfig) -> InitMethod:
-    """Return the initialization of the projections that write to the residual stream."""
-    return _init(config, config.model.output_layer_init_method)
-
-
-def _init(config: NeoXConfig, name: str) -> InitMethod:
-    model = config.model
+def build_init(spec: ModelSpec, initialization: Initialization, name: str) -> InitMethod:
+    """Return an init method of this name for a model of this width and depth."""
     return build_init_method(
-        name, std=model.init_method_std, hidden_size=model.hidden_size, num_layers=model.num_layers
+        name, std=initialization.std, hidden_size=spec.width, num_layers=len(spec.layers)
     )
 
 
-def build_norm(
-    config: NeoXConfig, operators: Operators, group: Group
-) -> tuple[type[nn.Module], dict[str, Any]]:
-    """Return the class of the norm and its keyword arguments."""
-    model = config.model
-    arguments: dict[str, Any] = {
-        "width": model.hidden_size,
-        "epsilon": getattr(model, NORM_FACTS[model.norm].epsilon),
-        "group": group,
-    }
-    if NORM_FACTS[model.norm].has_bias:
-        arguments["bias"] = model.use_bias_in_norms
+def build_norm(norm: Norm, width: int, operators: Operators, group: Group) -> tuple[type[nn.Module], Options]:
+    """Return the class of a norm and its keyword arguments."""
+    arguments: Options = {"width": width, "epsilon": norm.epsilon, "group": group}
+    if NORM_FACTS[norm.kind].has_bias:
+        arguments["bias"] = norm.bias
     if operators.norm is not None:
         arguments["operator"] = operators.norm
     if operators.norm_of_sum is not None:
         arguments["of_sum"] = operators.norm_of_sum
     if operators.norm_with_input is not None:
         arguments["with_input"] = operators.norm_with_input
-    return pick(NORMS, model.norm, "norm"), arguments
+    return NORMS[norm.kind], arguments
+
+
+def build_adapters(adapters: Adapters | None, dropout: float) -> dict[str, LowRank]:
+    """Return the form of each adapter by the name of its matrix in a layer; empty without adapters."""
+    if adapters is None:
+        return {}
+    return dict.fromkeys(adapters.matrices, LowRank(adapters.rank, adapters.alpha, dropout))
 
 
 def build_layer(
-    resolved: Resolved,
+    spec: ModelSpec,
     layer_index: int,
+    run: RunSpec,
     *,
     group: Group,
     operators: Operators,
     masks: DocumentMasks | None = None,
-) -> tuple[type[nn.Module], dict[str, Any]]:
+) -> tuple[type[nn.Module], Options]:
     """Return the class of one layer and its keyword arguments.
 
     Args:
-        resolved: the configuration.
+        spec: the model.
         layer_index: index of the layer, from 0.
+        run: how it runs.
         group: the tensor-parallel ranks.
         operators: the operators that the layer calls.
         masks: masks of documents that the layers share; None: the layer makes its own.
 
     Raises:
         LayoutError: sizes do not divide.
-        ModelError: a configured value has no implementation.
     """
-    config = resolved.config
-    model = config.model
-    inits: dict[str, Any] = {
-        "init": init_method(config),
-        "output_init": output_init_method(config),
+    layer = spec.layers[layer_index]
+    inits: Options = {
+        "init": build_init(spec, run.initialization, run.initialization.method),
+        "output_init": build_init(spec, run.initialization, run.initialization.output_method),
         "group": group,
     }
-    norm_class, norm_kwargs = build_norm(config, operators, group)
-    shared = {
+    norm_class, norm_kwargs = build_norm(layer.norm, spec.width, operators, group)
+    shared: Options = {
         "norm": partial(norm_class, **norm_kwargs),
-        "dropout": model.hidden_dropout,
-        "residual_after_norm": model.apply_residual_connection_post_layernorm,
+        "dropout": run.dropout.hidden,
+        "residual_after_norm": layer.residual_after_norm,
         "bias_dropout_add": with_own_dropout(operators.bias_dropout_add or add_dropped, group),
-        "return_hidden_only": layer_index == model.num_layers - 1,
+        "return_hidden_only": layer_index == len(spec.layers) - 1,
     }
-    kind = resolved.derived.attention_types[layer_index]
-    if ATTENTION_FACTS[kind].is_gmlp:
-        return GMLPLayer, {**shared, "mlp": _spatial_mlp(config, kind, inits, operators)}
-    drops_tokens = layer_index in layers_that_drop(config)
-    # The document ids of a layer that drops tokens are those of the tokens that it keeps.
-    own_masks = None if drops_tokens else masks
-    return TokenDroppingTransformerLayer if drops_tokens else TransformerLayer, {
-        **shared,
-        "attention": build_attention(resolved, layer_index, **inits, operators=operators, masks=own_masks),
-        "mlp": _mlp(resolved, inits, operators),
-        "parallel_residual": model.gpt_j_residual,
+    if isinstance(layer.mixer, kinds.SpatialMLP):
+        options = _gmlp(layer.mixer, layer.norm, spec.width, run.dropout.attention, inits, operators)
+        return GMLPLayer, shared | options
+    drops_tokens = layer_index in run.dropout.token_layers
+    adapters = build_adapters(spec.adapters, run.dropout.adapters)
+    options = {
+        "attention": build_attention(
+            layer.mixer,
+            layer_index,
+            run,
+            width=spec.width,
+            **inits,
+            operators=operators,
+            adapters=adapters,
+            # The document ids of a layer that drops tokens are those of the tokens that it keeps.
+            masks=None if drops_tokens else masks,
+        ),
+        "mlp": _mlp(layer.channel, spec.width, run, {**inits, "adapters": adapters}, operators),
+        "parallel_residual": layer.residual == "parallel",
         "adds_in_norm": operators.norm_of_sum is not None,
         "group": group,
     }
+    return TokenDroppingTransformerLayer if drops_tokens else TransformerLayer, shared | options
 
 
-def _mlp(resolved: Resolved, inits: dict[str, Any], operators: Operators) -> Factory:
-    config, width = resolved.config, resolved.derived.mlp_width
-    model = config.model
+def _mlp(
+    channel: kinds.MLP | None, width: int, run: RunSpec, inits: Options, operators: Operators
+) -> Factory:
     group: Group = inits["group"]
-    if width % group.size:
+    assert channel is not None, "attention does not mix channels"
+    if channel.width % group.size:
         raise LayoutError(
-            f"the MLP width of {width:,} cannot be split over {group.size} tensor-parallel ranks; "
+            f"the MLP width of {channel.width:,} cannot be split over {group.size} tensor-parallel ranks; "
             f"set mlp-width to a multiple of {group.size}"
         )
     options = {
         **inits,
-        "bias": model.use_bias_in_mlp,
+        "bias": channel.bias,
         "skip_bias": operators.bias_dropout_add is not None,
-        "activation": _activation(config),
-        "adapters": build_adapters(config),
+        "activation": _activation(channel),
     }
-    if ACTIVATION_FACTS[model.activation].is_gated:
+    if channel.is_gated:
         is_fused = operators.gated_activation is not None
         options["gated_activation"] = operators.gated_activation
         options["gated_again"] = operators.gated_again
-        options["recomputes_product"] = recomputes_gated_product(config, is_fused=is_fused)
-        options["adds_gradients"] = not splits_backward(config)
-        return partial(GatedMLP, model.hidden_size, width, **options)
+        options["recomputes_product"] = run.recomputation.recomputes_product(is_fused=is_fused)
+        options["adds_gradients"] = not run.layout.splits_backward
+        return partial(GatedMLP, width, channel.width, **options)
     options["bias_activation"] = operators.bias_gelu
-    return partial(MLP, model.hidden_size, width, **options)
+    return partial(MLP, width, channel.width, **options)
 
 
-def _spatial_mlp(config: NeoXConfig, kind: str, inits: dict[str, Any], operators: Operators) -> Factory:
-    """Return a factory of the MLP of a gmlp or amlp layer, whose inner parts process whole sequences."""
-    model = config.model
-    inner = replace(inits["group"], splits_sequence=False)
-    norm_class, norm_kwargs = build_norm(config, operators, inner)
-    del norm_kwargs["width"]
-    attention, is_causal = None, not sees_later_tokens(config, kind)
-    if ATTENTION_FACTS[kind].has_inner_attention and model.gmlp_attn_dim is not None:
+def _gmlp(
+    mixer: kinds.SpatialMLP, norm: Norm, width: int, dropout: float, inits: Options, operators: Operators
+) -> Options:
+    """Return what a gmlp or amlp layer has instead of attention and MLP; it processes whole sequences."""
+    inner, attention = replace(inits["group"], splits_sequence=False), None
+    if mixer.attention_width is not None:
         attention = partial(
             TinyAttention,
-            4 * model.hidden_size,
-            model.gmlp_attn_dim,
+            mixer.width,
+            mixer.attention_width,
             **{**inits, "group": inner},
-            bias=model.use_bias_in_attn_linear,
-            is_causal=is_causal,
-            dropout=model.attention_dropout,
+            bias=mixer.attention_bias,
+            is_causal=not mixer.both_ways,
+            dropout=dropout,
         )
-    return partial(
+    norm_class, norm_kwargs = build_norm(norm, mixer.width, operators, inner)
+    del norm_kwargs["width"]
+    gate = partial(
+        SpatialGate,
+        mixer.width,
+        mixer.length,
+        norm=partial(norm_class, **norm_kwargs),
+        attention=attention,
+        is_causal=not mixer.both_ways,
+        group=inner,
+    )
+    mlp = partial(
         SpatialMLP,
-        model.hidden_size,
-        gate=partial(
-            SpatialGate,
-            4 * model.hidden_size,
-            model.seq_length,
-            norm=partial(norm_class, **norm_kwargs),
-            attention=attention,
-            is_causal=is_causal,
-            group=inner,
-        ),
-        activation=_activation(config),
+        width,
+        gate=gate,
+        activation=_activation(mixer),
         **inits,
-        bias=model.use_bias_in_mlp,
+        bias=mixer.bias,
         skip_bias=operators.bias_dropout_add is not None,
     )
+    return {"mlp": mlp}
 
 
-def _activation(config: NeoXConfig) -> Callable[[Tensor], Tensor]:
+def _activation(part: kinds.MLP | kinds.SpatialMLP) -> Callable[[Tensor], Tensor]:
     """Return the elementwise function; for a gated activation, that of the gate."""
-    model = config.model
-    if ACTIVATION_FACTS[model.activation].is_gated:
-        return pick(GATED_ACTIVATIONS, model.activation, "activation")
-    # bias_gelu_fusion implies the tanh form, even if "auto" does not choose the fused operator.
-    is_tanh = model.activation == "gelu" and (model.openai_gelu or bool(model.bias_gelu_fusion))
-    return pick(ACTIVATIONS, "gelu_tanh" if is_tanh else model.activation, "activation")
+    return (GATED_ACTIVATIONS | ACTIVATIONS)[part.activation]

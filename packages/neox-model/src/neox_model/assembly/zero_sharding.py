@@ -1,17 +1,16 @@
 """Parameters that the engine partitions over data-parallel ranks (ZeRO), gathered one at a time."""
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from neox_config import Resolved, engine_json
-from neox_config.derive.engine import chosen_engine, partitions_rows
-from neox_config.spec.engine_json import accumulation_dtype
+from neox_config import Resolved
+from neox_config.spec.run import RunSpec
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.residual_layer import ResidualLayer
@@ -21,11 +20,8 @@ from neox_model.parallel.partitioned import is_sharded, own_rows_of, whole_tenso
 
 __all__ = [
     "gathered_parameter",
-    "is_partitioned_by_torch",
-    "message_dtype",
     "partition_model",
     "partitioned_as_built",
-    "reduces_every_time",
     "whole_parameter",
     "without_zero",
 ]
@@ -44,12 +40,7 @@ def without_zero(resolved: Resolved) -> Resolved:
     )
 
 
-def is_partitioned_by_torch(resolved: Resolved, groups: Groups) -> bool:
-    """Return True if the torch engine partitions parameters over the data group (ZeRO stages 1 to 3)."""
-    return partitions_rows(resolved.config) and groups.data.size > 1
-
-
-def partitioned_as_built(resolved: Resolved, groups: Groups) -> AbstractContextManager[Any]:
+def partitioned_as_built(run: RunSpec, groups: Groups) -> AbstractContextManager[Any]:
     """Return a context manager in which new parameters do not take the memory of the whole model.
 
     Under ZeRO, DeepSpeed's stage 3 partitions each as soon as it is created, and the torch engine has no
@@ -58,21 +49,20 @@ def partitioned_as_built(resolved: Resolved, groups: Groups) -> AbstractContextM
     Raises:
         NeoXError: DeepSpeed was installed without an operator that the configuration requires.
     """
-    if is_partitioned_by_torch(resolved, groups):
+    if run.partitions_rows and groups.data.size > 1:
         return without_memory()
-    is_torch = chosen_engine(resolved.config).name == "torch"
-    if is_torch or resolved.config.zero.zero_optimization.stage < 3:
+    if run.engine.name == "torch" or run.layout.zero < 3:
         return nullcontext()
     partitioning: AbstractContextManager[Any] = importlib.import_module(_DEEPSPEEDS).partitioning(
-        groups, engine_json(resolved)
+        groups, json.loads(run.engine.settings)
     )
     return partitioning
 
 
-def partition_model(resolved: Resolved, model: nn.Module, groups: Groups) -> None:
+def partition_model(run: RunSpec, model: nn.Module, groups: Groups) -> None:
     """Partition a model over the data group for the torch engine, as its ZeRO stage says. Collective."""
-    zero, derived = resolved.config.zero.zero_optimization, resolved.derived
-    second = zero.zero_hpz_partition_size
+    second, is_last = run.layout.second_partition, run.layout.zero == 3
+    summed_in = run.reduces_in if run.gradients.reduces_each else run.gradients.accumulate_in
     sharding = importlib.import_module(_FULLY_SHARD)
     sharding.partition(
         model,
@@ -81,24 +71,11 @@ def partition_model(resolved: Resolved, model: nn.Module, groups: Groups) -> Non
         group=groups.data,
         device=computing_device(),
         precisions=sharding.Precisions(
-            computation=DTYPES[derived.precision],
-            accumulation=message_dtype(resolved)
-            if reduces_every_time(resolved)
-            else DTYPES[accumulation_dtype(resolved)],
+            computation=DTYPES[run.precision.weights], accumulation=DTYPES[summed_in]
         ),
-        reshards_after_forward=zero.stage == 3 and (second if second > 1 else True),
-        partitions_frozen=zero.stage == 3,
+        reshards_after_forward=is_last and (second if second > 1 else True),
+        partitions_frozen=is_last,
     )
-
-
-def message_dtype(resolved: Resolved) -> torch.dtype:
-    """Return the data type in which the torch engine sums gradients over ranks under ZeRO."""
-    return DTYPES[resolved.config.engine.communication_data_type or resolved.derived.precision]
-
-
-def reduces_every_time(resolved: Resolved) -> bool:
-    """Return True if the gradients of each micro-batch are reduced: stages 2 and 3 store only parts."""
-    return resolved.config.zero.zero_optimization.stage >= 2 or resolved.derived.accumulation == 1
 
 
 @contextmanager

@@ -336,7 +336,7 @@ def build_sequential(resolved: Resolved, vocab_size: int, *, device: str = "cpu"
         device: where its weights are.
     """
     plain = resolved.replaced(model=resolved.config.model.replaced(make_vocab_size_divisible_by=1))
-    plan = build_plan(plain, SINGLE_PROCESS, vocab_size=vocab_size)
+    plan = build_plan(plain.model, plain.run, SINGLE_PROCESS, vocab_size=vocab_size)
     with torch.device(device):
         model = as_sequential(plan, loss_fn=_no_loss)
     return model.eval()

@@ -155,7 +155,7 @@ class Compression:
 
     def _model(self, folder: Path) -> SequentialModel:
         model = build_sequential(self.resolved, self.checkpoint.vocab_size)
-        attach_compression(model, self.resolved.config, in_forward=True)
+        attach_compression(model, self.resolved.run, in_forward=True)
         for matrix in compressed_matrices(model):
             matrix.compression.inputs = None
         _fill(model, self.checkpoint)
@@ -227,7 +227,8 @@ class Compression:
 
     def _kept_rows(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the rows of the MLP that each layer needs, for layers that can lose others."""
-        groups = configured_matrices(self.resolved.config)
+        run = self.resolved.run
+        groups = configured_matrices(run.compression, run.compressible)
         for layer in range(self.resolved.config.model.num_layers):
             keeps = [
                 self._removable(matrix, groups[name]["row_pruning"][1])

@@ -13,7 +13,6 @@ from neox_config import Resolved
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
-from neox_model.assembly.model import padded_vocab_size
 from neox_model.convert.architecture import architecture_of, obstacles_in
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
 from neox_model.convert.errors import ConversionError
@@ -187,7 +186,7 @@ def check_exportable(resolved: Resolved, tokenizer: Tokenizer) -> None:
         architecture_of(resolved), obstacles_in(resolved), resolved.config.checkpoint.hf_family
     )
     refuse_others(tokenizer)
-    rows = padded_vocab_size(resolved.config, tokenizer.vocab_size)
+    rows = resolved.model.embedding.entries(tokenizer.vocab_size)
     source = resolved.config.tokenizer.vocab_file
     with TemporaryDirectory() as folder:
         _write_descriptions(

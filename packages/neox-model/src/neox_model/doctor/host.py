@@ -66,7 +66,7 @@ def examine(resolved: Resolved, rank: int, local_rank: int) -> dict[str, Any]:
 def _attention(resolved: Resolved, device: torch.device) -> dict[str, Any]:
     """Return the backends of attention in this training, and why they are not cuDNN's."""
     use_deterministic_algorithms(resolved.config)
-    found = attention_backends(resolved, device)
+    found = attention_backends(resolved.model, resolved.run, device)
     return {
         "attention": {backend.kind: backend.name for backend in found},
         "attention_notes": list(dict.fromkeys(backend.note for backend in found if backend.note)),

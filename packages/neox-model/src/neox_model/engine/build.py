@@ -11,9 +11,9 @@ from types import ModuleType
 from torch import nn
 from torch.optim import Optimizer
 
-from neox_config import Resolved
-from neox_config.derive.engine import chosen_engine
 from neox_config.facts.engines import EngineName
+from neox_config.spec.run import RunSpec
+from neox_config.spec.update import UpdateSpec
 from neox_model.engine.contract import Engine, ForwardEngine
 from neox_model.engine.mean_loss import PlainForward
 from neox_model.optim.lr_schedule import LearningRateSchedule
@@ -33,20 +33,21 @@ _BUILDERS: Mapping[tuple[EngineName, bool], str] = {
 }
 
 
-def prepare_engine(resolved: Resolved) -> None:
+def prepare_engine(run: RunSpec) -> None:
     """Log which engine is chosen and why, and prepare it; of one process, only DeepSpeed is worth a line.
 
     Call it after `torch.distributed` is initialized and before the model is built.
     """
-    choice = chosen_engine(resolved.config)
-    is_plain = choice.name == "torch" and resolved.derived.world_size == 1
+    engine = run.engine
+    is_plain = engine.name == "torch" and run.layout.world == 1
     level = logging.DEBUG if is_plain else logging.INFO
-    logger.log(level, "the engine is %s: %s", choice.name, choice.reason)
-    _builder(resolved).prepare()
+    logger.log(level, "the engine is %s: %s", engine.name, engine.reason)
+    _builder(run).prepare()
 
 
 def build_engine(
-    resolved: Resolved,
+    run: RunSpec,
+    update: UpdateSpec,
     model: nn.Module,
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
@@ -56,24 +57,24 @@ def build_engine(
     """Build the engine that trains, with our optimizer and schedule. Collective over all ranks.
 
     Args:
-        resolved: the configuration.
+        run: how the model runs.
+        update: how its weights are updated.
         model: this rank's part of the model, plain or a stage of a pipeline; float32, cast here.
         optimizer: over the model's parameters.
         schedule: advanced after each applied update.
         groups: this rank's process groups.
     """
-    engine: Engine = _builder(resolved).build(resolved, model, optimizer, schedule, groups=groups)
+    engine: Engine = _builder(run).build(run, update, model, optimizer, schedule, groups=groups)
     return engine
 
 
-def build_forward(resolved: Resolved, model: nn.Module, *, groups: Groups) -> ForwardEngine:
+def build_forward(run: RunSpec, model: nn.Module, *, groups: Groups) -> ForwardEngine:
     """Build an engine for evaluation only; the model keeps its dtype and device."""
-    if not resolved.derived.uses_pipeline:
+    if not run.layout.is_pipeline:
         return PlainForward(model, groups.data)
-    forward: ForwardEngine = _builder(resolved).build_forward(resolved, model, groups=groups)
+    forward: ForwardEngine = _builder(run).build_forward(run.batch, model, groups=groups)
     return forward
 
 
-def _builder(resolved: Resolved) -> ModuleType:
-    name = chosen_engine(resolved.config).name
-    return importlib.import_module(_BUILDERS[name, resolved.derived.uses_pipeline])
+def _builder(run: RunSpec) -> ModuleType:
+    return importlib.import_module(_BUILDERS[run.engine.name, run.layout.is_pipeline])

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,8 @@ from deepspeed.accelerator import get_accelerator
 from torch import nn
 from torch.optim import Optimizer
 
-from neox_config import Resolved, engine_json
+from neox_config.spec.run import Batch, RunSpec
+from neox_config.spec.update import UpdateSpec
 from neox_model.deepspeed_compat import (
     allow_any_precision,
     disable_compilation,
@@ -21,7 +23,6 @@ from neox_model.deepspeed_compat import (
 from neox_model.engine.build_own_update import build_own_update, share_masters
 from neox_model.engine.contract import Engine, ForwardEngine
 from neox_model.engine.deepspeed_engine import PipelineEngine, PipelineForward, PlainEngine, ZeroUpdate
-from neox_model.engine.loss_scaling import loss_scale_settings
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
@@ -39,7 +40,8 @@ def prepare() -> None:
 
 
 def build(
-    resolved: Resolved,
+    run: RunSpec,
+    update: UpdateSpec,
     model: nn.Module,
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
@@ -51,17 +53,17 @@ def build(
     Under ZeRO stage 0 our optimizer makes the updates in every precision, and DeepSpeed's engine runs in
     float32 mode. DeepSpeed's 16-bit wrappers are used under ZeRO only.
     """
-    build_update = _build_own if resolved.config.zero.zero_optimization.stage == 0 else _build_zero
-    inner, update = build_update(resolved, model, optimizer, schedule, groups)
-    if resolved.derived.uses_pipeline:
-        return PipelineEngine(inner, update, groups)
-    return PlainEngine(inner, update, groups.data)
+    build_update = _build_own if run.layout.zero == 0 else _build_zero
+    inner, applied = build_update(run, update, model, optimizer, schedule, groups)
+    if run.layout.is_pipeline:
+        return PipelineEngine(inner, applied, groups)
+    return PlainEngine(inner, applied, groups.data)
 
 
-def build_forward(resolved: Resolved, model: nn.Module, *, groups: Groups) -> ForwardEngine:
+def build_forward(batch: Batch, model: nn.Module, *, groups: Groups) -> ForwardEngine:
     """Build a pipeline engine for evaluation only; the model keeps its dtype and device."""
     settings = {
-        "train_micro_batch_size_per_gpu": resolved.derived.micro_batch_size,
+        "train_micro_batch_size_per_gpu": batch.micro,
         "gradient_accumulation_steps": 1,
         # Each tensor-parallel rank sends the activations that it holds, copies or parts.
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
@@ -72,16 +74,21 @@ def build_forward(resolved: Resolved, model: nn.Module, *, groups: Groups) -> Fo
 
 
 def _build_own(
-    resolved: Resolved, model: Any, optimizer: Optimizer, schedule: LearningRateSchedule, groups: Groups
+    run: RunSpec,
+    chosen: UpdateSpec,
+    model: Any,
+    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    groups: Groups,
 ) -> tuple[Any, OwnUpdate]:
     """Build the engine for stage 0: our optimizer sums, reduces and applies gradients."""
-    is_pipeline = resolved.derived.uses_pipeline
+    is_pipeline = run.layout.is_pipeline
     # Weights may have been initialized on the host; master weights must be on the device.
     model.to(torch.device(get_accelerator().current_device_name()))
     ties = model.take_over_ties() if is_pipeline else ()
-    update = build_own_update(resolved, model, optimizer, schedule, groups=groups, ties=ties)
+    update = build_own_update(run, chosen, model, optimizer, schedule, groups=groups, ties=ties)
     # DeepSpeed wraps an optimizer object, but uses the optimizer that a function returns unchanged.
-    inner = _initialize(resolved, model, groups, optimizer=lambda parameters: update.mixed)
+    inner = _initialize(run, model, groups, optimizer=lambda parameters: update.mixed)
     keep_gradients(inner, is_pipeline=is_pipeline)
     # DeepSpeed broadcasts the model's weights, which in float32 are the master weights.
     if update.mixed.masters is not update.mixed.parameters:
@@ -90,27 +97,37 @@ def _build_own(
 
 
 def _build_zero(
-    resolved: Resolved, model: Any, optimizer: Optimizer, schedule: LearningRateSchedule, groups: Groups
+    run: RunSpec,
+    chosen: UpdateSpec,
+    model: Any,
+    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    groups: Groups,
 ) -> tuple[Any, ZeroUpdate]:
     """Build the engine for stages 1 to 3, with DeepSpeed's ZeRO optimizers."""
-    inner = _initialize(resolved, model, groups, optimizer=optimizer, lr_scheduler=schedule)
-    scaling = loss_scale_settings(resolved)
+    inner = _initialize(run, model, groups, optimizer=optimizer, lr_scheduler=schedule)
+    scaling = chosen.scaling
     if scaling is None:
         return inner, ZeroUpdate(inner, min_loss_scale=None)
     floor = scaling.minimum if scaling.is_dynamic else scaling.initial
     return inner, ZeroUpdate(inner, min_loss_scale=floor)
 
 
-def _initialize(resolved: Resolved, model: Any, groups: Groups, **parts: Any) -> Any:
+def _initialize(run: RunSpec, model: Any, groups: Groups, **parts: Any) -> Any:
     with _quiet(), allow_any_precision():
         inner, *_ = deepspeed.initialize(
             model=model,
-            mpu=None if resolved.derived.uses_pipeline else ModelParallelUnit(groups),
-            config=engine_json(resolved),
+            mpu=None if run.layout.is_pipeline else ModelParallelUnit(groups),
+            config=_settings(run),
             dist_init_required=False,
             **parts,
         )
     return inner
+
+
+def _settings(run: RunSpec) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run.engine.settings)
+    return found
 
 
 @contextlib.contextmanager

@@ -6,11 +6,9 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from neox_config import Resolved
-from neox_config.derive.engine import reduces_early
-from neox_config.spec.engine_json import accumulation_dtype
+from neox_config.spec.run import Gradients, RunSpec
+from neox_config.spec.update import LossScaling, UpdateSpec
 from neox_model.assembly.choices import DTYPES, computing_device
-from neox_model.engine.loss_scaling import loss_scale_settings
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
@@ -22,7 +20,8 @@ __all__ = ["build_loss_scale", "build_own_update", "share_masters"]
 
 
 def build_own_update(
-    resolved: Resolved,
+    run: RunSpec,
+    chosen: UpdateSpec,
     model: nn.Module,
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
@@ -36,35 +35,35 @@ def build_own_update(
     (`MixedPrecisionOptimizer.begin_last_pass`).
 
     Args:
-        resolved: the configuration.
+        run: how the model runs.
+        chosen: how its weights are updated.
         model: float32, on its device; cast here.
         optimizer: over the model's parameters.
         schedule: advanced after each applied update.
         groups: this rank's process groups.
         ties: weights with copies on other pipeline stages, each with the group that sums its gradients.
     """
-    _cast_frozen(model, DTYPES[resolved.derived.precision])
-    reduction = _reduction(resolved, groups)
+    _cast_frozen(model, DTYPES[run.precision.weights])
+    reduction = _reduction(run.gradients, groups)
     mixed = MixedPrecisionOptimizer(
         optimizer,
         schedule,
-        dtype=DTYPES[resolved.derived.precision],
-        accumulation_dtype=DTYPES[accumulation_dtype(resolved)],
-        max_norm=resolved.config.optimizer.gradient_clipping,
+        dtype=DTYPES[run.precision.weights],
+        accumulation_dtype=DTYPES[run.gradients.accumulate_in],
+        max_norm=chosen.clipping,
         reduce=reduction,
         groups=groups,
-        loss_scale=build_loss_scale(resolved, next(model.parameters()).device),
+        loss_scale=build_loss_scale(chosen.scaling, next(model.parameters()).device),
         ties=ties,
     )
-    if groups.data.size > 1 and reduces_early(resolved.config, on_gpu=computing_device().type != "cpu"):
+    if groups.data.size > 1 and run.reduces_early(on_gpu=computing_device().type != "cpu"):
         mixed.reduce_early(reduction, model.parameters())
     return OwnUpdate(mixed, model, groups)
 
 
-def build_loss_scale(resolved: Resolved, device: torch.device) -> LossScale | None:
+def build_loss_scale(scaling: LossScaling | None, device: torch.device) -> LossScale | None:
     """Return the loss scale, kept on a device; None if the loss is not scaled."""
-    settings = loss_scale_settings(resolved)
-    return None if settings is None else LossScale(settings, device)
+    return None if scaling is None else LossScale(scaling, device)
 
 
 def _cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
@@ -82,12 +81,11 @@ def share_masters(update: MixedPrecisionOptimizer, groups: Groups) -> None:
         update.to_model()
 
 
-def _reduction(resolved: Resolved, groups: Groups) -> GradientReduction:
-    engine = resolved.config.engine
-    name = engine.communication_data_type
+def _reduction(gradients: Gradients, groups: Groups) -> GradientReduction:
+    name = gradients.reduce_in
     return GradientReduction(
         group=groups.data,
         dtype=None if name is None else DTYPES[name],
-        divides_first=engine.prescale_gradients,
-        predivide_factor=engine.gradient_predivide_factor,
+        divides_first=gradients.divides_first,
+        predivide_factor=gradients.predivide_factor,
     )

@@ -8,10 +8,11 @@ from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from neox_config import Resolved
+from neox_config.spec.run import RunSpec
+from neox_config.spec.update import UpdateSpec
 from neox_model.assembly.as_stages import StagedModel
-from neox_model.assembly.choices import computing_device
-from neox_model.assembly.zero_sharding import message_dtype, partition_model, reduces_every_time
+from neox_model.assembly.choices import DTYPES, computing_device
+from neox_model.assembly.zero_sharding import partition_model
 from neox_model.engine.build_own_update import build_loss_scale
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.lr_schedule import LearningRateSchedule
@@ -24,7 +25,8 @@ __all__ = ["build_sharded_model", "build_sharded_stage"]
 
 
 def build_sharded_model(
-    resolved: Resolved,
+    run: RunSpec,
+    update: UpdateSpec,
     model: nn.Module,
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
@@ -34,7 +36,8 @@ def build_sharded_model(
     """Build the partition of a model and the update of this rank's part of the weights. Collective.
 
     Args:
-        resolved: the configuration.
+        run: how the model runs.
+        update: how its weights are updated.
         model: partitioned already, or float32 with all weights.
         optimizer: over the model's parameters; updates this rank's part of them from now on.
         schedule: advanced after each applied update.
@@ -43,13 +46,14 @@ def build_sharded_model(
     paths = {id(parameter): path for path, parameter in model.named_parameters()}
     if not isinstance(model, FSDPModule):
         model.to(computing_device())
-        partition_model(resolved, model, groups)
-    sharded = ShardedModel(model, **_settings(resolved, groups))
-    return sharded, _build_update(resolved, sharded, optimizer, schedule, groups, paths=paths)
+        partition_model(run, model, groups)
+    sharded = ShardedModel(model, **_settings(run, groups))
+    return sharded, _build_update(update, sharded, optimizer, schedule, groups, paths=paths)
 
 
 def build_sharded_stage(
-    resolved: Resolved,
+    run: RunSpec,
+    update: UpdateSpec,
     model: StagedModel,
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
@@ -58,28 +62,28 @@ def build_sharded_stage(
 ) -> tuple[ShardedStage, OwnUpdate]:
     """Build the partition of a stage and the update of this rank's part (see `build_sharded_model`)."""
     paths = {id(parameter): path for path, parameter in model.named_parameters()}
-    sharded = ShardedStage(model, list(model.own_chunks()), **_settings(resolved, groups))
+    sharded = ShardedStage(model, list(model.own_chunks()), **_settings(run, groups))
     ties = model.take_over_ties()
-    return sharded, _build_update(resolved, sharded, optimizer, schedule, groups, paths=paths, ties=ties)
+    return sharded, _build_update(update, sharded, optimizer, schedule, groups, paths=paths, ties=ties)
 
 
-def _settings(resolved: Resolved, groups: Groups) -> dict[str, Any]:
-    zero, engine = resolved.config.zero.zero_optimization, resolved.config.engine
+def _settings(run: RunSpec, groups: Groups) -> dict[str, Any]:
+    gradients, zero = run.gradients, run.layout.zero
     return {
         "group": groups.data,
         "reduction": MeanReduceScatter(
-            message_dtype(resolved),
+            DTYPES[run.reduces_in],
             size=groups.data.size,
-            divides_first=zero.stage == 3 or zero.reduce_scatter or engine.prescale_gradients,
-            predivide_factor=engine.gradient_predivide_factor,
+            divides_first=zero == 3 or gradients.reduce_scatter or gradients.divides_first,
+            predivide_factor=gradients.predivide_factor,
         ),
-        "keeps_weights": zero.stage < 3,
-        "reduces_every_time": reduces_every_time(resolved),
+        "keeps_weights": zero < 3,
+        "reduces_every_time": gradients.reduces_each,
     }
 
 
 def _build_update(
-    resolved: Resolved,
+    update: UpdateSpec,
     sharded: ShardedModel,
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
@@ -91,7 +95,7 @@ def _build_update(
     """Build the update, whose gradients arrive averaged.
 
     Args:
-        resolved: the configuration.
+        update: how weights are updated.
         sharded: the partition.
         optimizer: over the parameters before they were partitioned.
         schedule: advanced after each applied update.
@@ -109,10 +113,10 @@ def _build_update(
         schedule,
         dtype=holders[0].dtype,
         accumulation_dtype=holders[0].dtype,
-        max_norm=resolved.config.optimizer.gradient_clipping,
+        max_norm=update.clipping,
         reduce=_already_averaged,
         groups=groups,
-        loss_scale=build_loss_scale(resolved, holders[0].device),
+        loss_scale=build_loss_scale(update.scaling, holders[0].device),
         ties=[(sharded.holder_of(parameter), group) for parameter, group in ties],
         is_sharded=True,
     )

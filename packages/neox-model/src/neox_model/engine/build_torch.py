@@ -5,9 +5,9 @@ import importlib
 from torch import nn
 from torch.optim import Optimizer
 
-from neox_config import Resolved
+from neox_config.spec.run import RunSpec
+from neox_config.spec.update import UpdateSpec
 from neox_model.assembly.choices import computing_device
-from neox_model.assembly.zero_sharding import is_partitioned_by_torch
 from neox_model.engine.build_own_update import build_own_update, share_masters
 from neox_model.engine.contract import Engine
 from neox_model.engine.torch_engine import TorchEngine
@@ -25,7 +25,8 @@ def prepare() -> None:
 
 
 def build(
-    resolved: Resolved,
+    run: RunSpec,
+    update: UpdateSpec,
     model: nn.Module,
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
@@ -34,19 +35,19 @@ def build(
 ) -> Engine:
     """Build the engine with our optimizer and schedule (see `build_engine`)."""
     sharded = None
-    if is_partitioned_by_torch(resolved, groups):
+    if run.partitions_rows and groups.data.size > 1:
         build_sharded = importlib.import_module(_SHARDED).build_sharded_model
-        sharded, update = build_sharded(resolved, model, optimizer, schedule, groups=groups)
+        sharded, applied = build_sharded(run, update, model, optimizer, schedule, groups=groups)
     else:
         # Weights may have been initialized on the host.
         model.to(computing_device())
-        update = build_own_update(resolved, model, optimizer, schedule, groups=groups)
-        share_masters(update.mixed, groups)
+        applied = build_own_update(run, update, model, optimizer, schedule, groups=groups)
+        share_masters(applied.mixed, groups)
     return TorchEngine(
         model,
-        update,
+        applied,
         groups.data,
-        accumulation=resolved.derived.accumulation,
-        samples=resolved.derived.train_batch_size,
+        accumulation=run.batch.accumulation,
+        samples=run.batch.whole,
         sharded=sharded,
     )

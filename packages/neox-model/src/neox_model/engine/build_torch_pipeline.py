@@ -3,10 +3,10 @@
 from torch import nn
 from torch.optim import Optimizer
 
-from neox_config import Resolved
+from neox_config.spec.run import Batch, RunSpec
+from neox_config.spec.update import UpdateSpec
 from neox_model.assembly.as_stages import StagedModel
 from neox_model.assembly.choices import DTYPES, computing_device
-from neox_model.assembly.zero_sharding import is_partitioned_by_torch
 from neox_model.engine.build_own_update import build_own_update, share_masters
 from neox_model.engine.build_sharded import build_sharded_stage
 from neox_model.engine.contract import Engine, ForwardEngine
@@ -22,7 +22,8 @@ def prepare() -> None:
 
 
 def build(
-    resolved: Resolved,
+    run: RunSpec,
+    update: UpdateSpec,
     model: nn.Module,
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
@@ -32,27 +33,27 @@ def build(
     """Build the engine with our optimizer and schedule (see `build_engine`)."""
     assert isinstance(model, StagedModel)
     sharded = None
-    if is_partitioned_by_torch(resolved, groups):
-        sharded, update = build_sharded_stage(resolved, model, optimizer, schedule, groups=groups)
+    if run.partitions_rows and groups.data.size > 1:
+        sharded, applied = build_sharded_stage(run, update, model, optimizer, schedule, groups=groups)
     else:
         # Weights may have been initialized on the host.
         model.to(computing_device())
         ties = model.take_over_ties()
-        update = build_own_update(resolved, model, optimizer, schedule, groups=groups, ties=ties)
-        share_masters(update.mixed, groups)
+        applied = build_own_update(run, update, model, optimizer, schedule, groups=groups, ties=ties)
+        share_masters(applied.mixed, groups)
     return TorchPipelineEngine(
         model,
-        update,
+        applied,
         groups,
-        schedule=resolved.config.parallelism.pipeline_schedule,
-        accumulation=resolved.derived.accumulation,
-        samples=resolved.derived.train_batch_size,
-        dtype=DTYPES[resolved.derived.precision],
+        schedule=run.layout.schedule,
+        accumulation=run.batch.accumulation,
+        samples=run.batch.whole,
+        dtype=DTYPES[run.precision.weights],
         sharded=sharded,
     )
 
 
-def build_forward(resolved: Resolved, model: nn.Module, *, groups: Groups) -> ForwardEngine:
+def build_forward(batch: Batch, model: nn.Module, *, groups: Groups) -> ForwardEngine:
     """Build a pipeline engine for evaluation only; the model keeps its dtype and device."""
     assert isinstance(model, StagedModel)
     return TorchPipelineForward(model, groups, dtype=next(model.parameters()).dtype)

@@ -17,7 +17,7 @@ from neox_config.derive.adapters import base_of_adapters
 from neox_config.errors import ConfigError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
-from neox_model.assembly.model import build_model, padded_vocab_size
+from neox_model.assembly.model import build_model
 from neox_model.assembly.zero_sharding import gathered_parameter, without_zero
 from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.downloads import folder_with_weights
@@ -60,7 +60,7 @@ def evaluate_parts(resolved: Resolved) -> str:
     groups = join_processes(resolved)
     storage = find_storage(config, groups)
     folder = folder_with_weights(load, groups, cache=config.checkpoint.store_cache, storage=storage)
-    prepare_engine(resolved)
+    prepare_engine(resolved.run)
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
     check_special_tokens(config, tokenizer)
@@ -71,7 +71,7 @@ def evaluate_parts(resolved: Resolved) -> str:
         resolved,
         samples_of_objective(datasets, config, tokenizer),
         groups,
-        vocab_size=padded_vocab_size(config, tokenizer.vocab_size),
+        vocab_size=resolved.model.embedding.entries(tokenizer.vocab_size),
         end_of_document=tokenizer.end_of_document,
     )
     losses, accuracies = _load_model(without_zero(resolved), folder, groups, tokenizer)
@@ -116,7 +116,7 @@ def _load_model(
     Returns:
         The function that computes the mean loss of micro-batches, and what counts the accuracies of these.
     """
-    model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
+    model = build_model(resolved.model, resolved.run, groups, vocab_size=tokenizer.vocab_size)
     model.to(device=_device(), dtype=DTYPES[resolved.derived.precision])
     recorded = recorded_values(resolved, tokenizer)
     base = load_base(
@@ -136,7 +136,7 @@ def _load_model(
         storage=find_storage(resolved.config, groups),
         evaluates=True,
     )
-    engine = build_forward(resolved, model, groups=groups)
+    engine = build_forward(resolved.run, model, groups=groups)
 
     def losses(batches: Iterator[Batch], count: int, is_stopping: IsStopping) -> Tensor:
         return engine.evaluate(as_micro_batches(unweighted(batches, count, _device())), count, is_stopping)

@@ -22,7 +22,7 @@ from neox_data.errors import CorpusError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
-from neox_model.assembly.model import build_stage, padded_vocab_size
+from neox_model.assembly.model import build_stage
 from neox_model.assembly.zero_sharding import gathered_parameter, without_zero
 from neox_model.checkpoint import load_weights
 from neox_model.checkpoint.base import load_base
@@ -162,7 +162,8 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
 
 def build_forward_model(resolved: Resolved, groups: Groups, tokenizer: Tokenizer) -> SequentialModel:
     """Build this rank's part of the model, with uninitialized weights. Collective over all ranks."""
-    model = build_stage(as_plain_model(resolved), groups, vocab_size=tokenizer.vocab_size)
+    plain = as_plain_model(resolved)
+    model = build_stage(plain.model, plain.run, groups, vocab_size=tokenizer.vocab_size)
     for param in model.parameters():
         param.data = param.data.to(DTYPES[resolved.derived.precision])
     return model
@@ -175,7 +176,7 @@ def forward_of(model: SequentialModel, resolved: Resolved, groups: Groups, token
         hidden_size=resolved.config.model.hidden_size,
         vocab_size=tokenizer.vocab_size,
         groups=groups,
-        model_vocab_size=padded_vocab_size(resolved.config, tokenizer.vocab_size),
+        model_vocab_size=resolved.model.embedding.entries(tokenizer.vocab_size),
     )
 
 

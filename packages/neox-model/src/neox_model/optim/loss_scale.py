@@ -7,38 +7,16 @@ doubled after a run of updates without overflow.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["LossScale", "LossScaleSettings"]
+from neox_config.spec.update import LossScaling
+
+__all__ = ["LossScale"]
 
 _FACTOR = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossScaleSettings:
-    """Settings of the loss scale.
-
-    Args:
-        initial: initial scale; constant if the scale is not dynamic.
-        is_dynamic: change the scale after overflows.
-        window: updates without overflow after which the scale doubles.
-        hysteresis: the scale halves at this overflow and at every later one, until the count starts again.
-        consecutive_hysteresis: every update without overflow starts the count again; else doubling does.
-        minimum: lower bound of a dynamic scale.
-        maximum: upper bound of a dynamic scale.
-    """
-
-    initial: float
-    is_dynamic: bool
-    window: int = 1000
-    hysteresis: int = 2
-    consecutive_hysteresis: bool = False
-    minimum: float = 1.0
-    maximum: float = math.inf
 
 
 class LossScale:
@@ -55,8 +33,9 @@ class LossScale:
         value: the scale of the next backward pass, a float32 scalar.
     """
 
-    def __init__(self, settings: LossScaleSettings, device: torch.device) -> None:
+    def __init__(self, settings: LossScaling, device: torch.device) -> None:
         self.settings = settings
+        self._maximum = math.inf if settings.maximum is None else settings.maximum
         self.value = torch.tensor(float(settings.initial), dtype=torch.float32, device=device)
         self._updates = torch.tensor(0, device=device)
         self._last_overflow = torch.tensor(-1, device=device)
@@ -83,7 +62,7 @@ class LossScale:
         restores = ~overflows if self.settings.consecutive_hysteresis else doubles
 
         lowered = (self.value / _FACTOR).clamp(min=self.settings.minimum)
-        raised = (self.value * _FACTOR).clamp(max=self.settings.maximum)
+        raised = (self.value * _FACTOR).clamp(max=self._maximum)
         scale = torch.where(halves, lowered, self.value)
         self.value = torch.where(doubles, raised, scale)
         spent = torch.where(overflows & ~halves, self._hysteresis - 1, self._hysteresis)

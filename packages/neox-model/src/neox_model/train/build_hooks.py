@@ -154,7 +154,7 @@ def _last(training: Training, progress: Progress, *, saves_start: bool) -> Itera
     optimizer = training.engine.update.optimizer
     if hasattr(optimizer, "replicas_differ"):
         yield LocalStepsHook(optimizer)
-    kept = kept_tokens(training.config)
+    kept = kept_tokens(training.config.data_efficiency.data_efficiency)
     if kept is not None:
         yield DropTokensHook(training.model, kept.at)
     yield GarbageCollectionHook()

@@ -9,7 +9,6 @@ from itertools import islice
 from torch.distributed import ReduceOp
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.derive.compression import compresses
 from neox_config.derive.curricula import length_schedule
 from neox_config.derive.objective import is_masked
 from neox_config.estimate import flops_per_token
@@ -169,10 +168,10 @@ def build_compression(
     resolved: Resolved, engine: Engine, groups: Groups, eigenvalues: Eigenvalues | None = None
 ) -> TrainedCompression | None:
     """Build what compresses the model in training; None if nothing does."""
-    if not compresses(resolved.config):
+    run = resolved.run
+    if not run.compressible:
         return None
-    dtype = DTYPES[resolved.derived.precision]
-    rules = snip_rules(resolved.config)
+    dtype, rules = DTYPES[run.precision.weights], snip_rules(run.compression, run.compressible)
     if eigenvalues is None:
         return TrainedCompression(engine, groups, dtype=dtype, snip=rules)
     return TrainedCompression(engine, groups, dtype=dtype, snip=rules, factors=eigenvalues.factor)

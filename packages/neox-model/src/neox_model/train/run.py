@@ -17,8 +17,8 @@ from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.attention_backend import attention_backends, log_backends
 from neox_model.assembly.choices import computing_device
 from neox_model.assembly.compilation import compile_layers
-from neox_model.assembly.model import build_model, padded_vocab_size
-from neox_model.assembly.optimizer import build_optimizer, build_schedule
+from neox_model.assembly.model import build_model
+from neox_model.assembly.optimizer import build_optimizer
 from neox_model.assembly.towers import BLOCK, QUERY
 from neox_model.assembly.zero_sharding import gathered_parameter
 from neox_model.checkpoint.base import load_base
@@ -28,6 +28,7 @@ from neox_model.engine.build import build_engine, prepare_engine
 from neox_model.engine.contract import Engine
 from neox_model.metrics.events import Events
 from neox_model.metrics.writers.base import MetricWriter
+from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
@@ -161,7 +162,7 @@ def _build_training(
     groups: Groups, resolved: Resolved, storage: Storage, progress: Progress, additions: Additions
 ) -> tuple[Training, Position]:
     """Build the data, the model and the engine; return also the position in the data to continue from."""
-    config, derived = resolved.config, resolved.derived
+    config = resolved.config
     progress.describe(phase="preparing the data", last_iteration=config.training.iterations)
     use_deterministic_algorithms(config)
     check_saves(config)
@@ -170,7 +171,7 @@ def _build_training(
     if config.training.adlr_autoresume:
         find_service(config.training.adlr_autoresume_service)
     uploads = build_uploads(config, groups)
-    prepare_engine(resolved)
+    prepare_engine(resolved.run)
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
     check_special_tokens(config, tokenizer)
@@ -183,8 +184,8 @@ def _build_training(
     check_passes(resolved, position)
     datasets = build_datasets(resolved, position=position, difficulties=additions.difficulties)
     progress.describe(phase="building the model")
-    model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
-    backends = attention_backends(resolved, computing_device())
+    model = build_model(resolved.model, resolved.run, groups, vocab_size=tokenizer.vocab_size)
+    backends = attention_backends(resolved.model, resolved.run, computing_device())
     log_backends(backends)
     recorded = recorded_values(resolved, tokenizer)
     start_from_teacher(
@@ -214,12 +215,18 @@ def _build_training(
         writable=partial(gathered_parameter, groups=groups),
         cache=config.checkpoint.store_cache,
     )
-    optimizer = build_optimizer(config, model, model_group=groups.model, data_group=groups.data)
-    schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)
-    engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
+    optimizer = build_optimizer(
+        resolved.update.optimizer, resolved.run, model, model_group=groups.model, data_group=groups.data
+    )
+    curve = resolved.update.curve
+    assert curve is not None, "the number of iterations is known where the data is read"
+    schedule = LearningRateSchedule(optimizer, curve)
+    engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
     add_distillation(resolved, model, groups=groups, recorded=recorded, vocab_size=tokenizer.vocab_size)
     progress.describe(phase="compiling the layers")
-    compile_layers(model, resolved, groups)
+    compile_layers(
+        model, resolved.run, groups, width=resolved.model.width, iterations=config.training.iterations
+    )
     seed_streams(config.training.seed, groups)
     eigenvalues = build_eigenvalues(resolved, engine, groups)
     compression = build_compression(resolved, engine, groups, eigenvalues)
@@ -279,7 +286,7 @@ def _opened(
         training.resolved,
         samples_of_objective(training.datasets, config, training.tokenizer),
         groups,
-        vocab_size=padded_vocab_size(config, training.tokenizer.vocab_size),
+        vocab_size=training.resolved.model.embedding.entries(training.tokenizer.vocab_size),
         end_of_document=training.tokenizer.end_of_document,
         largest_id=training.tokenizer.largest_id,
         difficulties=training.difficulties,

@@ -226,7 +226,8 @@ def add_distillation(
         return
     assert isinstance(model, SequentialModel), "a rule refuses pipelines"
     folder, checkpoint = _open_teacher(section, groups)
-    teacher = build_stage(_like(resolved, checkpoint), groups, vocab_size=vocab_size).eval()
+    like = _like(resolved, checkpoint)
+    teacher = build_stage(like.model, like.run, groups, vocab_size=vocab_size).eval()
     for parameter in teacher.parameters():
         parameter.requires_grad_(False)
         parameter.data = parameter.data.to(DTYPES[resolved.derived.precision])

@@ -66,7 +66,7 @@ def all_batches(replicas: int) -> list[Batch]:
 def plain_run(settings: dict[str, Any], replicas: int) -> tuple[list[float], dict[str, Tensor]]:
     """Losses and weights of a loop whose loss is the mean over all unmasked tokens of the global batch."""
     alone = resolved_from({**settings, "pipe_parallel_size": 0})
-    model = build_model(alone, SINGLE_PROCESS, vocab_size=VOCAB)
+    model = build_model(alone.model, alone.run, SINGLE_PROCESS, vocab_size=VOCAB)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     stream, losses = iter(all_batches(replicas)), []
     for _ in range(ITERATIONS):
@@ -86,10 +86,12 @@ def plain_run(settings: dict[str, Any], replicas: int) -> tuple[list[float], dic
 
 def engine_run(settings: dict[str, Any], groups: Groups) -> tuple[list[float], nn.Module]:
     resolved = resolved_from(settings, devices=2)
-    model = build_model(resolved, groups, vocab_size=VOCAB)
+    model = build_model(resolved.model, resolved.run, groups, vocab_size=VOCAB)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
-    engine = build_engine(resolved, model, optimizer, LearningRateSchedule(optimizer, curve), groups=groups)
+    engine = build_engine(
+        resolved.run, resolved.update, model, optimizer, LearningRateSchedule(optimizer, curve), groups=groups
+    )
     weighting = choose_weighting(resolved.config, groups)
     step = EngineStep(engine, accumulation=ACCUMULATION, weighting=weighting)
     mine: Iterator[Batch] = iter(all_batches(groups.data.size)[groups.data.rank :: groups.data.size])
@@ -97,7 +99,7 @@ def engine_run(settings: dict[str, Any], groups: Groups) -> tuple[list[float], n
 
 
 def train_on_each_layout() -> None:
-    prepare_engine(resolved_from({"engine": "deepspeed"}))
+    prepare_engine(resolved_from({"engine": "deepspeed"}).run)
     for layout in LAYOUTS.values():
         settings = SETTINGS | layout
         groups = create_groups(1, settings.get("pipe_parallel_size", 0))
