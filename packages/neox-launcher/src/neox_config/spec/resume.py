@@ -5,7 +5,7 @@ compared: null is replaced by its meaning, parameters that act together are comp
 values that have no effect under the other settings are skipped.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from neox_config.derive.adapters import adapted_matrices
 from neox_config.derive.attention_layers import has_qkv_bias, sliding_window, types_in
 from neox_config.derive.learning_rate import (
     final_decay_iterations,
@@ -25,14 +24,15 @@ from neox_config.derive.learning_rate import (
 )
 from neox_config.derive.optimizer_arguments import optimizer_facts, own_arguments, refused_parameters
 from neox_config.derive.unused import is_in_use
+from neox_config.derive.widths import mlp_width
 from neox_config.errors import ConfigError
-from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES, GMLP_TYPES
+from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import in_words
 from neox_config.schema.config import NeoXConfig, all_parameters, section_of, sections
 from neox_config.schema.parameter import Resume, Section, entry_section, inner_section, resume_of
-from neox_config.schema.sections.attention import SparsityConfig
 from neox_config.schema.sections.optimizer import OptimizerParams, Scheduler, SchedulerParams
+from neox_config.spec.model import Blocks, Learned, SpatialMLP
 from neox_config.spec.resolve import Resolved, resolve
 
 __all__ = [
@@ -66,7 +66,29 @@ _FORMER_WIDTH = "intermediate_size"
 _WINDOW = "sliding_window_width"
 _UNUSED: Any = object()
 _CLASSES: tuple[Resume, ...] = ("model", "training")
+_SPARSITY, _SCHEDULER = "sparsity_config.", "scheduler.params."
+# Named after several parameters, or after one outside its own class.
+_GELU = "openai_gelu, bias_gelu_fusion"
 _LOCAL = "sparsity_config.num_local_blocks, sparsity_config.num_sliding_window_blocks (of local layers)"
+_SEED = "seed (of the random blocks of sparse layers)"
+_LENGTH = "seq_length (of gmlp and amlp layers)"
+# Compared through another parameter, or through the tokenizer's files.
+_BY_ANOTHER = frozenset(
+    """
+    openai_gelu bias_gelu_fusion intermediate_size expansion_factor mlp_multiple_of param_sharing_style
+    make_vocab_size_divisible_by vocab_file merge_file sparsity_config.global_block_end_indices fp16.enabled
+    bf16.enabled weight_decay lr_decay_fraction lr_wsd_decay_fraction decay_lr_to warmup_iters train_epochs
+    train_micro_batch_size_per_gpu gradient_accumulation_steps
+    """.split()
+)
+# Null stands for a value that follows from others.
+_FOLLOWS = frozenset(
+    """
+    vocab_file attention_config lr_decay_iters lr_wsd_decay_iters max_position_embeddings mlp_width
+    num_kv_heads num_unique_layers optimizer.params.lr precision rotary_scaling.attention_factor
+    rotary_scaling.original_max_position_embeddings train_batch_size use_bias_in_qkv
+    """.split()
+) | {f"{_SCHEDULER}{name}" for name in SchedulerParams.model_fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +147,9 @@ def in_effect(resolved: Resolved, *, tokenizer: Mapping[str, Any] | None = None)
     found: dict[str, dict[str, Any]] = {resume: {} for resume in _CLASSES}
     for name, resume, written in _leaves(resolved.config):
         if resume in found:
-            found[resume][name] = _value(name, written, resolved)
-    found["training"] |= _optimizer_arguments(resolved)
-    for label, (resume, decide) in _TOGETHER.items():
-        found[resume][label] = decide(resolved)
+            found[resume][name] = written if _is_used(name, resolved) else _UNUSED
+    found["model"] |= _of_model(resolved)
+    found["training"] |= _of_training(resolved) | _optimizer_arguments(resolved.config)
     found["model"] |= tokenizer or {}
     return {
         resume: {label: value for label, value in values.items() if value is not _UNUSED}
@@ -207,15 +228,13 @@ def _absent(label: str, recorded: Mapping[str, Any]) -> Any:
     found: Any = recorded
     for part in label.split("."):
         found = found.get(part, _UNUSED) if isinstance(found, Mapping) else _UNUSED
-    if found is not _UNUSED or label in _TOGETHER:
+    if found is not _UNUSED or label in (_GELU, _LOCAL, _SEED, _LENGTH):
         return _UNUSED
     if label.startswith(_ARGUMENTS):
         return _default_argument(label, recorded)
     # Groups named by the user are absent if they were not given.
     default = _defaults().get(label)
-    # A default of null may stand for a value that follows from others, which is not known here.
-    is_known = default is not None or label not in _DECIDES or label == _WINDOW
-    return default if is_known else _UNUSED
+    return _UNUSED if default is None and label in _FOLLOWS else default
 
 
 def _default_argument(label: str, recorded: Mapping[str, Any]) -> Any:
@@ -285,20 +304,15 @@ def _leaves_of(
             yield prefix + name, resume, value
 
 
-def _value(name: str, written: Any, resolved: Resolved) -> Any:
-    """Return the value in effect of a parameter, or _UNUSED."""
-    if name in _DECIDES:
-        return _DECIDES[name](resolved)
+def _is_used(name: str, resolved: Resolved) -> bool:
     block = name.partition(".")[0]
-    is_used = is_in_use(name, resolved.config) and (block not in _IN_USE or _IN_USE[block](resolved))
-    return written if is_used else _UNUSED
-
-
-def _optimizer_arguments(resolved: Resolved) -> dict[str, Any]:
-    """Return the arguments of the optimizer whose names or defaults differ from the declared parameters."""
-    config = resolved.config
-    values = dict.fromkeys(refused_parameters(config), _UNUSED) | own_arguments(config)
-    return {f"{_ARGUMENTS}{name}": _plain(value) for name, value in values.items()}
+    # Blocks that are used as a whole; the batch size of elasticity is compared as train_batch_size.
+    is_used = {
+        "fp16": resolved.run.precision.weights == "fp16",
+        "amp": resolved.run.precision.autocast is not None,
+        "elasticity": False,
+    }
+    return name not in _BY_ANOTHER and is_used.get(block, True) and is_in_use(name, resolved.config)
 
 
 def _plain(value: Any) -> Any:
@@ -306,199 +320,92 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _by_another(resolved: Resolved) -> Any:
-    """Return _UNUSED for parameters that are compared through another one or the tokenizer's files."""
-    return _UNUSED
+def _optimizer_arguments(config: NeoXConfig) -> dict[str, Any]:
+    """Return the arguments of the optimizer whose names or defaults differ from the declared parameters."""
+    values = dict.fromkeys(refused_parameters(config), _UNUSED) | own_arguments(config)
+    return {f"{_ARGUMENTS}{name}": _plain(value) for name, value in values.items()}
 
 
-def _has(resolved: Resolved, *kinds: str) -> bool:
-    return not set(kinds).isdisjoint(resolved.derived.attention_types)
+def _of_model(resolved: Resolved) -> dict[str, Any]:
+    """Return the values of the model that are not as given, and those of several parameters together."""
+    config, model = resolved.config, resolved.model
+    section, attention, sparsity = config.model, config.attention, config.attention.sparsity_config
+    kinds = {layer.mixer.kind: layer.mixer for layer in model.layers}
+    used = {name for kind in kinds for name in ATTENTION_FACTS[kind].settings}
+    added, owners = model.embedding.position, [layer.owner for layer in model.layers]
+    activation = getattr(model.layers[0].channel or model.layers[0].mixer, "activation", "")
+    scaling = {}
+    if attention.pos_emb == "rotary":
+        scaling = attention.rotary_scaling.in_use(section.max_position_embeddings)
+    blocks = [
+        pattern for each in kinds.values() if isinstance(pattern := getattr(each, "pattern", None), Blocks)
+    ]
+    return {
+        "lora_target_modules": (list(model.adapters.matrices) if model.adapters else None) or _UNUSED,
+        "num_kv_heads": section.num_kv_heads or section.num_attention_heads,
+        "max_position_embeddings": added.count if isinstance(added, Learned) else _UNUSED,
+        "norm": model.norm.kind,
+        "use_bias_in_qkv": has_qkv_bias(config),
+        **{
+            f"rotary_scaling.{name}": scaling.get(name, _UNUSED)
+            for name in ("original_max_position_embeddings", "attention_factor")
+        },
+        "mlp_width": mlp_width(config),
+        # Null if every sample fits into it.
+        _WINDOW: sliding_window(config) if "global" in kinds else _UNUSED,
+        "num_unique_layers": None if None in owners else owners,
+        "attention_config": [[kind, len(list(layers))] for kind, layers in groupby(model.kinds)],
+        # A bias on attention scores is multiplied by the layer number; without one, the results are the same.
+        "apply_query_key_layer_scaling": (
+            attention.apply_query_key_layer_scaling if attention.pos_emb in BIASED_SCORES else _UNUSED
+        ),
+        f"{_SPARSITY}block": sparsity.block if used else _UNUSED,
+        f"{_SPARSITY}different_layout_per_head": (
+            sparsity.different_layout_per_head if any(map(sparsity.can_differ_per_head, kinds)) else _UNUSED
+        ),
+        f"{_SPARSITY}num_local_blocks": sparsity.num_local_blocks if "sparse_fixed" in kinds else _UNUSED,
+        f"{_SPARSITY}num_sliding_window_blocks": (
+            sparsity.num_sliding_window_blocks if kinds.keys() & {"bigbird", "bslongformer"} else _UNUSED
+        ),
+        f"{_SPARSITY}global_block_indices": (
+            [list(stretch) for stretch in sparsity.global_ranges]
+            if "global_block_indices" in used
+            else _UNUSED
+        ),
+        _GELU: {"gelu": "erf form", "gelu_tanh": "tanh form"}.get(activation, _UNUSED),
+        _LOCAL: sparsity.local_attention_blocks if "local" in kinds else _UNUSED,
+        _SEED: next((each.seed for each in blocks if each.random_blocks), _UNUSED),
+        _LENGTH: next((each.length for each in kinds.values() if isinstance(each, SpatialMLP)), _UNUSED),
+    }
 
 
-def _where(is_used: Callable[[Resolved], bool], name: str) -> Callable[[Resolved], Any]:
-    """Return a function that returns the value of a parameter if `is_used` holds, else _UNUSED."""
-    return lambda resolved: resolved.config.value_of(name) if is_used(resolved) else _UNUSED
-
-
-def _is_sparse(resolved: Resolved) -> bool:
-    return any(ATTENTION_FACTS[kind].is_in_blocks for kind in resolved.derived.attention_types)
-
-
-def _sparsity(resolved: Resolved) -> SparsityConfig:
-    return resolved.config.attention.sparsity_config
-
-
-def _norm(resolved: Resolved) -> str:
-    norm = resolved.config.model.norm
-    return "layernorm" if norm == "apexlayernorm" else norm
-
-
-def _window(resolved: Resolved) -> Any:
-    """Return the window of global layers; null if every sample fits into it."""
-    return sliding_window(resolved.config) if _has(resolved, "global") else _UNUSED
-
-
-def _scaling(name: str) -> Callable[[Resolved], Any]:
-    """Return a function that returns a setting of scaled rotary frequencies if it has an effect."""
-
-    def value(resolved: Resolved) -> Any:
-        config = resolved.config
-        scaling = config.attention.rotary_scaling.in_use(config.model.max_position_embeddings)
-        return scaling.get(name, _UNUSED) if config.attention.pos_emb == "rotary" else _UNUSED
-
-    return value
-
-
-def _gelu(resolved: Resolved) -> Any:
-    model = resolved.config.model
-    if model.activation != "gelu":
-        return _UNUSED
-    return "tanh form" if model.openai_gelu or model.bias_gelu_fusion else "erf form"
-
-
-def _attention_types(resolved: Resolved) -> list[list[Any]]:
-    return [[kind, len(list(layers))] for kind, layers in groupby(resolved.derived.attention_types)]
-
-
-def _weight_owners(resolved: Resolved) -> list[int] | None:
-    owners = resolved.derived.weight_owners
-    return None if owners is None else list(owners)
-
-
-def _global_blocks(resolved: Resolved) -> Any:
-    types = resolved.derived.attention_types
-    if not any("global_block_indices" in ATTENTION_FACTS[kind].settings for kind in types):
-        return _UNUSED
-    return [list(stretch) for stretch in _sparsity(resolved).global_ranges]
-
-
-def _seed_of_blocks(resolved: Resolved) -> Any:
-    can_draw = any(
-        "num_random_blocks" in ATTENTION_FACTS[kind].settings for kind in resolved.derived.attention_types
-    )
-    draws = can_draw and _sparsity(resolved).num_random_blocks > 0
-    return resolved.config.training.seed if draws else _UNUSED
-
-
-def _is_decoupled(resolved: Resolved) -> Any:
-    """Return True if Adam uses decoupled weight decay; _UNUSED without weight decay."""
-    optimizer = resolved.config.optimizer.optimizer
+def _of_training(resolved: Resolved) -> dict[str, Any]:
+    """Return the values of the training that are not as given."""
+    config, precision = resolved.config, resolved.run.precision
+    optimizer, iterations = config.optimizer.optimizer, resolved.update.decay_iterations or 0
+    has_own_curve = config.optimizer.scheduler.type is None
     decoupled = {"adamw": True, "cpu_torch_adam": False}
     decoupled |= dict.fromkeys(("adam", "cpu_adam"), optimizer.params.adam_w_mode)
-    return decoupled.get(optimizer.kind, _UNUSED) if optimizer.params.weight_decay else _UNUSED
-
-
-def _of_the_scheduler(name: str) -> Callable[[Resolved], Any]:
-    """Return a function that returns an argument of the scheduler, with null replaced by its meaning."""
-
-    def value(resolved: Resolved) -> Any:
-        if not is_in_use(f"scheduler.params.{name}", resolved.config):
-            return _UNUSED
-        curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
-        return getattr(curve, name)
-
-    return value
-
-
-def _has_own_curve(resolved: Resolved) -> bool:
-    return resolved.config.optimizer.scheduler.type is None
-
-
-_SPARSITY = "sparsity_config"
-# Parameters whose value in effect differs from the given one.
-_DECIDES: dict[str, Callable[[Resolved], Any]] = {
-    "lora_target_modules": lambda resolved: adapted_matrices(resolved.config) or _UNUSED,
-    "amp.enabled": lambda resolved: resolved.derived.autocast is not None,
-    "num_kv_heads": lambda resolved: (
-        resolved.config.model.num_kv_heads or resolved.config.model.num_attention_heads
-    ),
-    "max_position_embeddings": _where(
-        lambda resolved: resolved.config.attention.pos_emb == "learned", "max_position_embeddings"
-    ),
-    "norm": _norm,
-    "use_bias_in_qkv": lambda resolved: has_qkv_bias(resolved.config),
-    "rotary_scaling.original_max_position_embeddings": _scaling("original_max_position_embeddings"),
-    "rotary_scaling.attention_factor": _scaling("attention_factor"),
-    "openai_gelu": _by_another,
-    "bias_gelu_fusion": _by_another,
-    "mlp_width": lambda resolved: resolved.derived.mlp_width,
-    "intermediate_size": _by_another,
-    "expansion_factor": _by_another,
-    "mlp_multiple_of": _by_another,
-    _WINDOW: _window,
-    "num_unique_layers": _weight_owners,
-    "param_sharing_style": _by_another,
-    "make_vocab_size_divisible_by": _by_another,
-    "vocab_file": _by_another,
-    "merge_file": _by_another,
-    "attention_config": _attention_types,
-    # A bias on attention scores is multiplied by the layer number; without one, the results are the same.
-    "apply_query_key_layer_scaling": _where(
-        lambda resolved: resolved.config.attention.pos_emb in BIASED_SCORES,
-        "apply_query_key_layer_scaling",
-    ),
-    f"{_SPARSITY}.block": _where(_is_sparse, f"{_SPARSITY}.block"),
-    f"{_SPARSITY}.different_layout_per_head": _where(
-        lambda resolved: any(map(_sparsity(resolved).can_differ_per_head, resolved.derived.attention_types)),
-        f"{_SPARSITY}.different_layout_per_head",
-    ),
-    f"{_SPARSITY}.num_local_blocks": _where(
-        lambda resolved: _has(resolved, "sparse_fixed"), f"{_SPARSITY}.num_local_blocks"
-    ),
-    f"{_SPARSITY}.num_sliding_window_blocks": _where(
-        lambda resolved: _has(resolved, "bigbird", "bslongformer"), f"{_SPARSITY}.num_sliding_window_blocks"
-    ),
-    f"{_SPARSITY}.global_block_indices": _global_blocks,
-    f"{_SPARSITY}.global_block_end_indices": _by_another,
-    "precision": lambda resolved: resolved.derived.precision,
-    "fp16.enabled": _by_another,
-    "bf16.enabled": _by_another,
-    "optimizer.type": lambda resolved: resolved.config.optimizer.optimizer.kind,
-    "optimizer.params.adam_w_mode": _is_decoupled,
-    "weight_decay": _by_another,
-    "optimizer.params.lr": _where(
-        lambda resolved: peak_instead_of_lr(resolved.config) is None, "optimizer.params.lr"
-    ),
-    **{f"scheduler.params.{name}": _of_the_scheduler(name) for name in SchedulerParams.model_fields},
-    "lr_decay_iters": lambda resolved: (
-        resolved.derived.lr_decay_iters if uses_decay_iterations(resolved.config) else _UNUSED
-    ),
-    "lr_decay_fraction": _by_another,
-    "lr_wsd_decay_fraction": _by_another,
-    "lr_wsd_decay_iters": lambda resolved: (
-        final_decay_iterations(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
-        if is_in_use("lr_wsd_decay_iters", resolved.config)
-        else _UNUSED
-    ),
-    "min_lr": lambda resolved: minimum_rate(resolved.config) if _has_own_curve(resolved) else _UNUSED,
-    "decay_lr_to": _by_another,
-    "warmup": lambda resolved: (
-        warmup_fraction(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
-        if _has_own_curve(resolved)
-        else _UNUSED
-    ),
-    "warmup_iters": _by_another,
-    "train_batch_size": lambda resolved: resolved.derived.train_batch_size,
-    "train_epochs": _by_another,
-    "train_micro_batch_size_per_gpu": _by_another,
-    "gradient_accumulation_steps": _by_another,
-}
-# Blocks that are used or unused as a whole; the batch size of elasticity is compared as train_batch_size.
-_IN_USE: dict[str, Callable[[Resolved], bool]] = {
-    "fp16": lambda resolved: resolved.derived.precision == "fp16",
-    "amp": lambda resolved: resolved.derived.autocast is not None,
-    "elasticity": lambda resolved: False,
-}
-# Values determined by several parameters together, or by one parameter outside its own class.
-_TOGETHER: dict[str, tuple[Resume, Callable[[Resolved], Any]]] = {
-    "openai_gelu, bias_gelu_fusion": ("model", _gelu),
-    _LOCAL: (
-        "model",
-        lambda resolved: _sparsity(resolved).local_attention_blocks if _has(resolved, "local") else _UNUSED,
-    ),
-    "seed (of the random blocks of sparse layers)": ("model", _seed_of_blocks),
-    "seq_length (of gmlp and amlp layers)": (
-        "model",
-        _where(lambda resolved: _has(resolved, *GMLP_TYPES), "seq_length"),
-    ),
-}
+    found = {
+        "amp.enabled": precision.autocast is not None,
+        "precision": precision.weights,
+        "optimizer.type": optimizer.kind,
+        # Without weight decay, both kinds are the same.
+        "optimizer.params.adam_w_mode": (
+            decoupled.get(optimizer.kind, _UNUSED) if optimizer.params.weight_decay else _UNUSED
+        ),
+        "optimizer.params.lr": optimizer.params.lr if peak_instead_of_lr(config) is None else _UNUSED,
+        "lr_decay_iters": iterations if uses_decay_iterations(config) else _UNUSED,
+        "lr_wsd_decay_iters": _UNUSED,
+        "min_lr": minimum_rate(config) if has_own_curve else _UNUSED,
+        "warmup": warmup_fraction(config, decay_iterations=iterations) if has_own_curve else _UNUSED,
+        "train_batch_size": resolved.run.batch.whole,
+    }
+    if is_in_use("lr_wsd_decay_iters", config):
+        found["lr_wsd_decay_iters"] = final_decay_iterations(config, decay_iterations=iterations)
+    used = [name for name in SchedulerParams.model_fields if is_in_use(f"{_SCHEDULER}{name}", config)]
+    found |= dict.fromkeys((f"{_SCHEDULER}{name}" for name in SchedulerParams.model_fields), _UNUSED)
+    if used:
+        curve = learning_rate_curve(config, decay_iterations=iterations)
+        found |= {f"{_SCHEDULER}{name}": getattr(curve, name) for name in used}
+    return found
