@@ -100,7 +100,7 @@ def read_run(config: NeoXConfig, sizes: Sizes) -> RunSpec:
         ),
         compression=config.compression.compression_training,
         compressible=tuple(compressible_matrices(config)) if compresses(config) else (),
-        ranks=config.objective.report_topk_accuracies,
+        targets=config.objective,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from neox_config.facts.engines import Capability, EngineName, averages_early
 from neox_config.facts.pipeline_schedules import SCHEDULES, Placement, ScheduleName
 from neox_config.schema.sections.compression import CompressionTraining
+from neox_config.schema.sections.objective import ObjectiveSection
 from neox_config.spec.values import of
 
 __all__ = [
@@ -293,7 +294,7 @@ class RunSpec:
         dropout: what is dropped in training.
         compression: how matrices are quantized and pruned; all parts may be disabled.
         compressible: logical names of the matrices that this can change; none if all parts are disabled.
-        ranks: ranks of the right block up to which a retrieval model's accuracy is reported.
+        targets: settings of what is predicted, and of the terms of the loss, as they were given.
     """
 
     layout: Layout
@@ -308,7 +309,7 @@ class RunSpec:
     dropout: Dropout
     compression: CompressionTraining = of("compression_training")
     compressible: tuple[str, ...] = of("compression_training")
-    ranks: tuple[int, ...] = of("report_topk_accuracies")
+    targets: ObjectiveSection = of("objective")
 
     @property
     def partitions_rows(self) -> bool:

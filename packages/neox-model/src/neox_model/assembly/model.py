@@ -256,7 +256,7 @@ def _assemble(
         )
         return pipeline
     if isinstance(spec.head, Retrieval):
-        loss = RetrievalLoss(groups.data, best=run.ranks)
+        loss = RetrievalLoss(groups.data, best=run.targets.report_topk_accuracies)
         towers = {
             name: as_sequential(plan, loss_fn=loss, recomputation=recomputation, autocast=autocast)
             for name in _tower_names(spec.head)
