@@ -49,8 +49,8 @@ class Runner:
         self.seconds, self.tried = seconds, []
 
     def __call__(self, plan):
-        derived, config = plan.resolved.derived, plan.resolved.config
-        name = f"zero{config.zero.zero_optimization.stage}_micro{derived.micro_batch_size}"
+        resolved, config = plan.resolved, plan.resolved.config
+        name = f"zero{config.zero.zero_optimization.stage}_micro{resolved.run.batch.micro}"
         self.tried.append(name)
         found = self.seconds.get(name, 0.5)
         if isinstance(found, str):
@@ -154,7 +154,7 @@ def test_mp_size_is_the_model_parallel_size_of_trials_and_of_the_answer(minimal,
     sizes = []
 
     def run(plan):
-        sizes.append(plan.resolved.derived.model_parallel_size)
+        sizes.append(plan.resolved.run.layout.tensor)
         return Runner()(plan)
 
     assert tune(minimal, run, "autotuning.mp_size=2") == 0

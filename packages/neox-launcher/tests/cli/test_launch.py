@@ -148,7 +148,7 @@ def test_one_copy_generates_text_for_any_batch_size(minimal):
     )
     plan = plan_launch(request, gpus=0)
     assert plan.world.size == 2
-    assert plan.resolved.derived.data_parallel_size == 1
+    assert plan.resolved.run.layout.data == 1
 
 
 WRONG = {
@@ -444,7 +444,7 @@ def test_examples_of_the_repository_load():
     """Every complete configuration in configs/ loads and resolves."""
     folder = Path(__file__).parents[4] / "configs"
     config = load_config([folder / "quickstart.yml"])
-    assert resolve(config, devices=2).derived.world_size == 2
+    assert resolve(config, devices=2).run.layout.world == 2
 
 
 # Warned while it reads its files, as a scheduler may do at any moment.

@@ -31,8 +31,8 @@ def plan_for(minimal, tmp_path, monkeypatch):
 
 
 def batch_of(plan):
-    derived = plan.resolved.derived
-    return derived.train_batch_size, derived.micro_batch_size, derived.accumulation
+    resolved = plan.resolved
+    return resolved.run.batch.whole, resolved.run.batch.micro, resolved.run.batch.accumulation
 
 
 def places_of(plan):
@@ -46,7 +46,7 @@ def test_the_remaining_hosts_share_the_same_batch(plan_for, more):
     after = without_hosts(before, ["worker-2"])
     assert places_of(after) == [("worker-1", (0,)), ("worker-3", (0,))]
     assert batch_of(after) == (12, 2, 3)
-    assert (after.resolved.derived.data_parallel_size, after.resolved.derived.hosts) == (2, 2)
+    assert (after.resolved.run.layout.data, after.resolved.run.layout.hosts) == (2, 2)
     last = without_hosts(after, ["worker-1"])
     assert places_of(last) == [("worker-3", (0,))]
     assert batch_of(last) == (12, 2, 6)

@@ -244,7 +244,7 @@ def test_an_elastic_job_continues_without_lost_hosts(elastic, tmp_path, capsys):
     )
     assert outcome == DONE
     assert hosts_of(seen) == [["worker-1", "worker-2", "worker-3"], ["worker-2", "worker-3"]]
-    assert [plan.resolved.derived.accumulation for plan in seen] == [2, 3]
+    assert [plan.resolved.run.batch.accumulation for plan in seen] == [2, 3]
     assert seen[1].resolved.config.checkpoint.load == "saved"
     assert capsys.readouterr().err == (
         "\nworker 1 on h failed:\nthe disk is full\n\n"

@@ -48,8 +48,8 @@ def test_ranks_follow_the_order_of_hosts_and_slots(plan):
         ("worker-1", (1,), [1]),
         ("worker-2", (0,), [2]),
     ]
-    assert planned.resolved.derived.world_size == 3
-    assert planned.resolved.derived.hosts == 3
+    assert planned.resolved.run.layout.world == 3
+    assert planned.resolved.run.layout.hosts == 3
 
 
 def test_a_missing_hostfile_is_reported_with_all_other_problems(plan):

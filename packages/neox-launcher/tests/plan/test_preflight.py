@@ -875,7 +875,7 @@ def test_an_index_is_written_to_a_new_folder_and_read_from_an_old_one(load, file
 def trained(load, files):
     """Write the checkpoint `old/global_step5` of the training of SETTINGS, with two devices."""
     resolved = resolve(load(SETTINGS), devices=2)
-    curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+    curve = learning_rate_curve(resolved.config, decay_iterations=resolved.update.decay_iterations)
     contents = {
         "config": flat_values(resolved.config) | {IN_EFFECT: in_effect(resolved)},
         "layout": {"data": 2, "model": 1, "pipe": 1},

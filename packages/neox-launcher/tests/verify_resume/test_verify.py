@@ -154,7 +154,7 @@ def test_resume_set_changes_only_the_resumed_training(minimal, folder):
     )
     stages = [plan.resolved.config.zero.zero_optimization.stage for plan in launches.plans[:3]]
     assert stages == [1, 1, 0]
-    assert [plan.resolved.derived.model_parallel_size for plan in launches.plans[:3]] == [1, 1, 2]
+    assert [plan.resolved.run.layout.tensor for plan in launches.plans[:3]] == [1, 1, 2]
     asked = json.loads(launches.plans[3].environment[Comparison.VARIABLE])
     assert (asked["rounding"], asked["same_sizes"]) == ("fp32", False)
 

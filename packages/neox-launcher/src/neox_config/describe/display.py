@@ -15,7 +15,7 @@ from neox_config.schema.config import NeoXConfig, sections
 from neox_config.schema.parameter import Section, entry_section, inner_section
 from neox_config.schema.paths import is_path, written_paths
 from neox_config.schema.sections.optimizer import OptimizerParams
-from neox_config.spec.resolve import Resolved
+from neox_config.spec.resolve import Resolved, derived_values
 
 __all__ = ["show_config", "show_derived", "show_difference"]
 
@@ -90,7 +90,7 @@ def show_difference(one: Resolved, other: Resolved) -> str:
 
 def _derived(resolved: Resolved) -> dict[str, Any]:
     """Return the derived values, without those that follow from an unknown number of iterations."""
-    values = resolved.derived.model_dump(mode="json")
+    values = derived_values(resolved)
     schedule = resolved.config.lr_schedule
     is_given = schedule.lr_decay_iters is not None and schedule.lr_decay_fraction is None
     if resolved.config.training.train_iters is None and not is_given:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from neox_config.derive.curricula import drawn_difficulties, length_schedule
-from neox_config.derive.learning_rate import learning_rate_curve
+from neox_config.facts.learning_rate import Curve
 from neox_config.spec.resolve import Resolved
 
 __all__ = ["LEARNING_RATE", "MOMENTUM", "course_of", "learning_rate", "spread_iterations"]
@@ -19,16 +19,21 @@ def course_of(resolved: Resolved) -> Course:
     With a curriculum that draws samples, so is the largest difficulty of each of its metrics. The learning
     rate and the momentum are those of an update; iterations whose update is skipped repeat it.
     """
-    curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
-    whole, batch = resolved.config.model.seq_length, resolved.derived.train_batch_size
+    curve = _curve(resolved)
+    whole, batch = resolved.run.batch.length, resolved.run.batch.whole
     course: dict[str, Callable[[int], float]] = {
         LEARNING_RATE: curve.rate,
         "batch size": lambda iteration: batch,
-        "sequence length": length_schedule(resolved.config) or (lambda iteration: whole),
+        "sequence length": length_schedule(resolved.data.efficiency) or (lambda iteration: whole),
     }
     if curve.changes_momentum:
         course[MOMENTUM] = curve.momentum  # type: ignore[assignment]
-    return course | drawn_difficulties(resolved.config)
+    return course | drawn_difficulties(resolved.data.efficiency)
+
+
+def _curve(resolved: Resolved) -> Curve:
+    assert resolved.update.curve is not None, "the number of iterations is known"
+    return resolved.update.curve
 
 
 def learning_rate(resolved: Resolved, update: int) -> float:
@@ -39,6 +44,6 @@ def learning_rate(resolved: Resolved, update: int) -> float:
 def spread_iterations(resolved: Resolved, points: int) -> list[int]:
     """Return evenly spaced iterations of the training, and those at which the learning rate turns."""
     last = resolved.config.training.iterations - 1
-    curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+    curve = _curve(resolved)
     spread = {round(last * place / max(1, points - 1)) for place in range(points)}
     return sorted(spread | {turn for turn in curve.turns() if 0 <= turn <= last})

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
-from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.errors import ConfigError
 from neox_config.facts.learning_rate import Curve, WarmupThenDecay
 from neox_config.facts.optimizers import FORMS_OF_ADAM, OPTIMIZER_FACTS
@@ -83,9 +82,9 @@ def refusals_of(
     if trains and not config.checkpoint.no_load_optim:
         optimizer = config.optimizer.optimizer.kind
         found.append(other_optimizer(optimizer_kind(contents["config"]), optimizer) or other_states(changes))
-    schedule, section = contents.get("schedule", {}), config.lr_schedule
-    if trains and not section.use_checkpoint_lr_scheduler and isinstance(schedule.get("curve"), Mapping):
-        curve = learning_rate_curve(config, decay_iterations=resolved.derived.lr_decay_iters)
+    schedule, section, curve = contents.get("schedule", {}), config.lr_schedule, resolved.update.curve
+    is_recorded = isinstance(schedule.get("curve"), Mapping)
+    if trains and not section.use_checkpoint_lr_scheduler and is_recorded and curve is not None:
         refusal = other_schedule(schedule, curve)
         last = config.training.iterations
         if refusal is not None and iteration is not None and iteration >= last:

@@ -31,6 +31,7 @@ __all__ = [
     "Derived",
     "Resolved",
     "decode_resolved",
+    "derived_values",
     "encode_resolved",
     "engine_json",
     "resolve",
@@ -131,27 +132,32 @@ class Resolved:
     @property
     def derived(self) -> "Derived":
         """What was decided, by the names under which it is printed and recorded."""
-        layout, batch = self.run.layout, self.run.batch
-        owners = tuple(layer.owner for layer in self.model.layers if layer.owner is not None)
-        return Derived(
-            world_size=layout.world,
-            hosts=layout.hosts,
-            data_parallel_size=layout.data,
-            model_parallel_size=layout.tensor,
-            pipe_parallel_size=layout.stages,
-            uses_pipeline=layout.is_pipeline,
-            train_batch_size=batch.whole,
-            micro_batch_size=batch.micro,
-            accumulation=batch.accumulation,
-            precision=self.run.precision.weights,
-            autocast=self.run.precision.autocast,
-            attention_types=self.model.kinds,
-            mlp_width=mlp_width(self.config),
-            lr_decay_iters=self.update.decay_iterations or 0,
-            backend=layout.backend,
-            weight_owners=owners or None,
-            elastic_devices=layout.elastic,
-        )
+        return Derived(**derived_values(self))
+
+
+def derived_values(resolved: Resolved) -> dict[str, Any]:
+    """Return what was decided, by the names under which it is printed and recorded."""
+    layout, batch, precision = resolved.run.layout, resolved.run.batch, resolved.run.precision
+    owners = [layer.owner for layer in resolved.model.layers]
+    return {
+        "world_size": layout.world,
+        "hosts": layout.hosts,
+        "data_parallel_size": layout.data,
+        "model_parallel_size": layout.tensor,
+        "pipe_parallel_size": layout.stages,
+        "uses_pipeline": layout.is_pipeline,
+        "train_batch_size": batch.whole,
+        "micro_batch_size": batch.micro,
+        "accumulation": batch.accumulation,
+        "precision": precision.weights,
+        "attention_types": list(resolved.model.kinds),
+        "mlp_width": mlp_width(resolved.config),
+        "lr_decay_iters": resolved.update.decay_iterations or 0,
+        "backend": layout.backend,
+        "weight_owners": None if None in owners else owners,
+        "elastic_devices": list(layout.elastic),
+        "autocast": precision.autocast,
+    }
 
 
 def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
@@ -371,7 +377,7 @@ def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterato
 
 def _unequal_shares_of_short_sequences(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
     """Yield a problem for each length of a curriculum that sequence parallelism cannot divide evenly."""
-    for block in curricula_of_lengths(config) if config.parallelism.sequence_parallel else ():
+    for block in curricula_of_lengths(config.data_efficiency) if config.parallelism.sequence_parallel else ():
         curriculum = config.value_of(block)
         settings = curriculum.schedule_config
         lengths = {

@@ -16,6 +16,7 @@ from neox_config.derive.learning_rate import decay_iterations
 from neox_config.errors import ConfigError, LaunchError
 from neox_config.facts.records import RECORD
 from neox_config.schema.config import as_written
+from neox_config.spec.resolve import derived_values
 from neox_launcher.autotuning.results import Result, Status
 from neox_launcher.autotuning.space import Experiment
 from neox_launcher.controller.terminal import print_message
@@ -157,7 +158,7 @@ def fingerprint(plan: LaunchPlan, steps: tuple[int, int]) -> str:
     given.get("logging", {}).pop("log_dir", None)
     content = {
         "config": given,
-        "derived": plan.resolved.derived.model_dump(mode="json"),
+        "derived": derived_values(plan.resolved),
         "hosts": [(host.name, host.slots) for host in plan.world.hosts],
         "gpus": plan.world.gpus,
         "bind_cores": plan.bind_cores,
@@ -195,7 +196,7 @@ def measure(
         experiment=experiment,
         status="measured",
         seconds=seconds,
-        samples_per_second=resolved.derived.train_batch_size / seconds,
+        samples_per_second=resolved.run.batch.whole / seconds,
         tflops_per_device=tflops,
         fingerprint=mark,
     )

@@ -107,7 +107,7 @@ def candidates_in_order(plan: LaunchPlan, resolved: Resolved) -> list[list[Candi
 
 def _why_nothing(resolved: Resolved) -> tuple[str, str]:
     most = resolved.config.autotuning.autotuning.max_train_batch_size
-    copies = resolved.derived.data_parallel_size
+    copies = resolved.run.layout.data
     if most is not None:
         return (
             f"leaves nothing to try within autotuning.max_train_batch_size: {most} on {copies:,} "
@@ -123,7 +123,7 @@ def _tried(plan: LaunchPlan) -> Resolved:
     Raises:
         ConfigError: elasticity is enabled, or the devices cannot be divided by `mp_size`.
     """
-    config, derived = plan.resolved.config, plan.resolved.derived
+    config, layout = plan.resolved.config, plan.resolved.run.layout
     if config.elasticity.elasticity.enabled:
         name = "autotuning.enabled"
         what = "varies the micro-batch, which elasticity.enabled also sets"
@@ -133,7 +133,7 @@ def _tried(plan: LaunchPlan) -> Resolved:
         return plan.resolved
     parallelism = config.parallelism.replaced(model_parallel_size=config.autotuning.autotuning.mp_size)
     varied = config.model_copy(update={"parallelism": parallelism})
-    return resolve(varied, devices=derived.world_size, hosts=derived.hosts)
+    return resolve(varied, devices=layout.world, hosts=layout.hosts)
 
 
 def _plan_trial(request: Request, path: Path) -> LaunchPlan:

@@ -212,7 +212,7 @@ def show(engine: bool, changed: bool, **options: Any) -> None:
         click.echo(json.dumps(engine_json(resolved), indent=2, allow_nan=False))
         return
     click.echo(show_config(resolved.config))
-    click.echo(f"\n# On {counted(resolved.derived.world_size, 'device')}:\n{show_derived(resolved)}")
+    click.echo(f"\n# On {counted(resolved.run.layout.world, 'device')}:\n{show_derived(resolved)}")
 
 
 @main.command(

@@ -297,7 +297,7 @@ def _samples(config: NeoXConfig, devices: int) -> int:
     """Return the samples of one update on this number of devices."""
     training, elastic = config.training, config.elasticity.elasticity
     if elastic.enabled:
-        return resolve(config, devices=devices).derived.train_batch_size
+        return resolve(config, devices=devices).run.batch.whole
     if training.train_batch_size is not None:
         return training.train_batch_size
     # Without a given batch size, the fewest devices are those of one copy of the model.

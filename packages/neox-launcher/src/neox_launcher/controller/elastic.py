@@ -7,9 +7,10 @@ them changes. A smaller job therefore resumes from a checkpoint with the next sa
 from collections.abc import Collection
 from dataclasses import replace
 
-from neox_config import Derived, resolve
+from neox_config import resolve
 from neox_config.counted import counted
 from neox_config.errors import ConfigError, LaunchError
+from neox_config.spec.run import Layout
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.resources.host import Host, name_some
 from neox_launcher.resources.hosts import first_workers
@@ -35,8 +36,8 @@ def without_hosts(plan: LaunchPlan, lost: Collection[str]) -> LaunchPlan:
     Raises:
         LaunchError: the batch cannot be shared by any number of workers up to the remaining slots.
     """
-    left, derived, refusals = _left(plan, lost), plan.resolved.derived, []
-    counts = [count for count in _sharing(derived) if count <= _slots(left)]
+    left, run, refusals = _left(plan, lost), plan.resolved.run, []
+    counts = [count for count in _sharing(run.layout) if count <= _slots(left)]
     for count in sorted(counts, reverse=True):
         hosts = first_workers(left, count)
         try:
@@ -50,7 +51,7 @@ def without_hosts(plan: LaunchPlan, lost: Collection[str]) -> LaunchPlan:
         return replace(plan, world=world, resolved=resolved, master_addr=address)
     sentence = (
         f"lost: {_names(plan, lost)}; the job cannot continue with {counted(_slots(left), 'slot')}, "
-        f"because its batch of {derived.train_batch_size:,} samples requires {_listed(derived)} workers "
+        f"because its batch of {run.batch.whole:,} samples requires {_listed(run.layout)} workers "
         "(elasticity); "
         "repair or replace hosts and start again; with `load`, it resumes from the latest checkpoint there"
     )
@@ -66,19 +67,19 @@ def describe_change(whole: LaunchPlan, before: LaunchPlan, after: LaunchPlan, lo
         after: result of `without_hosts(whole, lost)`.
         lost: names of all lost hosts, including those lost before the last attempt.
     """
-    derived, slots = after.resolved.derived, _slots(_left(whole, lost))
+    layout, batch = after.resolved.run.layout, after.resolved.run.batch
+    slots = _slots(_left(whole, lost))
     hosts = name_some([host.name for host in after.world.hosts])
     lines = [
-        f"lost: {_names(before, lost)}; continuing with {counted(derived.world_size, 'worker')} (before: "
+        f"lost: {_names(before, lost)}; continuing with {counted(layout.world, 'worker')} (before: "
         f"{before.world.size:,}) on {hosts}",
-        f"train batch {derived.train_batch_size:,} as before: micro-batch {derived.micro_batch_size}, "
-        f"gradient accumulation steps {derived.accumulation}, "
-        f"data-parallel size {derived.data_parallel_size}",
+        f"train batch {batch.whole:,} as before: micro-batch {batch.micro}, "
+        f"gradient accumulation steps {batch.accumulation}, data-parallel size {layout.data}",
     ]
-    if slots > derived.world_size:
+    if slots > layout.world:
         lines.append(
-            f"{slots - derived.world_size:,} of the remaining {counted(slots, 'slot')} not used: the batch "
-            f"requires {_listed(whole.resolved.derived)} workers (elasticity)"
+            f"{slots - layout.world:,} of the remaining {counted(slots, 'slot')} not used: the batch "
+            f"requires {_listed(whole.resolved.run.layout)} workers (elasticity)"
         )
     return "\n".join(lines)
 
@@ -95,16 +96,16 @@ def _slots(hosts: Collection[Host]) -> int:
     return sum(len(host.slots) for host in hosts)
 
 
-def _sharing(derived: Derived) -> tuple[int, ...]:
+def _sharing(layout: Layout) -> tuple[int, ...]:
     """Return the numbers of workers with this batch size.
 
     Version 0.2 gives some numbers of hosts a batch size that no other number has.
     """
-    shared = derived.elastic_devices
-    return shared if derived.world_size in shared else (derived.world_size,)
+    shared = layout.elastic
+    return shared if layout.world in shared else (layout.world,)
 
 
-def _listed(derived: Derived) -> str:
+def _listed(layout: Layout) -> str:
     """Return the largest of these numbers, up to the number of workers in the plan, as text."""
-    counts = [count for count in _sharing(derived) if count <= derived.world_size]
+    counts = [count for count in _sharing(layout) if count <= layout.world]
     return ", ".join(f"{count:,}" for count in counts[-_MOST_LISTED:])

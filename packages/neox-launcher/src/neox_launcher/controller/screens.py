@@ -97,8 +97,8 @@ def _screen(title: str, rows: Sequence[Row], width: int) -> Text:
 
 
 def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
-    config, derived = plan.resolved.config, plan.resolved.derived
-    model = config.model
+    config, run = plan.resolved.config, plan.resolved.run
+    model, layout, batch = config.model, run.layout, run.batch
     parameters = "" if result is None else f"{_count(result.total_parameters)} parameters: "
     yield (
         "model",
@@ -108,18 +108,16 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     yield "workers", _workers(plan)
     yield (
         "layout",
-        f"data {derived.data_parallel_size} x pipe {derived.pipe_parallel_size} x model "
-        f"{derived.model_parallel_size}, ZeRO stage {config.zero.zero_optimization.stage}, "
-        f"{derived.precision}",
+        f"data {layout.data} x pipe {layout.stages} x model {layout.tensor}, ZeRO stage {layout.zero}, "
+        f"{run.precision.weights}",
     )
     yield (
         "batch",
-        f"{derived.train_batch_size:,} x {model.seq_length:,} tokens = micro-batch "
-        f"{derived.micro_batch_size} x accumulation {derived.accumulation} x data "
-        f"{derived.data_parallel_size}",
+        f"{batch.whole:,} x {batch.length:,} tokens = micro-batch {batch.micro} x accumulation "
+        f"{batch.accumulation} x data {layout.data}",
     )
     iterations = config.training.iterations
-    tokens = _count(iterations * derived.train_batch_size * model.seq_length)
+    tokens = _count(iterations * batch.whole * batch.length)
     yield (
         "training",
         f"{counted(iterations, 'iteration')}, {tokens} tokens, optimizer {config.optimizer.optimizer.type}",

@@ -109,7 +109,7 @@ def with_iterations(config: NeoXConfig, *, devices: int, hosts: int = 1) -> NeoX
     if epochs is None or config.training.train_iters is not None:
         return config
     # The batch size does not depend on the number of iterations.
-    batch = resolve(without_passes(config), devices=devices, hosts=hosts).derived.train_batch_size
+    batch = resolve(without_passes(config), devices=devices, hosts=hosts).run.batch.whole
     prefix, tokens = _tokens(config)
     samples = samples_of_passes(
         epochs, tokens, seq_length=config.model.seq_length, is_lazy=config.data.sample_order == "lazy"

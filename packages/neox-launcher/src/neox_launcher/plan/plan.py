@@ -9,6 +9,7 @@ from typing import Any, Literal
 from neox_config import Resolved, encode_resolved
 from neox_config.counted import counted
 from neox_config.derive.generation import generation_mode
+from neox_config.spec.resolve import derived_values
 from neox_launcher.plan.environment import shown_value
 from neox_launcher.plan.scheduler import Member
 from neox_launcher.protocol.orders import Orders
@@ -161,7 +162,6 @@ class LaunchPlan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as JSON-serializable data, with secrets hidden."""
-        config, derived = self.resolved.config, self.resolved.derived
         return {
             "program": self.program,
             "launcher": self.launcher,
@@ -178,12 +178,13 @@ class LaunchPlan:
             "environment": {name: shown_value(name, value) for name, value in self.environment.items()},
             "bind_cores": self.bind_cores,
             "max_restarts": self.max_restarts,
-            "files": list(config.files),
-            "derived": derived.model_dump(mode="json"),
+            "files": list(self.resolved.config.files),
+            "derived": derived_values(self.resolved),
         }
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        config, derived = self.resolved.config, self.resolved.derived
+        config, run = self.resolved.config, self.resolved.run
+        layout, batch, precision = run.layout, run.batch, run.precision
         model, trains = config.model, self.program == "train"
         yield "program", f"python {shlex.join(self.worker)}"
         yield "configuration", " + ".join(config.files)
@@ -197,14 +198,12 @@ class LaunchPlan:
         yield "rendezvous", self.rendezvous
         yield (
             "parallel sizes",
-            f"data {derived.data_parallel_size} x pipe {derived.pipe_parallel_size} x "
-            f"model {derived.model_parallel_size}, ZeRO stage {config.zero.zero_optimization.stage}",
+            f"data {layout.data} x pipe {layout.stages} x model {layout.tensor}, ZeRO stage {layout.zero}",
         )
         yield (
             "batch",
-            f"{counted(derived.train_batch_size, 'sample')} = micro-batch {derived.micro_batch_size} x "
-            f"accumulation {derived.accumulation} x data {derived.data_parallel_size}; "
-            f"{derived.train_batch_size * model.seq_length:,} tokens",
+            f"{counted(batch.whole, 'sample')} = micro-batch {batch.micro} x accumulation "
+            f"{batch.accumulation} x data {layout.data}; {batch.whole * batch.length:,} tokens",
         )
         epochs = config.training.train_epochs
         passes = "" if epochs is None else f" (train-epochs: {epochs:,})"
@@ -215,10 +214,10 @@ class LaunchPlan:
             f"{counted(model.num_attention_heads, 'head')}, "
             f"{model.seq_length:,} tokens, {config.attention.pos_emb} positions",
         )
-        kinds = Counter(derived.attention_types)
+        kinds = Counter(self.resolved.model.kinds)
         yield "attention types", ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        autocast = "" if derived.autocast is None else f", products in {derived.autocast} (amp)"
-        yield "precision", derived.precision + autocast
+        autocast = "" if precision.autocast is None else f", products in {precision.autocast} (amp)"
+        yield "precision", precision.weights + autocast
         yield "checkpoints to", config.checkpoint.save or "" if trains else ""
         yield "checkpoints from", config.checkpoint.load or ""
         yield "restarts", f"at most {self.max_restarts}" if self.max_restarts else ""

@@ -145,7 +145,7 @@ def _plan_job(request: Request, plan: LaunchPlan, wanted: VerifyRequest) -> _Job
     source, target, span = (_kept_span if is_kept else _new_span)(plan.resolved, wanted)
     same_sizes = _sizes(resumed) == (_sizes(plan) if target is None else target.sizes)
     has_changed = bool(wanted.resume_set) or not same_sizes
-    precisions = {plan.resolved.derived.computes_in, resumed.resolved.derived.computes_in}
+    precisions = {plan.resolved.run.precision.computes_in, resumed.resolved.run.precision.computes_in}
     if not same_sizes:
         _refuse_dropout(resumed.resolved.config)
     return _Job(
@@ -224,7 +224,7 @@ def _refuse_another_training(plan: LaunchPlan, resumed: LaunchPlan) -> None:
     """Require that the resumed training reads the same samples in the same steps."""
     one, other = plan.resolved, resumed.resolved
     for name, before, after in (
-        ("train-batch-size", one.derived.train_batch_size, other.derived.train_batch_size),
+        ("train-batch-size", one.run.batch.whole, other.run.batch.whole),
         ("train-iters", one.config.training.iterations, other.config.training.iterations),
         ("seq-length", one.config.model.seq_length, other.config.model.seq_length),
     ):
@@ -268,8 +268,8 @@ def _refuse_dropout(config: NeoXConfig) -> None:
 
 
 def _sizes(plan: LaunchPlan) -> tuple[int, int, int]:
-    derived = plan.resolved.derived
-    return derived.data_parallel_size, derived.model_parallel_size, derived.pipe_parallel_size
+    layout = plan.resolved.run.layout
+    return layout.data, layout.tensor, layout.stages
 
 
 def _without_load(plan: LaunchPlan) -> LaunchPlan:
@@ -479,7 +479,7 @@ def _comparison(job: _Job, folder: Path, wanted: VerifyRequest) -> Comparison:
         start=span.start,
         middle=span.middle,
         end=span.end,
-        samples=job.plan.resolved.derived.train_batch_size,
+        samples=job.plan.resolved.run.batch.whole,
         rounding=job.rounding,
         same_sizes=job.same_sizes,
         evaluates=wanted.evaluate,

@@ -101,10 +101,10 @@ def test_the_same_batch_on_every_number_of_devices_that_shares_it(load):
     # 64 // 2 = 32 and 64 // 4 = 16: 24 x 2 = 12 x 4 = 48 samples, for 24 = 2^3 x 3 devices and its divisors.
     assert fewest_devices(config) == 1
     for devices in (1, 2, 3, 4, 6, 8, 12):
-        derived = resolve(config, devices=devices).derived
-        assert derived.train_batch_size == 48
-        assert derived.micro_batch_size * derived.accumulation * devices == 48
-        assert derived.elastic_devices == (1, 2, 3, 4, 6, 8, 12)
+        resolved = resolve(config, devices=devices)
+        assert resolved.run.batch.whole == 48
+        assert resolved.run.batch.micro * resolved.run.batch.accumulation * devices == 48
+        assert resolved.run.layout.elastic == (1, 2, 3, 4, 6, 8, 12)
 
 
 def test_other_numbers_of_devices_are_refused_with_the_nearest(load):
@@ -123,12 +123,12 @@ def test_tensor_parallel_devices_share_a_copy(load):
         "{en", "{model_parallel_size: 2, en"
     )
     config = load(f"{text}model-parallel-size: 2", "train-micro-batch-size-per-gpu=null")
-    derived = resolve(config, devices=4).derived
-    assert (derived.train_batch_size, derived.data_parallel_size) == (48, 2)
-    assert derived.elastic_devices == (2, 4, 6, 8, 12, 16)
+    resolved = resolve(config, devices=4)
+    assert (resolved.run.batch.whole, resolved.run.layout.data) == (48, 2)
+    assert resolved.run.layout.elastic == (2, 4, 6, 8, 12, 16)
 
 
 def test_a_program_that_fills_no_batch_runs_on_any_number_of_devices(load):
     config = without_elasticity(load(ELASTIC, "train-micro-batch-size-per-gpu=null"))
-    derived = resolve(config, devices=7).derived
-    assert (derived.train_batch_size, derived.elastic_devices) == (7, ())
+    resolved = resolve(config, devices=7)
+    assert (resolved.run.batch.whole, resolved.run.layout.elastic) == (7, ())

@@ -11,6 +11,7 @@ from neox_config import resolve
 from neox_config.describe.reference import describe_parameter, reference
 from neox_config.schema.config import all_parameters, parameter_named
 from neox_config.schema.parameter import Section, param
+from neox_config.spec.resolve import derived_values
 
 DOCS = Path(__file__).parents[5] / "docs"
 
@@ -76,6 +77,6 @@ def test_configuration_imports_no_other_package_of_the_project():
 
 
 def test_derived_values_are_plain(load):
-    derived = resolve(load(), devices=1).derived
-    assert derived.backend is None
-    assert json.loads(derived.model_dump_json())["attention_types"] == ["global"] * 4
+    derived = derived_values(resolve(load(), devices=1))
+    assert derived["backend"] is None
+    assert json.loads(json.dumps(derived))["attention_types"] == ["global"] * 4

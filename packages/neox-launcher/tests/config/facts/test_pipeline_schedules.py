@@ -91,7 +91,7 @@ def test_rounds_of_unequal_size_are_refused_with_the_numbers(resolved):
         resolved(pipeline_schedule="interleaved", gradient_accumulation_steps=9)
     assert "cannot divide 9 micro-batches per update into 2 rounds" in str(caught.value)
     assert "use 12 micro-batches per update" in str(caught.value)
-    assert resolved(pipeline_schedule="zbv", gradient_accumulation_steps=9).derived.accumulation == 9
+    assert resolved(pipeline_schedule="zbv", gradient_accumulation_steps=9).run.batch.accumulation == 9
     # DeepSpeed's 1F1B, and torch's, run any number.
     for engine in ("deepspeed", "torch"):
         resolved(engine=engine, gradient_accumulation_steps=3)

@@ -296,7 +296,7 @@ def test_wrong_values_are_refused(load, text, sentence):
 def test_the_inner_width_is_that_of_gpt_neox(load, text, width):
     """Compare with the widths of both matrices by GPT-NeoX's formula; the last is exact."""
     config = load(text)
-    assert resolve(config, devices=1).derived.mlp_width == width
+    assert resolve(config, devices=1).model.layers[0].channel.width == width
 
 
 def test_a_note_gives_both_widths_of_a_gated_block(load):

@@ -438,7 +438,7 @@ def test_lists_of_refused_parameters_only_shrink():
 def test_the_complete_example_of_the_guide_loads_and_plans_unchanged():
     config = load_config([DATA / "guide_example.yml"])
     resolved = resolve(config, devices=8)
-    assert resolved.derived.train_batch_size == 32
-    assert resolved.derived.precision == "fp16"
+    assert resolved.run.batch.whole == 32
+    assert resolved.run.precision.weights == "fp16"
     assert resolved.config.optimizer.gradient_clipping == 1.0
     assert engine_json(resolved)["train_batch_size"] == 32

@@ -29,7 +29,7 @@ def gpt_neox_rate(update, *, peak, minimum, warmup, decay):
 )
 def test_the_rate_is_that_of_gpt_neox(load, text, expected):
     resolved = resolve(load(text, "train-iters=100", "lr-decay-style=cosine"), devices=1)
-    assert resolved.derived.lr_decay_iters == expected["decay"]
+    assert resolved.update.decay_iterations == expected["decay"]
     for update in range(expected["decay"]):
         rate = gpt_neox_rate(update, peak=0.001, **expected)
         assert learning_rate(resolved, update) == pytest.approx(rate, abs=1e-15)

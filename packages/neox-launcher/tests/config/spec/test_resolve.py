@@ -31,8 +31,8 @@ def test_any_of_the_batch_sizes_gives_the_others(load, train, micro, accumulatio
     sizes = {"train_batch_size": train, "gas": accumulation}
     text = "\n".join(f"{name}: {value}" for name, value in sizes.items() if value is not None)
     override = f"train-micro-batch-size-per-gpu={'null' if micro is None else micro}"
-    derived = resolve(load(text, override), devices=devices).derived
-    assert (derived.train_batch_size, derived.micro_batch_size, derived.accumulation) == expected
+    resolved = resolve(load(text, override), devices=devices)
+    assert (resolved.run.batch.whole, resolved.run.batch.micro, resolved.run.batch.accumulation) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_hosts_are_named_in_messages(load):
 
 def test_devices_are_split_into_copies_stages_and_shards(load):
     config = load("pipe-parallel-size: 2\nmodel-parallel-size: 2")
-    derived = resolve(config, devices=8).derived
-    assert (derived.data_parallel_size, derived.pipe_parallel_size, derived.model_parallel_size) == (2, 2, 2)
-    assert derived.uses_pipeline
-    assert derived.train_batch_size == 4
+    resolved = resolve(config, devices=8)
+    assert (resolved.run.layout.data, resolved.run.layout.stages, resolved.run.layout.tensor) == (2, 2, 2)
+    assert resolved.run.layout.is_pipeline
+    assert resolved.run.batch.whole == 4
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_devices_are_split_into_copies_stages_and_shards(load):
     [(0, "deepspeed", False), (1, "deepspeed", True), (1, "torch", False), (1, "auto", False)],
 )
 def test_one_stage_is_a_pipeline_for_deepspeed_alone(load, stages, engine, uses_pipeline):
-    derived = resolve(load(f"pipe-parallel-size: {stages}\nengine: {engine}"), devices=1).derived
-    assert derived.uses_pipeline is uses_pipeline
-    assert derived.pipe_parallel_size == 1
+    resolved = resolve(load(f"pipe-parallel-size: {stages}\nengine: {engine}"), devices=1)
+    assert resolved.run.layout.is_pipeline is uses_pipeline
+    assert resolved.run.layout.stages == 1
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_one_stage_is_a_pipeline_for_deepspeed_alone(load, stages, engine, uses_
     ],
 )
 def test_precision_comes_from_the_blocks_or_its_name(load, text, precision):
-    assert resolve(load(text), devices=1).derived.precision == precision
+    assert resolve(load(text), devices=1).run.precision.weights == precision
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_precision_comes_from_the_blocks_or_its_name(load, text, precision):
     [("", 256), ("activation: swiglu", 170), ("activation: geglu\nmlp-width: 100", 100)],
 )
 def test_the_inner_width(load, text, width):
-    assert resolve(load(text), devices=1).derived.mlp_width == width
+    assert resolve(load(text), devices=1).model.layers[0].channel.width == width
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_attention_types_per_layer(pattern, types):
 
 
 def test_the_length_of_the_decay_is_that_of_the_training_unless_given(load):
-    assert resolve(load(), devices=1).derived.lr_decay_iters == 10
-    assert resolve(load("lr-decay-iters: 5"), devices=1).derived.lr_decay_iters == 5
+    assert resolve(load(), devices=1).update.decay_iterations == 10
+    assert resolve(load("lr-decay-iters: 5"), devices=1).update.decay_iterations == 5
 
 
 def test_a_resolved_configuration_survives_the_command_line(load):

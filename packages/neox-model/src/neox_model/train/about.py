@@ -16,6 +16,7 @@ import torch
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.objective import is_retrieval
 from neox_config.estimate.resolved import estimate_resolved
+from neox_config.spec.resolve import derived_values
 from neox_launcher.worker.reporting import RESTART_VARIABLE
 from neox_model.metrics.peaks import peak_tflops
 from neox_model.processes import flat_values
@@ -39,20 +40,20 @@ def about_run(
             base of adapters.
         attention: backend of scaled_dot_product_attention by kind of attention.
     """
-    config, derived = resolved.config, resolved.derived
+    config, layout = resolved.config, resolved.run.layout
     restart = os.environ.get(RESTART_VARIABLE)
-    peak, reason = peak_tflops(device_name(), derived.precision)
+    peak, reason = peak_tflops(device_name(), resolved.run.precision.weights)
     device = "cuda" if device_name() else "cpu"
     estimate, _ = estimate_resolved(resolved, vocab_size=vocab_size, device=device)
     memory = estimate.memory[estimate.fullest_stage]
     return {
         "restart": None if restart is None else int(restart),
         "host": socket.gethostname(),
-        "devices": derived.world_size,
+        "devices": layout.world,
         "layout": {
-            "data": derived.data_parallel_size,
-            "model": derived.model_parallel_size,
-            "pipe": derived.pipe_parallel_size,
+            "data": layout.data,
+            "model": layout.tensor,
+            "pipe": layout.stages,
         },
         "device": device_name() or f"CPU ({platform.machine()}, {os.cpu_count()} cores)",
         "peak_tflops": peak,
@@ -62,7 +63,11 @@ def about_run(
         "code": code_version(),
         "config": flat_values(config),
         "origins": _origins(config),
-        "derived": derived.model_dump(mode="json", exclude={"attention_types", "weight_owners"}),
+        "derived": {
+            name: value
+            for name, value in derived_values(resolved).items()
+            if name not in ("attention_types", "weight_owners")
+        },
         "estimate": {
             "device": device,
             "memory_bytes": {**asdict(memory), "total": memory.total},
