@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import transformers
-from neox_model.convert.differences import differences
 
 from neox_config.catalogue import PUBLISHED, find_model
 from neox_model.convert.checkpoints import tensor_shapes
+from neox_model.convert.differences import differences
 from neox_model.convert.families import family_of_config
 from neox_model.convert.reference import meta_model
 from support.tiers import slow_except

@@ -41,7 +41,8 @@ def test_logits_agree_to_nine_digits(tmp_path, monkeypatch, request, family, see
     checkpoint = Checkpoint(tmp_path / "ours" / "global_step0")
     request.getfixturevalue("wide")
     theirs = load_model(tmp_path / "theirs", TABLES[family]).double()
-    ours = build_sequential(checkpoint.resolved, checkpoint.vocab_size).double()
+    ours = build_sequential(checkpoint.model, checkpoint.resolved.run, checkpoint.vocab_size)
+    ours = ours.double()
     load_into(ours, checkpoint, torch.float64)
     tokens = torch.randint(0, checkpoint.vocab_size, (2, 16), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():

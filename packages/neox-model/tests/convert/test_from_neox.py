@@ -46,7 +46,7 @@ def assert_same_logits(source, folder, *, model=None, limit=1e-5):
     """Compare logits with those of transformers, on whole sequences."""
     tokens_BS = torch.randint(ENTRIES, (2, 32), generator=torch.Generator().manual_seed(3))
     checkpoint = Checkpoint(folder)
-    ours = build_sequential(checkpoint.resolved, checkpoint.vocab_size)
+    ours = build_sequential(checkpoint.model, checkpoint.resolved.run, checkpoint.vocab_size)
     load_into(ours, checkpoint, torch.float32)
     with torch.no_grad():
         here, there = ours(tokens_BS), (model or source.model)(tokens_BS).logits
@@ -409,24 +409,24 @@ def test_the_order_of_older_versions_is_known_from_their_names(tmp_path):
 
 def test_an_order_that_cannot_divide_a_head_is_refused(tmp_path):
     files = SimpleNamespace(folder=tmp_path, parts={})
-    architecture = SimpleNamespace(heads=6, kv_heads=2, hidden_size=48)
+    attention = SimpleNamespace(heads=6, kv_heads=2, head_width=8)
     with pytest.raises(ConversionError, match="a head has 8 channels, and 3 query heads share a key"):
-        order_of(files, architecture, None)
+        order_of(files, attention, None)
 
 
 @pytest.mark.parametrize("order", ["separate", "per-head"])
 def test_ranks_that_do_not_divide_the_width_of_a_head(tmp_path, order):
     """Four ranks, and heads of six channels: the rows of a rank are whole heads."""
     files = SimpleNamespace(ranks=4, parts={}, whole=lambda key, rank: rows[rank])
-    architecture = SimpleNamespace(heads=8, kv_heads=4, hidden_size=48)
+    attention = SimpleNamespace(heads=8, kv_heads=4, head_width=6, query_width=48, key_width=24)
     queries, keys, values = torch.arange(48), 100 + torch.arange(24), 200 + torch.arange(24)
     if order == "separate":
         rows = [torch.cat([each.chunk(4)[rank] for each in (queries, keys, values)]) for rank in range(4)]
-        joined = tensors.GROUPED.values(files, None, architecture)
+        joined = tensors.GROUPED.values(files, None, attention)
     else:
         heads = [torch.cat([each.chunk(8)[head] for each in (queries, keys, values)]) for head in range(8)]
         rows = [torch.cat(heads[2 * rank : 2 * rank + 2]) for rank in range(4)]
-        joined = tensors.GROUPED_PER_HEAD.values(files, None, architecture)
+        joined = tensors.GROUPED_PER_HEAD.values(files, None, attention)
     groups = [
         torch.cat([queries[12 * group :][:12], keys[6 * group :][:6], values[6 * group :][:6]])
         for group in range(4)

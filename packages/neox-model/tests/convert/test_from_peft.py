@@ -178,10 +178,9 @@ def test_a_name_in_the_hub_of_models_is_not_made_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vocab.json").touch()
     section = SimpleNamespace(tokenizer_type="HFGPT2Tokenizer", vocab_file="org/name", merge_file=None)
-    checkpoint = SimpleNamespace(resolved=SimpleNamespace(config=SimpleNamespace(tokenizer=section)))
-    found = _tokenizer_settings(checkpoint, None, None)
+    found = _tokenizer_settings(section, None, None)
     assert found == {"tokenizer-type": "HFGPT2Tokenizer", "vocab-file": "org/name"}
-    found = _tokenizer_settings(checkpoint, Path("vocab.json"), None)
+    found = _tokenizer_settings(section, Path("vocab.json"), None)
     assert found["vocab-file"] == str(tmp_path / "vocab.json")
 
 

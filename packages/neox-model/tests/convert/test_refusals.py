@@ -21,9 +21,9 @@ from neox_model.checkpoint.contents import Manifest
 from neox_model.convert import from_hf as importing
 from neox_model.convert import output as writing
 from neox_model.convert import to_hf as exporting
-from neox_model.convert.architecture import obstacles_in
 from neox_model.convert.checkpoints import Checkpoint
-from neox_model.convert.errors import ConversionError
+from neox_model.convert.differences import differences
+from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.families import FAMILIES, family_of_config
 from neox_model.convert.from_hf import from_hf
 from neox_model.convert.proof import texts
@@ -39,6 +39,7 @@ from support.settings import resolved_from
 
 NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
+SCALES = "apply_query_key_layer_scaling"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
@@ -503,12 +504,13 @@ def test_a_checkpoint_of_other_tensors_is_refused(ours, change, message):
         ({"norm": "scalenorm"}, "norm: scalenorm (there: "),
         ({"pos_emb": "alibi"}, "pos-emb: alibi (there: "),
         ({"attention_config": [[["gmlp"], "all"]]}, "attention-config: gmlp"),
-        ({"num_unique_layers": 1, "num_layers": 2}, "num-unique-layers: 1"),
+        ({"num_unique_layers": 1, "num_layers": 2}, "owner (num-unique-layers, param-sharing-style): 0 "),
         (
             {"apply_residual_connection_post_layernorm": True},
-            "apply-residual-connection-post-layernorm: true",
+            "apply-residual-connection-post-layernorm: true (there: false)",
         ),
-        ({"attention_config": [[["local"], "all"]]}, "sparsity-config.block of local layers: 16"),
+        ({"attention_config": [[["local"], "all"]]}, "sparsity-config.block: 16 (there: 1)"),
+        ({"objective": "masked"}, "objective: masked (there: causal)"),
         ({"rotary_emb_base": 100.5}, "was written by another version, whose parameters this one cannot read"),
         ({"norm": "othernorm"}, "was written by another version, whose parameters this one cannot read"),
         (
@@ -533,7 +535,7 @@ def test_values_in_effect_of_another_form_are_refused(ours, value):
 def test_the_options_that_the_chosen_class_lacks_are_named(ours):
     for family, lacks in (
         ("gpt2", "norm: rmsnorm (there: layernorm)"),
-        ("qwen2", "bias of query, key and value"),
+        ("qwen2", "qkv-bias (use-bias-in-qkv, use-bias-in-attn-linear): false (there: true)"),
     ):
         name = FAMILIES[family].class_name
         export_refused(ours, f"{name} does not have", lacks, "pass --family llama (hf-family", family=family)
@@ -638,7 +640,7 @@ def test_two_folders_are_compared_only_if_they_contain_models(tmp_path, theirs, 
     with pytest.raises(NeoXError, match="contains no checkpoint"):
         verify(theirs, theirs.parent / "empty")
     edit_recorded(ours, lambda config: config.update(apply_residual_connection_post_layernorm=True))
-    with pytest.raises(ConversionError, match="has options that no class of transformers has: apply-"):
+    with pytest.raises(ProofError, match=f"is of another model than {ours}: apply-residual-connection-"):
         verify(ours, theirs)
 
 
@@ -680,9 +682,10 @@ def test_hashes_leave_out_what_is_being_written(tmp_path, theirs, monkeypatch):
 
 @pytest.mark.parametrize(("positions", "counts"), [("alibi", True), ("rpe", True), ("rotary", False)])
 def test_layer_scaling_counts_where_scores_have_a_bias(positions, counts):
-    """It multiplies this bias by the number of the layer, which no class of transformers does."""
-    given = resolved_from({"pos_emb": positions, "apply_query_key_layer_scaling": True})
-    read = model_of(flat_values(given.config))
-    assert read.config.attention.apply_query_key_layer_scaling is counts
-    obstacle = f"apply-query-key-layer-scaling with pos-emb: {positions}"
-    assert [each.option for each in obstacles_in(read) if "scaling" in each.option] == [obstacle] * counts
+    """It multiplies this bias by the number of the layer."""
+    scaled, plain = (
+        model_of(flat_values(resolved_from({"pos_emb": positions, SCALES: scales}).config)).model
+        for scales in (True, False)
+    )
+    expected = [f"{SCALES.replace('_', '-')}: 1, 2 (there: 1)"] if counts else []
+    assert list(map(str, differences(scaled, plain))) == expected

@@ -77,8 +77,8 @@ def swapped_rows(form):
         to_theirs = staticmethod(form.to_theirs)
         to_ours = staticmethod(form.to_ours)
 
-        def rows_to_theirs(self, matrix, architecture):
-            return form.rows_to_theirs(matrix.roll(1, 0), architecture)
+        def rows_to_theirs(self, matrix, attention):
+            return form.rows_to_theirs(matrix.roll(1, 0), attention)
 
     return Rolled()
 

@@ -13,8 +13,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from neox_config import load_config, resolve
+from neox_config.spec.write_model import settings_of
 from neox_model.convert import from_hf as importing
-from neox_model.convert.architecture import architecture_of, settings_of
+from neox_model.convert.differences import simplest
 from neox_model.convert.errors import ProofError
 from neox_model.convert.families import FAMILIES as TABLES
 from neox_model.convert.verify import verify
@@ -75,19 +76,52 @@ def test_an_option_without_effect_on_this_model_is_compared(pair):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_our_settings_give_the_architecture_back(family, tmp_path):
+def test_our_settings_give_the_model_back(family, tmp_path):
     transformers = pytest.importorskip("transformers")
     for seed in range(1, 11):
         kind = getattr(transformers, TABLES[family].class_name).config_class
         kind(**random_settings(family, seed)).save_pretrained(tmp_path)
-        architecture = TABLES[family].read(json.loads((tmp_path / "config.json").read_text()))
+        spec = TABLES[family].read(json.loads((tmp_path / "config.json").read_text()))
         path = tmp_path / "model.yml"
-        settings = settings_of(architecture) | {"precision": "fp32", "tokenizer-type": "CharLevelTokenizer"}
+        settings = settings_of(spec) | {"precision": "fp32", "tokenizer-type": "CharLevelTokenizer"}
         write_settings(path, settings, source=tmp_path, output=Path("/a/$model"))
         config = load_config([path])
         assert config.checkpoint.load == "/a/$model"
-        assert architecture_of(resolve(config, devices=1)) == architecture
-        assert TABLES[family].read(TABLES[family].write(architecture)) == architecture
+        assert simplest(resolve(config, devices=1).model) == spec
+        assert TABLES[family].read(TABLES[family].write(spec)) == spec
+
+
+def test_parameters_are_written_in_the_order_of_files_with_what_differs_from_the_default():
+    sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+    more = {"intermediate_size": 20, "max_position_embeddings": 32, "rope_theta": 500.0}
+    config = {"model_type": "qwen2", **sizes, **windows, **more, "rope_scaling": scaling}
+    yarn = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": 1.138629436111989}
+    expected = {
+        "num-layers": 2,
+        "hidden-size": 8,
+        "num-attention-heads": 2,
+        "mlp-width": 20,
+        "max-position-embeddings": 32,
+        "seq-length": 32,
+        "activation": "swiglu",
+        "norm": "rmsnorm",
+        "rms-norm-epsilon": 1e-06,
+        "pos-emb": "rotary",
+        "no-weight-tying": True,
+        "use-bias-in-attn-linear": False,
+        "use-bias-in-mlp": False,
+        "use-bias-in-qkv": True,
+        "num-kv-heads": 1,
+        "rotary-pct": 1.0,
+        "rotary-emb-base": 500,
+        "rotary-scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, **yarn},
+        "attention-config": ["global", "local"],
+        "sparsity-config": {"block": 1, "num-local-blocks": 10},
+        "make-vocab-size-divisible-by": 1,
+    }
+    assert json.dumps(settings_of(TABLES["qwen2"].read(config))) == json.dumps(expected)
 
 
 def test_the_configuration_of_an_imported_model_trains_as_its_comment_states(pair):

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from neox_model.convert.cli import main
 from neox_model.convert.errors import ProofError
+from neox_model.convert.families.family import Tensors
 from neox_model.convert.forms import FUSED_QKV, SAME, SEPARATE_QKV
 from neox_model.convert.lora import proof
 from neox_model.convert.lora.exported import PREFIX, A, B
@@ -128,14 +129,14 @@ def test_a_matrix_is_compared_in_pieces(monkeypatch):
 def test_products_of_adapters_are_compared_in_pieces(monkeypatch, form):
     """Each element is, and no tensor on the way has more elements than a piece."""
     random = torch.Generator().manual_seed(0)
-    architecture = SimpleNamespace(heads=4, kv_heads=4, hidden_size=8)
+    attention = SimpleNamespace(heads=4, kv_heads=4, head_width=2)
     a, b = torch.randn(3, 70, generator=random), torch.randn(24, 3, generator=random)
-    parts = form.rows_to_theirs(b, architecture)
+    parts = form.rows_to_theirs(b, attention)
     names = [f"part{number}" for number in range(len(parts))]
-    matrix = SimpleNamespace(ours="qkv", theirs=names, weight=SimpleNamespace(form=form))
+    weight = Tensors("qkv", (24, 70), dict.fromkeys(names, ()), form, attention)
+    matrix = SimpleNamespace(ours="qkv", theirs=names, weight=weight)
     exported = SimpleNamespace(
         matrices=[matrix], is_transposed=form.is_transposed, packing=SimpleNamespace(rank=3, alpha=6.0),
-        base=SimpleNamespace(architecture=architecture),
         adapters=SimpleNamespace(pair=lambda name: (a, b), scale=2.0),
     )  # fmt: skip
     tensors = {f"{PREFIX}{name}{A}": a for name in names} | {

@@ -119,7 +119,7 @@ def test_checkpoints_that_differ_in_an_option_of_no_class_are_different(tmp_path
     assert verify(tmp_path / "one", tmp_path / "one")["verdict"] == "equal"
     result = verify(tmp_path / "one", tmp_path / "other")
     assert result["verdict"] == "different"
-    assert result["differences"] == ["apply_residual_connection_post_layernorm is false in A and true in B"]
+    assert result["differences"] == ["apply-residual-connection-post-layernorm: false (there: true)"]
 
 
 def test_older_names_and_a_copy_of_the_tied_embedding_are_the_same_model(tmp_path):
@@ -140,7 +140,7 @@ def test_older_names_and_a_copy_of_the_tied_embedding_are_the_same_model(tmp_pat
     save_file({**tensors, "lm_head.weight": -embedding}, path)
     result = verify(tmp_path / "old", tmp_path / "new")
     assert result["differences"] == [
-        "weight tying (no-weight-tying): false (there: true)",
+        "tied (no-weight-tying): false (there: true)",
         "lm_head.weight is only in A",
     ]
     save_file({**tensors, "transformer.wte.weight": embedding.clone()}, path)

@@ -15,11 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from neox_config.errors import NeoXError
+from neox_config.spec.values import ABSENT, Each
 from neox_model.convert import from_hf as importing
 from neox_model.convert import proof
 from neox_model.convert import to_hf as exporting
 from neox_model.convert.checkpoints import Checkpoint, build_sequential, load_into
 from neox_model.convert.families import FAMILIES as TABLES
+from neox_model.convert.families.rotary import RotaryBase, RotaryFraction, RotaryScaling
+from neox_model.convert.families.windows import ChosenWindows, OneWindow
 from neox_model.convert.forms import FUSED_QKV, SEPARATE_QKV, Form
 from neox_model.convert.reference import load_model
 from neox_model.convert.verify import verify
@@ -30,32 +33,48 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Changed:
-    """An entry of the configuration that reads and writes a changed value."""
+    """An entry of the configuration that reads and writes changed values of paths with some ending."""
 
     entry: object
+    ending: str
     change: object
 
-    @property
-    def field(self):
-        return self.entry.field
-
-    @property
-    def keys(self):
-        return self.entry.keys
-
     def read(self, config):
-        return self.change(self.entry.read(config))
+        return self._changed(self.entry.read(config))
 
-    def write(self, architecture, config):
-        value = self.change(getattr(architecture, self.field))
-        self.entry.write(replace(architecture, **{self.field: value}), config)
+    def write(self, model, config):
+        self.entry.write(self._changed(model), config)
+
+    def _changed(self, values):
+        return {
+            path: self._of_layers(value) if path.endswith(self.ending) else value
+            for path, value in values.items()
+        }
+
+    def _of_layers(self, value):
+        if isinstance(value, Each):
+            return Each(tuple(each if each in (ABSENT, None) else self.change(each) for each in value.values))
+        return self.change(value)
 
 
-def with_entry(family, field, change):
-    found = [each for each in family.entries if each.field == field]
+PATHS = {
+    RotaryBase: ["position.base"],
+    RotaryFraction: ["position.fraction"],
+    RotaryScaling: ["position.scaling"],
+    OneWindow: ["mixer.pattern", "pattern.before"],
+    ChosenWindows: ["mixer.pattern", "pattern.before"],
+}
+
+
+def with_entry(family, ending, change):
+    found = [
+        each
+        for each in family.entries
+        if any(path.endswith(ending) for path in PATHS.get(type(each)) or each.paths)
+    ]
     if not found:
         return None
-    entries = [Changed(each, change) if each is found[0] else each for each in family.entries]
+    entries = [Changed(each, ending, change) if each is found[0] else each for each in family.entries]
     return replace(family, entries=tuple(entries))
 
 
@@ -77,46 +96,46 @@ def with_form(family, draw, move, *, of_qkv=False):
 
 def _moved(form, move):
     return Form(
-        lambda ours, architecture: form.to_theirs(move(ours, architecture), architecture),
-        lambda theirs, architecture: move(form.to_ours(theirs, architecture), architecture),
+        lambda ours, attention: form.to_theirs(move(ours, attention), attention),
+        lambda theirs, attention: move(form.to_ours(theirs, attention), attention),
     )
 
 
-def rolled(tensor, architecture):
+def rolled(tensor, attention):
     return tensor.roll(1, 0)
 
 
-def transposed(tensor, architecture):
+def transposed(tensor, attention):
     return tensor.t().reshape(tensor.shape) if tensor.dim() == 2 else tensor.flip(0)
 
 
-def negated(tensor, architecture):
+def negated(tensor, attention):
     return -tensor
 
 
-def truncated(tensor, architecture):
+def truncated(tensor, attention):
     return tensor.to(torch.bfloat16).to(tensor.dtype)
 
 
-def one_row_too_far(tensor, architecture):
+def one_row_too_far(tensor, attention):
     """Read every row but the last from the next."""
     return torch.cat((tensor[1:], tensor[-1:]))
 
 
-def other_heads(tensor, architecture):
+def other_heads(tensor, attention):
     """Reverse the heads of each group of rows."""
-    width = architecture.hidden_size // architecture.heads
+    width = attention.head_width
     return tensor.view(-1, width, *tensor.shape[1:]).flip(0).flatten(0, 1)
 
 
-def interleaved(tensor, architecture):
+def interleaved(tensor, attention):
     """Order the rows of heads as if the channels of a pair were neighbors, not half a head apart."""
-    width = architecture.hidden_size // architecture.heads
+    width = attention.head_width
     heads = tensor.view(-1, 2, width // 2, *tensor.shape[1:])
     return heads.transpose(1, 2).reshape(tensor.shape)
 
 
-def without_bias(tensor, architecture):
+def without_bias(tensor, attention):
     return tensor * 0 if tensor.dim() == 1 else tensor
 
 
@@ -131,15 +150,18 @@ def swapped(family, draw):
 
 
 def other_bias(family, draw):
-    fields = [each.field for each in family.entries if each.field in ("qkv_bias", "output_bias", "mlp_bias")]
-    name = draw.choice(fields or ["qkv_bias"])
-    if fields:
-        return with_entry(family, name, lambda value: not value)
-    return replace(family, fixed={**family.fixed, name: not family.fixed[name]})
+    biases = ("qkv_bias", "output_bias", "channel.bias")
+    endings = [each for each in biases if with_entry(family, each, lambda value: value)]
+    if endings:
+        return with_entry(family, draw.choice(endings), lambda value: not value)
+    path = "layers.mixer.qkv_bias"
+    return replace(family, fixed={**family.fixed, path: not family.fixed[path]})
 
 
 def other_scaling(value):
-    return {**value, "factor": value["factor"] * 1.5} if value else {"type": "linear", "factor": 2.0}
+    values = dict(value)
+    values |= {"factor": values["factor"] * 1.5} if values else {"type": "linear", "factor": 2.0}
+    return tuple(values.items())
 
 
 OTHER = {
@@ -149,6 +171,8 @@ OTHER = {
     "silu": "gelu",
     "swiglu": "geglu",
     "geglu": "swiglu",
+    "parallel": "serial",
+    "serial": "parallel",
 }
 IN_TABLES = {
     "names": swapped,
@@ -162,20 +186,20 @@ IN_TABLES = {
     "dropped bias": lambda family, draw: with_form(family, draw, without_bias),
     "other biases": other_bias,
     "theta": lambda family, draw: with_entry(
-        family, "rotary_base", lambda value: round(value * draw.choice([0.5, 1.01, 2.0]))
+        family, "position.base", lambda value: round(value * draw.choice([0.5, 1.01, 2.0]))
     ),
     "epsilon": lambda family, draw: with_entry(
-        family, "norm_epsilon", lambda value: value * draw.choice([0.1, 0.5, 2.0, 10.0])
+        family, "norm.epsilon", lambda value: value * draw.choice([0.1, 0.5, 2.0, 10.0])
     ),
-    "tying": lambda family, draw: with_entry(family, "tied", lambda value: not value),
-    "activation": lambda family, draw: with_entry(family, "activation", OTHER.__getitem__),
-    "residual": lambda family, draw: with_entry(family, "parallel_residual", lambda value: not value),
-    "rotary fraction": lambda family, draw: with_entry(family, "rotary_fraction", lambda value: 1.5 - value),
-    "window": lambda family, draw: with_entry(
-        family, "windows", lambda value: tuple(None if each is None else each + 1 for each in value)
+    "tying": lambda family, draw: with_entry(family, "head.tied", lambda value: not value),
+    "activation": lambda family, draw: with_entry(family, "channel.activation", OTHER.__getitem__),
+    "residual": lambda family, draw: with_entry(family, "residual", OTHER.__getitem__),
+    "rotary fraction": lambda family, draw: with_entry(
+        family, "position.fraction", lambda value: 1.5 - value
     ),
-    "no window": lambda family, draw: with_entry(family, "windows", lambda value: (None,) * len(value)),
-    "scaling": lambda family, draw: with_entry(family, "rotary_scaling", other_scaling),
+    "window": lambda family, draw: with_entry(family, "pattern.before", lambda value: value + 1),
+    "no window": lambda family, draw: with_entry(family, "mixer.pattern", lambda value: None),
+    "scaling": lambda family, draw: with_entry(family, "position.scaling", other_scaling),
 }
 
 
@@ -210,8 +234,8 @@ def by_results_alone(convert, *arguments):
 def logits_of(side):
     """Return all logits of a whole sequence, and the numbers that are stored."""
     if isinstance(side, Checkpoint):
-        rows, length = side.vocab_size, side.architecture.max_positions
-        model = build_sequential(side.resolved, rows)
+        rows, length = side.vocab_size, side.model.max_positions
+        model = build_sequential(side.model, side.resolved.run, rows)
         load_into(model, side, torch.float32)
     else:
         model = load_model(side.folder, side.family)

@@ -600,9 +600,7 @@ def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: M
     generation = GenerationSection(stop_tokens=checkpoint.stop_tokens)
     section = checkpoint.resolved.config.tokenizer.replaced(**read)
     exported = CheckpointSection(hf_family=checkpoint.family)
-    resolved = checkpoint.resolved_with(
-        {"generation": generation, "tokenizer": section, "checkpoint": exported}
-    )
+    resolved = checkpoint.resolved.replaced(generation=generation, tokenizer=section, checkpoint=exported)
     return Model(module, resolved, tokenizer, str(checkpoint.folder))
 
 
@@ -613,7 +611,7 @@ def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
     module = _built(resolved, found.rows, DTYPES[precision or resolved.derived.precision])
     parameters = dict(named_logical_parameters(module))
     shapes = {name: tuple(each.logical.shape) for name, each in parameters.items()}  # type: ignore[attr-defined]
-    for tensor in found.reader.plan(shapes):
+    for tensor in found.reader.plan(found.family.tensors(resolved.model, shapes)):
         values, start = parameters[tensor.ours].data.view(-1), 0
         for chunk in found.reader.chunks(tensor):
             values[start : start + chunk.numel()] = chunk.reshape(-1)
@@ -624,7 +622,7 @@ def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
 def _built(resolved: Resolved, rows: int, dtype: torch.dtype) -> SequentialModel:
     """Return an uninitialized model on this process's device."""
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    module = build_sequential(resolved, rows, device=device)
+    module = build_sequential(resolved.model, resolved.run, rows, device=device)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
     return module

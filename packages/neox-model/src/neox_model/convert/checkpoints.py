@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from math import prod
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,24 +15,25 @@ from neox_config import Resolved
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.errors import ConfigError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.schema.sections.attention import AttentionSection
 from neox_config.schema.sections.checkpoint import CheckpointSection, HfFamily
 from neox_config.schema.sections.generation import GenerationSection
-from neox_config.spec.recorded import MODEL_SECTIONS, fusions_off, model_of
+from neox_config.schema.sections.model import ModelSection
+from neox_config.spec.model import ModelSpec
+from neox_config.spec.recorded import fusions_off, model_of
 from neox_config.spec.resolve import Precision
 from neox_config.spec.resume import recorded_effects
+from neox_config.spec.run import RunSpec
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_model.assembly.as_sequential import SequentialModel, as_sequential
 from neox_model.assembly.model import build_plan
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.errors import DamagedManifestError
 from neox_model.checkpoint.names import in_model_order
-from neox_model.checkpoint.shards import ShardReader
-from neox_model.convert.architecture import Architecture, Obstacle, architecture_of, obstacles_in
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.stored import StoredWeights
 from neox_model.convert.tying import HEAD
-from neox_model.convert.weights import CHUNK
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
 
@@ -51,8 +52,8 @@ VOCABULARY = (TOKEN_EMBEDDING, HEAD)
 """Weights with one row per entry of the vocabulary."""
 
 
-class Checkpoint:
-    """One checkpoint of ours.
+class Checkpoint(StoredWeights):
+    """One checkpoint of ours: its model, its weights and its tokenizer.
 
     Args:
         folder: its folder (SAVE/global_step100).
@@ -60,7 +61,6 @@ class Checkpoint:
             computes with.
 
     Attributes:
-        manifest: its manifest.
         resolved: the parameters of the model that it records; all others have their defaults.
 
     Raises:
@@ -69,8 +69,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path, *, is_compressed: bool = False) -> None:
-        self.folder = folder
-        self.manifest = Manifest.read(folder)
+        super().__init__(folder)
         if not is_compressed and _was_compressed(self.manifest.config):
             raise ConversionError(
                 f"{folder} was trained with compression_training, and its model does not compute with these "
@@ -86,17 +85,11 @@ class Checkpoint:
         except ConfigError as error:
             raise DamagedManifestError(f"config / {error}", folder) from error
         self.resolved = _model_of(self.manifest, folder)
-        self._reader = ShardReader(folder, self.manifest.files)
 
     @property
-    def architecture(self) -> Architecture:
-        """Return the architecture, as far as `obstacles` lists nothing."""
-        return architecture_of(self.resolved)
-
-    @property
-    def obstacles(self) -> list[Obstacle]:
-        """Return the options that `architecture` cannot express."""
-        return obstacles_in(self.resolved)
+    def model(self) -> ModelSpec:
+        """Return the model."""
+        return self.resolved.model
 
     @property
     def precision(self) -> Precision:
@@ -132,68 +125,13 @@ class Checkpoint:
         except ValidationError as error:
             raise _of_another_version(self.folder, error) from error
 
-    @property
-    def vocab_size(self) -> int:
-        """Return the rows of the token embedding.
-
-        Raises:
-            ConversionError: it is missing.
-        """
-        found = self.manifest.tensors.get(TOKEN_EMBEDDING)
-        if found is None or not found.shape:
-            raise ConversionError(f"{self.folder} contains no {TOKEN_EMBEDDING}; save it again")
-        return found.shape[0]
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the weights by name, in the order of the model."""
-        return {
-            name: self.manifest.tensors[name].shape for name in in_model_order(self.manifest.weight_names)
-        }
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the stored dtype of a weight."""
-        return DTYPES[self.manifest.tensors[name].dtype]
-
-    def whole(self, name: str) -> Tensor:
-        """Return a weight in its stored dtype."""
-        record = self.manifest.tensors[name]
-        values = torch.empty(prod(record.shape), dtype=DTYPES[record.dtype])
-        self._fill(name, values, 0)
-        return values.view(record.shape)
-
-    def row_chunks(self, name: str, count: int | None = None) -> Iterator[Tensor]:
-        """Yield the first `count` rows of a weight (None: all), some at a time, in the stored dtype."""
-        shape = self.manifest.tensors[name].shape
-        row = prod(shape[1:])
-        step = max(1, CHUNK // max(1, row))
-        total = shape[0] if count is None else count
-        for start in range(0, total, step):
-            yield self.rows(name, start, min(total, start + step))
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Return some rows of a weight in its stored dtype."""
-        row = self.manifest.tensors[name].shape[1:]
-        values = torch.empty((stop - start, *row), dtype=self.dtype(name))
-        self._fill(name, values.view(-1), start * prod(row))
-        return values
-
-    def _fill(self, name: str, values: Tensor, start: int) -> None:
-        record = self.manifest.tensors[name]
-        block = tuple((0, length) for length in record.shape)
-        self._reader.fill(values, name, record, (block, start, start + values.numel()))
-
-    def resolved_with(self, sections: Mapping[str, Any]) -> Resolved:
-        """Return the parameters of the model with some sections replaced."""
-        return self.resolved.replaced(**sections)
-
     def check_shapes(self) -> None:
         """Check that the weights are those of the recorded model.
 
         Raises:
             ConversionError: a weight is missing, additional or of another shape.
         """
-        expected, stored = tensor_shapes(self.resolved, self.vocab_size), self.shapes
+        expected, stored = tensor_shapes(self.model, self.resolved.run, self.vocab_size), self.shapes
         for name in sorted(expected.keys() ^ stored.keys()):
             where = "is not in" if name in expected else "is in"
             raise ConversionError(
@@ -303,23 +241,23 @@ def _of_another_version(folder: Path, error: Exception) -> ConversionError:
     )
 
 
-def model_parameters(resolved: Resolved) -> dict[str, Any]:
+def model_parameters(*sections: ModelSection | AttentionSection) -> dict[str, Any]:
     """Return the parameters of the model that have not their default, with their names in files."""
     found: dict[str, Any] = {}
-    for name in MODEL_SECTIONS[:2]:
-        section = getattr(resolved.config, name)
+    for section in sections:
         found |= section.model_dump(mode="json", exclude_defaults=True, exclude=set(fusions_off(section)))
     return {name.replace("_", "-"): value for name, value in found.items()}
 
 
-def tensor_shapes(resolved: Resolved, vocab_size: int) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(spec: ModelSpec, run: RunSpec, vocab_size: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the model's weights by name, in the order of the model.
 
     Args:
-        resolved: the configuration.
+        spec: the model.
+        run: how it runs.
         vocab_size: rows of the token embedding.
     """
-    model = build_sequential(resolved, vocab_size, device="meta")
+    model = build_sequential(spec, run, vocab_size, device="meta")
     shapes = {
         name: tuple(parameter.logical.shape)  # type: ignore[attr-defined]
         for name, parameter in named_logical_parameters(model)
@@ -327,16 +265,19 @@ def tensor_shapes(resolved: Resolved, vocab_size: int) -> dict[str, tuple[int, .
     return {name: shapes[name] for name in in_model_order(shapes)}
 
 
-def build_sequential(resolved: Resolved, vocab_size: int, *, device: str = "cpu") -> SequentialModel:
-    """Return the whole model of a configuration with uninitialized weights, for evaluation.
+def build_sequential(
+    spec: ModelSpec, run: RunSpec, vocab_size: int, *, device: str = "cpu"
+) -> SequentialModel:
+    """Return the whole model with uninitialized weights, for evaluation.
 
     Args:
-        resolved: the configuration.
+        spec: the model.
+        run: how it runs.
         vocab_size: rows of the token embedding.
         device: where its weights are.
     """
-    plain = resolved.replaced(model=resolved.config.model.replaced(make_vocab_size_divisible_by=1))
-    plan = build_plan(plain.model, plain.run, SINGLE_PROCESS, vocab_size=vocab_size)
+    plain = replace(spec, embedding=replace(spec.embedding, multiple=1))
+    plan = build_plan(plain, run, SINGLE_PROCESS, vocab_size=vocab_size)
     with torch.device(device):
         model = as_sequential(plan, loss_fn=_no_loss)
     return model.eval()
@@ -346,7 +287,7 @@ def _no_loss(*arguments: Any) -> Tensor:
     raise AssertionError("a converted model is not trained")
 
 
-def load_into(model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+def load_into(model: nn.Module, weights: StoredWeights, dtype: torch.dtype) -> None:
     """Fill a model with the weights of a checkpoint, rounded to a dtype."""
     for name, parameter in named_logical_parameters(model):
-        parameter.data.copy_(checkpoint.whole(name).to(dtype))
+        parameter.data.copy_(weights.whole(name).to(dtype))

@@ -22,7 +22,9 @@ from neox_config.derive.compression import compressed_matrices as configured_mat
 from neox_config.derive.compression import compresses, matching
 from neox_config.errors import ConfigError
 from neox_config.schema.sections.compression import CompressionSection, PruningGroup
+from neox_config.spec.model import ModelSpec
 from neox_config.spec.resume import IN_EFFECT
+from neox_config.spec.run import RunSpec
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.compression import attach_compression
@@ -36,6 +38,7 @@ from neox_model.convert.checkpoints import Checkpoint, build_sequential
 from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
+from neox_model.convert.stored import StoredWeights
 from neox_model.convert.tokenizer_files import write_json
 from neox_model.convert.written_checkpoint import write_checkpoint
 from neox_model.parallel.compression import Compressed, begin_iteration, compressed_matrices, model_states
@@ -108,14 +111,18 @@ class Compression:
     """
 
     def __init__(self, folder: Path, *, exact_inputs: bool) -> None:
-        self.checkpoint = Checkpoint(folder, is_compressed=True)
-        self.manifest: Manifest = self.checkpoint.manifest
-        self.resolved = _with_compression(self.checkpoint)
-        if not compresses(self.resolved.config):
+        checkpoint = Checkpoint(folder, is_compressed=True)
+        self.stored: StoredWeights = checkpoint
+        self.manifest: Manifest = checkpoint.manifest
+        resolved = _with_compression(checkpoint)
+        if not compresses(resolved.config):
             raise ConversionError(f"{folder} was not compressed in training: {_PART} enables no part")
+        self._length = min(_TOKENS[1], resolved.model.max_positions)
+        self._num_layers = len(resolved.model.layers)
+        self._section, self._compressible = resolved.run.compression, resolved.run.compressible
         self._refuse_quantized_inputs(exact_inputs=exact_inputs)
-        self.dtype = DTYPES[self.checkpoint.precision]
-        self.model = self._model(folder)
+        self.dtype = DTYPES[checkpoint.precision]
+        self.model = self._model(resolved.model, resolved.run)
         self.matrices = {matrix.name: matrix for matrix in compressed_matrices(self.model)}
         self.kept = self._removed()
 
@@ -126,9 +133,8 @@ class Compression:
 
     def tokens(self) -> Tensor:
         """Return random tokens_BS for a comparison of logits, the same in every call."""
-        length = min(_TOKENS[1], self.resolved.config.model.seq_length)
         generator = torch.Generator().manual_seed(0)
-        return torch.randint(self.checkpoint.vocab_size, (_TOKENS[0], length), generator=generator)
+        return torch.randint(self.stored.vocab_size, (_TOKENS[0], self._length), generator=generator)
 
     @torch.no_grad()
     def in_float32(self) -> SequentialModel:
@@ -140,27 +146,25 @@ class Compression:
         model = deepcopy(self.model).float()
         for name, parameter in named_logical_parameters(model):
             if name.rpartition(".")[0] not in self.matrices and not is_score(name):
-                parameter.data = self.checkpoint.whole(name).float()
+                parameter.data = self.stored.whole(name).float()
         return model
 
     def _refuse_quantized_inputs(self, *, exact_inputs: bool) -> None:
-        shared = (
-            self.resolved.config.compression.compression_training.activation_quantization.shared_parameters
-        )
+        shared = self._section.activation_quantization.shared_parameters
         if shared.enabled and not exact_inputs and self.manifest.iteration >= shared.schedule_offset:
             raise ConversionError(
-                f"the model in {self.checkpoint.folder} computes with quantized inputs of matrices, which "
+                f"the model in {self.stored.folder} computes with quantized inputs of matrices, which "
                 "weights cannot contain; pass --exact-inputs to leave their quantization out"
             )
 
-    def _model(self, folder: Path) -> SequentialModel:
-        model = build_sequential(self.resolved, self.checkpoint.vocab_size)
-        attach_compression(model, self.resolved.run, in_forward=True)
+    def _model(self, spec: ModelSpec, run: RunSpec) -> SequentialModel:
+        model = build_sequential(spec, run, self.stored.vocab_size)
+        attach_compression(model, run, in_forward=True)
         for matrix in compressed_matrices(model):
             matrix.compression.inputs = None
-        _fill(model, self.checkpoint)
+        _fill(model, self.stored)
         model.to(self.dtype)
-        states, reader = model_states(model), ShardReader(folder, self.manifest.files)
+        states, reader = model_states(model), ShardReader(self.stored.folder, self.manifest.files)
         check_model_states(states, self.manifest, reader)
         fill_model_states(states, self.manifest, reader)
         begin_iteration(model, self.manifest.iteration)
@@ -172,7 +176,7 @@ class Compression:
         found: dict[str, Tensor] = {}
         for name, parameter in named_logical_parameters(self.model):
             if not is_score(name):
-                found[name] = self._computing(name, parameter).to(self.checkpoint.dtype(name))
+                found[name] = self._computing(name, parameter).to(self.stored.dtype(name))
         width = int(next(iter(self.kept.values())).sum()) if self.kept else None
         return {name: self.without_rows(name, value) for name, value in found.items()}, width
 
@@ -190,8 +194,7 @@ class Compression:
         """Return the rows of the MLP that each layer keeps; empty if all must stay."""
         kept = dict(self._kept_rows())
         counts = {int(keep.sum()) for keep in kept.values()}
-        num_layers = self.resolved.config.model.num_layers
-        return {} if len(kept) < num_layers or len(counts) != 1 or counts == {0} else kept
+        return {} if len(kept) < self._num_layers or len(counts) != 1 or counts == {0} else kept
 
     def not_removed(self, width: int | None) -> list[str]:
         """Return why pruned rows and heads are still there, as zeros."""
@@ -218,7 +221,7 @@ class Compression:
         matrix = self.matrices.get(name.rpartition(".")[0])
         if matrix is None:
             # Not rounded to the dtype of the computation: it is trained on.
-            return self.checkpoint.whole(name)
+            return self.stored.whole(name)
         if name.endswith(".bias"):
             bias = matrix.compression.of_bias(parameter)
             assert bias is not None
@@ -227,9 +230,8 @@ class Compression:
 
     def _kept_rows(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the rows of the MLP that each layer needs, for layers that can lose others."""
-        run = self.resolved.run
-        groups = configured_matrices(run.compression, run.compressible)
-        for layer in range(self.resolved.config.model.num_layers):
+        groups = configured_matrices(self._section, self._compressible)
+        for layer in range(self._num_layers):
             keeps = [
                 self._removable(matrix, groups[name]["row_pruning"][1])
                 for name, matrix in self.matrices.items()
@@ -278,7 +280,7 @@ class Compression:
             ProofError: they differ by more than rounding.
         """
         logger.info("comparing logits")
-        model = build_sequential(plain.resolved, plain.vocab_size)
+        model = build_sequential(plain.model, plain.resolved.run, plain.vocab_size)
         _fill(model, plain)
         model.to(self.dtype).eval()
         tokens = self.tokens()
@@ -296,9 +298,9 @@ class Compression:
         }
 
 
-def _fill(model: nn.Module, checkpoint: Checkpoint) -> None:
+def _fill(model: nn.Module, weights: StoredWeights) -> None:
     for name, parameter in named_logical_parameters(model):
-        parameter.data = checkpoint.whole(name)
+        parameter.data = weights.whole(name)
 
 
 def _with_compression(checkpoint: Checkpoint) -> Resolved:
@@ -319,7 +321,7 @@ def _sizes(source: Compression, weights: dict[str, Tensor]) -> dict[str, Any]:
     """Return the sizes of the weights before and after."""
     names = [name for name in source.manifest.weight_names if not is_score(name)]
     before = sum(
-        prod(source.manifest.tensors[name].shape) * source.checkpoint.dtype(name).itemsize for name in names
+        prod(source.manifest.tensors[name].shape) * source.stored.dtype(name).itemsize for name in names
     )
     after = sum(value.numel() * value.element_size() for value in weights.values())
     compressed = [weights[f"{name}.weight"] for name in source.matrices]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from neox_model.convert.architecture import Architecture
+from neox_config.spec.model import Attention
 
 __all__ = ["FUSED_QKV", "SAME", "SEPARATE_QKV", "TRANSPOSED", "Form"]
 
@@ -26,14 +26,14 @@ class Form:
         is_transposed: their matrices are stored as input by output.
     """
 
-    to_theirs: Callable[[Tensor, Architecture], tuple[Tensor, ...]]
-    to_ours: Callable[[tuple[Tensor, ...], Architecture], Tensor]
+    to_theirs: Callable[[Tensor, Attention], tuple[Tensor, ...]]
+    to_ours: Callable[[tuple[Tensor, ...], Attention], Tensor]
     is_same: bool = False
     is_transposed: bool = False
 
-    def rows_to_theirs(self, matrix: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
+    def rows_to_theirs(self, matrix: Tensor, attention: Attention) -> tuple[Tensor, ...]:
         """Move the rows of a matrix of outputs by anything as the outputs of a weight are moved."""
-        parts = self.to_theirs(matrix, architecture)
+        parts = self.to_theirs(matrix, attention)
         return tuple(part.t().contiguous() for part in parts) if self.is_transposed else parts
 
 
@@ -41,31 +41,28 @@ def _transposed(tensor: Tensor) -> Tensor:
     return tensor.t().contiguous() if tensor.dim() == 2 else tensor
 
 
-def _split(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
+def _split(tensor: Tensor, attention: Attention) -> tuple[Tensor, ...]:
     """Return the rows of all queries, all keys and all values."""
-    sharing = architecture.heads // architecture.kv_heads
-    groups = tensor.view(architecture.kv_heads, sharing + 2, -1, *tensor.shape[1:])
+    sharing = attention.heads // attention.kv_heads
+    groups = tensor.view(attention.kv_heads, sharing + 2, -1, *tensor.shape[1:])
     parts = groups[:, :sharing], groups[:, sharing : sharing + 1], groups[:, sharing + 1 :]
     return tuple(part.flatten(0, 2).contiguous() for part in parts)
 
 
-def _join(tensors: tuple[Tensor, ...], architecture: Architecture) -> Tensor:
+def _join(tensors: tuple[Tensor, ...], attention: Attention) -> Tensor:
     """Return query, key and value rows ordered by group."""
     groups = [
-        tensor.view(
-            architecture.kv_heads, -1, architecture.hidden_size // architecture.heads, *tensor.shape[1:]
-        )
-        for tensor in tensors
+        tensor.view(attention.kv_heads, -1, attention.head_width, *tensor.shape[1:]) for tensor in tensors
     ]
     return torch.cat(groups, dim=1).flatten(0, 2)
 
 
-def _fuse(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
-    return (_transposed(torch.cat(_split(tensor, architecture))),)
+def _fuse(tensor: Tensor, attention: Attention) -> tuple[Tensor, ...]:
+    return (_transposed(torch.cat(_split(tensor, attention))),)
 
 
-def _unfuse(tensors: tuple[Tensor, ...], architecture: Architecture) -> Tensor:
-    return _join(tuple(part.contiguous() for part in _transposed(tensors[0]).chunk(3)), architecture)
+def _unfuse(tensors: tuple[Tensor, ...], attention: Attention) -> Tensor:
+    return _join(tuple(part.contiguous() for part in _transposed(tensors[0]).chunk(3)), attention)
 
 
 SAME = Form(lambda ours, _: (ours,), lambda theirs, _: theirs[0], is_same=True)

@@ -1,7 +1,7 @@
 """Write a model of transformers as a checkpoint of ours, with a configuration."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from torch import Tensor
 from neox_config import Resolved, Text, load_config, resolve
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.spec.write_model import settings_of
 from neox_data.tokenizers import Tokenizer
 from neox_model.checkpoint.stream import StreamedTensor
-from neox_model.convert.architecture import Architecture, settings_of
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint, tensor_shapes
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, family_of_config
@@ -80,17 +80,18 @@ def from_hf(
     with folder_written_aside(output) as aside:
         found.tokenizer.copy(folder, aside)
         write_settings(aside / CONFIGURATION, settings, source=folder, output=output.absolute())
-        resolved = _resolved(aside / CONFIGURATION, folder)
-        checkpoint = _write_checkpoint(aside, resolved, found)
+        checkpoint = Checkpoint(_write_checkpoint(aside, found))
         sides = Sides(
-            Checkpoint(checkpoint),
+            checkpoint,
             folder,
             found.family,
             found.tokenizer.tokenizer,
             rows=found.rows,
             as_stored=tokenizer_as_stored,
         )
-        result = prove(sides, source=folder, output=checkpoint)
+        result = prove(
+            sides, checkpoint.model, checkpoint.resolved.run, source=folder, output=checkpoint.folder
+        )
         write_json(aside / "verification.json", result)
     logger.info("%s trains the model", output / CONFIGURATION)
     return result
@@ -117,7 +118,7 @@ class HuggingFaceModel:
         folder: its folder.
         config: the contents of `config.json`.
         family: its class.
-        architecture: its architecture.
+        parameters: ours of the model.
         tokenizer: its tokenizer.
         reader: reads its weights as ours.
         rows: rows of our token embedding.
@@ -126,7 +127,7 @@ class HuggingFaceModel:
     folder: Path
     config: dict[str, Any]
     family: Family
-    architecture: Architecture
+    parameters: Mapping[str, Any]
     tokenizer: FoundTokenizer
     reader: "Reader"
     rows: int
@@ -144,7 +145,7 @@ class HuggingFaceModel:
         entries = tokenizer.vocab_size
         stops = stop_tokens(self.folder, self.config, tokenizer)
         return {
-            **settings_of(self.architecture),
+            **self.parameters,
             **dropouts,
             "precision": self.reader.precision,
             "make-vocab-size-divisible-by": padding_multiple(entries, self.rows),
@@ -167,8 +168,8 @@ def open_hf(folder: Path, *, trim_vocab: bool = False) -> HuggingFaceModel:
     config = check_model(folder)
     family = family_of_config(config)
     stated, tokenizer = family.read(config), find_tokenizer(folder)
-    files, architecture = open_weights(folder, family, stated)
-    if architecture.tied != stated.tied:
+    files, model = open_weights(folder, family, stated)
+    if model.is_tied != stated.is_tied:
         logger.warning(
             "%s has tie_word_embeddings: true, but %s is stored with other values than %s, so the model is "
             "not tied (no-weight-tying: true), as in transformers",
@@ -176,9 +177,9 @@ def open_hf(folder: Path, *, trim_vocab: bool = False) -> HuggingFaceModel:
             family.weight_outside(HEAD),
             family.weight_outside(TOKEN_EMBEDDING),
         )
-    reader = Reader(family, architecture, files)
+    reader = Reader(family, files)
     rows = rows_to_keep(tokenizer.tokenizer, reader.rows_of_vocabulary, trim_vocab=trim_vocab)
-    return HuggingFaceModel(folder, config, family, architecture, tokenizer, reader, rows)
+    return HuggingFaceModel(folder, config, family, settings_of(model), tokenizer, reader, rows)
 
 
 class Reader:
@@ -186,12 +187,11 @@ class Reader:
 
     Args:
         family: the class.
-        architecture: its architecture.
         files: the stored tensors.
     """
 
-    def __init__(self, family: Family, architecture: Architecture, files: WeightFiles) -> None:
-        self._family, self._architecture, self._files = family, architecture, files
+    def __init__(self, family: Family, files: WeightFiles) -> None:
+        self._family, self._files = family, files
 
     @property
     def rows_of_vocabulary(self) -> int:
@@ -209,14 +209,13 @@ class Reader:
         dtypes = [stored.dtype for stored in self._files.tensors.values()]
         return PRECISIONS.get(max(set(dtypes), key=dtypes.count), "fp32")
 
-    def plan(self, shapes: dict[str, tuple[int, ...]]) -> list[Tensors]:
+    def plan(self, tensors: Iterable[Tensors]) -> list[Tensors]:
         """Return our tensors with theirs; each of theirs is stored with the shape that ours requires.
 
         Raises:
             ConversionError: one is missing or has another shape or dtypes, or one would not be used.
         """
-        plan = list(self._family.tensors(self._architecture, shapes))
-        stored = [replace(tensor, theirs=self._checked(tensor)) for tensor in plan]
+        stored = [replace(tensor, theirs=self._checked(tensor)) for tensor in tensors]
         used = {name for tensor in stored for name in tensor.theirs}
         unused = self._files.tensors.keys() - used
         extra = sorted(name for name in unused if not self._family.is_ignored(name))
@@ -282,7 +281,7 @@ class Reader:
                 yield self._finite(tensor, chunk)
             return
         parts = tuple(self._files.whole(name) for name in tensor.theirs)
-        yield self._finite(tensor, tensor.form.to_ours(parts, self._architecture))
+        yield self._finite(tensor, tensor.joined(parts))
 
     def _finite(self, tensor: Tensors, values: Tensor) -> Tensor:
         if not bool(values.isfinite().all()):
@@ -294,10 +293,12 @@ class Reader:
         return values
 
 
-def _write_checkpoint(aside: Path, resolved: Resolved, found: HuggingFaceModel) -> Path:
-    """Write `global_step0` and `latest`, and return the checkpoint's folder."""
-    reader = found.reader
-    plan = {tensor.ours: tensor for tensor in reader.plan(tensor_shapes(resolved, found.rows))}
+def _write_checkpoint(aside: Path, found: HuggingFaceModel) -> Path:
+    """Write `global_step0` and `latest` for the written configuration, and return the checkpoint's folder."""
+    resolved, reader = _resolved(aside / CONFIGURATION, found.folder), found.reader
+    shapes = tensor_shapes(resolved.model, resolved.run, found.rows)
+    tensors = found.family.tensors(resolved.model, shapes)
+    plan = {tensor.ours: tensor for tensor in reader.plan(tensors)}
     streamed = [StreamedTensor(name, tensor.shape, reader.dtype(tensor)) for name, tensor in plan.items()]
     config = recorded_config(resolved, found.tokenizer.tokenizer)
     return write_checkpoint(aside, streamed, lambda name: reader.chunks(plan[name]), config)

@@ -1,24 +1,25 @@
 """Write a checkpoint of GPT-NeoX as a checkpoint of ours, with a configuration."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from neox_config import load_config, resolve
 from neox_config.counted import counted
+from neox_config.spec.model import Norm
 from neox_config.spec.resume import SAMPLES_PER_ITERATION
 from neox_model.checkpoint.stream import StreamedTensor
-from neox_model.convert.architecture import architecture_of
 from neox_model.convert.checkpoints import Checkpoint, tensor_shapes
+from neox_model.convert.differences import attention_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import NeoXFiles
 from neox_model.convert.neox.folder import find_folder
 from neox_model.convert.neox.progress import recorded_progress
 from neox_model.convert.neox.proof import compare_blocks, compare_rows, compare_sinusoids
 from neox_model.convert.neox.qkv_order import order_of
-from neox_model.convert.neox.settings import Settings, read_settings
+from neox_model.convert.neox.settings import read_settings
 from neox_model.convert.neox.tensors import Joined, joined_tensors
 from neox_model.convert.neox.tokenizer import NamedTokenizer, check_padding, find_named_tokenizer
 from neox_model.convert.output import folder_written_aside, refuse_existing
@@ -76,15 +77,18 @@ def from_neox(
     files = NeoXFiles(find_folder(folder), average_copies=average_copies)
     iteration = _iteration(files)
     settings = read_settings(files, config)
-    order = order_of(files, architecture_of(settings.resolved), qkv_order)
+    model = settings.resolved.model
+    order = order_of(files, attention_of(model.layers[0]), qkv_order)
     tokenizer = find_named_tokenizer(
         settings.config.tokenizer, files.folder, vocab_file=vocab_file, merge_file=merge_file
     )
     rows = rows_to_keep(tokenizer.tokenizer, settings.rows, trim_vocab=trim_vocab)
-    check_padding(files, settings, tokenizer)
+    check_padding(
+        files, tokenizer, rows=settings.rows, multiple=settings.config.model.make_vocab_size_divisible_by
+    )
     multiple = padding_multiple(tokenizer.tokenizer.vocab_size, rows)
-    shapes = tensor_shapes(settings.resolved, rows)
-    plan = joined_tensors(files, architecture_of(settings.resolved), shapes, settings.rows, order=order)
+    shapes = tensor_shapes(model, settings.resolved.run, rows)
+    plan = joined_tensors(files, model, shapes, settings.rows, order=order)
     parameters = settings.parameters() | {
         "make-vocab-size-divisible-by": multiple,
         "precision": PRECISIONS.get(files.dtype(plan[-1].key), "fp32"),
@@ -100,14 +104,15 @@ def from_neox(
             command="from-neox",
             notes=_NOTES,
         )
-        checkpoint = _write_checkpoint(aside, files, settings, plan, tokenizer, iteration)
+        progress = recorded_progress(files, settings.config, iteration)
+        checkpoint = _write_checkpoint(aside, files, plan, tokenizer, iteration, progress)
         result = _prove(files, checkpoint, plan, order, also_read=[*settings.read, *tokenizer.read])
         write_json(aside / "verification.json", result)
-    _warn(files, iteration, settings, output)
+    _warn(files, iteration, model.norm, output)
     return result
 
 
-def _warn(files: NeoXFiles, iteration: int, settings: Settings, output: Path) -> None:
+def _warn(files: NeoXFiles, iteration: int, norm: Norm, output: Path) -> None:
     """Log what the result does not contain, or computes differently from some versions of GPT-NeoX."""
     logger.warning(
         "%s is of iteration %s; its optimizer states were not converted: a training from %s starts at "
@@ -122,13 +127,12 @@ def _warn(files: NeoXFiles, iteration: int, settings: Settings, output: Path) ->
         )
     elif files.average_copies:
         logger.warning("--average-copies has no effect: the copies of all ranks are equal")
-    model = architecture_of(settings.resolved)
-    if model.norm == "rmsnorm":
+    if norm.kind == "rmsnorm":
         logger.warning(
             "rmsnorm adds its epsilon (%g) to the mean square, as GPT-NeoX does since commit 4c9f108 "
             "(9 May 2025); before, it added it to the root: if %s was trained with an older version, its "
             "results differ where hidden states are small; compare its loss with neox-launch evaluate",
-            *(model.norm_epsilon, files.folder),
+            *(norm.epsilon, files.folder),
         )
 
 
@@ -145,13 +149,12 @@ def _iteration(files: NeoXFiles) -> int:
 def _write_checkpoint(
     aside: Path,
     files: NeoXFiles,
-    settings: Settings,
     plan: Sequence[Joined],
     tokenizer: NamedTokenizer,
     iteration: int,
+    progress: Mapping[str, Any],
 ) -> Checkpoint:
     """Write `global_stepN` and `latest`, and return the checkpoint."""
-    architecture = architecture_of(settings.resolved)
     joined = {each.ours: each for each in plan}
     streamed = [StreamedTensor(each.ours, each.shape, files.dtype(each.key)) for each in plan]
     config = recorded_config(resolve(load_config([aside / CONFIGURATION]), devices=1), tokenizer.tokenizer)
@@ -159,10 +162,10 @@ def _write_checkpoint(
     written = write_checkpoint(
         aside,
         streamed,
-        lambda name: joined[name].chunks(files, architecture),
+        lambda name: joined[name].chunks(files),
         config,
         iteration=iteration,
-        progress=recorded_progress(files, settings.config, iteration),
+        progress=progress,
     )
     return Checkpoint(written)
 
@@ -178,8 +181,9 @@ def _prove(
     """Compare the written checkpoint with the files, and return what was seen."""
     checkpoint.check_shapes()
     figures = Figures(other="the ranks of GPT-NeoX's checkpoint")
-    compare_rows(files, checkpoint, figures)
-    compare_sinusoids(checkpoint, figures)
+    model, run = checkpoint.model, checkpoint.resolved.run
+    compare_rows(files, checkpoint, figures, num_layers=len(model.layers))
+    compare_sinusoids(model, run, figures)
     compare_blocks(files, checkpoint, figures, order=order)
     read = {each.key for each in plan}
     return {

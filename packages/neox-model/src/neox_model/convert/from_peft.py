@@ -7,12 +7,13 @@ from typing import Any
 
 from neox_config import load_config, resolve
 from neox_config.derive.tokenizer import tokenizer_files
+from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import BASE, base_record
-from neox_model.convert.checkpoints import Checkpoint, model_parameters
+from neox_model.convert.checkpoints import model_parameters
 from neox_model.convert.lora.exported import WEIGHTS, Exported, matrices_of
 from neox_model.convert.lora.imported import Imported
-from neox_model.convert.lora.options import Options, read_options
+from neox_model.convert.lora.options import read_options
 from neox_model.convert.lora.packing import PEFT
 from neox_model.convert.lora.proof import prove_adapters
 from neox_model.convert.lora.sides import compared_base
@@ -69,13 +70,19 @@ def from_peft(
         vocab_file=vocab_file,
         merge_file=merge_file,
     )
-    checkpoint, family = compared.sides.checkpoint, compared.sides.family
-    is_transposed = any(matrix.weight.form.is_transposed for matrix in matrices_of(family, checkpoint))
+    checkpoint, family = compared.checkpoint, compared.sides.family
+    matrices, config = matrices_of(family, checkpoint), checkpoint.resolved.config
+    is_transposed = any(matrix.weight.form.is_transposed for matrix in matrices)
     options = read_options(folder, is_transposed=is_transposed)
-    imported = Imported(folder, options, checkpoint, family)
+    imported = Imported(folder, options, matrices)
     settings = {
-        **_settings(checkpoint, imported, options),
-        **_tokenizer_settings(checkpoint, vocab_file, merge_file),
+        **model_parameters(config.model, config.attention),
+        "precision": checkpoint.precision,
+        "lora-rank": imported.packing.our_rank,
+        "lora-alpha": imported.packing.our_alpha,
+        "lora-dropout": options.dropout,
+        "lora-target-modules": imported.kinds,
+        **_tokenizer_settings(config.tokenizer, vocab_file, merge_file),
         **({"stop-tokens": checkpoint.stop_tokens} if checkpoint.stop_tokens else {}),
         "lora-base": record["folder"],
     }
@@ -84,7 +91,7 @@ def from_peft(
             aside / CONFIGURATION, settings, source=folder, output=output.absolute(), command="from-peft"
         )
         written = _write_checkpoint(aside, imported, record, compared.sides.tokenizer)
-        exported = Exported(Adapters(written), checkpoint, family)
+        exported = Exported(Adapters(written), checkpoint, family, matrices)
         result = prove_adapters(exported, compared, folder)
         read = [folder / name for name in (ADAPTERS, WEIGHTS)]
         result |= provenance(folder, written, packages=("transformers", "peft"), read=read)
@@ -92,21 +99,10 @@ def from_peft(
     return result
 
 
-def _settings(base: Checkpoint, imported: Imported, options: Options) -> dict[str, Any]:
-    """Return the parameters of the model and its adapters."""
-    return {
-        **model_parameters(base.resolved),
-        "precision": base.precision,
-        "lora-rank": imported.packing.our_rank,
-        "lora-alpha": imported.packing.our_alpha,
-        "lora-dropout": options.dropout,
-        "lora-target-modules": imported.kinds,
-    }
-
-
-def _tokenizer_settings(base: Checkpoint, vocab_file: Path | None, merge_file: Path | None) -> dict[str, str]:
+def _tokenizer_settings(
+    section: TokenizerSection, vocab_file: Path | None, merge_file: Path | None
+) -> dict[str, str]:
     """Return the parameters of the tokenizer, with the given files instead of those that the base records."""
-    section = base.resolved.config.tokenizer
     recorded, given = tokenizer_files(section), {"vocab_file": vocab_file, "merge_file": merge_file}
     files = recorded | {name: path for name, path in given.items() if path is not None}
     paths = {name.replace("_", "-"): Path(path) for name, path in files.items()}

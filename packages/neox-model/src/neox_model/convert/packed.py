@@ -7,7 +7,7 @@ bits of the training, next to each other in int32, a `weight_scale` per row or p
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
@@ -20,6 +20,7 @@ from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.compress import Compression, write_plain
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, fitting_family
+from neox_model.convert.families.family import Tensors
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.proof.comparison import Figures
@@ -91,7 +92,7 @@ def write_packed(
     refuse_existing(output)
     logger.info("reading %s", folder)
     source = Compression(folder, exact_inputs=exact_inputs)
-    source.checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
+    Checkpoint(folder, is_compressed=True).tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     with folder_written_aside(output) as aside:
         with tempfile.TemporaryDirectory(dir=aside) as scratch:
             plain_folder, exported = Path(scratch) / "plain", Path(scratch) / "exported"
@@ -99,8 +100,9 @@ def write_packed(
             latest, sizes = write_plain(source, plain_folder)
             to_hf(latest, exported, family=family, vocab_file=vocab_file, merge_file=merge_file)
             plain = Checkpoint(latest)
-            chosen = fitting_family(plain.architecture, plain.obstacles, family or plain.family)
-            packed = dict(_packed_matrices(source, plain, chosen, linear_names(exported, chosen)))
+            chosen = fitting_family(plain.model, family or plain.family)
+            tensors, linear = chosen.tensors(plain.model, plain.shapes), linear_names(exported, chosen)
+            packed = dict(_packed_matrices(source, tensors, linear, chosen))
             _write(exported, aside, packed)
         result = _compare(source, aside, chosen) | {
             "bytes_before": sizes["bytes_before"],
@@ -116,15 +118,15 @@ def write_packed(
 
 
 def _packed_matrices(
-    source: Compression, plain: Checkpoint, family: Family, linear: set[str]
+    source: Compression, tensors: Iterable[Tensors], linear: set[str], family: Family
 ) -> Iterator[tuple[str, _Packed]]:
     """Yield the packed matrices by the name of the weight in transformers."""
-    for tensor in family.tensors(plain.architecture, plain.shapes):
+    for tensor in tensors:
         matrix = source.matrices.get(tensor.ours.removesuffix(".weight"))
         if matrix is None or matrix.compression.quantizer is None or not tensor.ours.endswith(".weight"):
             continue
         scheme, numbers, steps = _numbers(source, matrix)
-        forms = [tensor.form.to_theirs(values, plain.architecture) for values in (numbers, steps)]
+        forms = [tensor.split(values) for values in (numbers, steps)]
         for name, part, step in zip(tensor.theirs, *forms, strict=True):
             if name not in linear:
                 raise ConversionError(

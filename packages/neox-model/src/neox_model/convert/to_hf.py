@@ -11,9 +11,11 @@ from torch import Tensor
 
 from neox_config import Resolved
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.schema.sections.model import ModelSection
+from neox_config.spec.model import ModelSpec
+from neox_config.spec.resolve import Precision
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
-from neox_model.convert.architecture import architecture_of, obstacles_in
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, fitting_family
@@ -23,6 +25,7 @@ from neox_model.convert.proof import Sides, prove
 from neox_model.convert.proof.sides import TokenizerSides
 from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.reference import require_transformers
+from neox_model.convert.stored import StoredWeights
 from neox_model.convert.tokenizer_files import (
     generation_settings,
     refuse_others,
@@ -70,19 +73,24 @@ def to_hf(
     logger.info("reading %s", folder)
     checkpoint = Checkpoint(folder)
     checkpoint.check_shapes()
-    chosen = fitting_family(checkpoint.architecture, checkpoint.obstacles, family or checkpoint.family)
+    chosen = fitting_family(checkpoint.model, family or checkpoint.family)
     tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     refuse_others(tokenizer)
     source = checkpoint.tokenizer_files(vocab_file=vocab_file).get("vocab_file")
     rows = rows_to_keep(tokenizer, checkpoint.vocab_size, trim_vocab=trim_vocab)
     if dtype is None:
-        _log_stored_dtype(checkpoint)
-    writer = _Writer(checkpoint, chosen, rows=rows, dtype=None if dtype is None else DTYPES[dtype])
+        _log_stored_dtype(checkpoint.dtype(TOKEN_EMBEDDING), checkpoint.precision)
+    shapes = {
+        name: (rows, *shape[1:]) if name in VOCABULARY else shape for name, shape in checkpoint.shapes.items()
+    }
+    tensors = list(chosen.tensors(checkpoint.model, shapes))
+    writer = _Writer(checkpoint, tensors, dtype=None if dtype is None else DTYPES[dtype])
     stored = checkpoint.dtype(TOKEN_EMBEDDING) if dtype is None else DTYPES[dtype]
     with folder_written_aside(output) as aside:
         _write_descriptions(
             aside,
-            checkpoint.resolved,
+            checkpoint.model,
+            checkpoint.resolved.config.model,
             chosen,
             tokenizer,
             source,
@@ -94,20 +102,20 @@ def to_hf(
         # The proof compares them again; a difference is reported before the weights are read and written.
         compare_tokenizers(sides.tokenizers)
         write_weights(aside, writer.planned(), writer.values())
-        result = prove(sides, source=folder, output=aside)
+        result = prove(sides, checkpoint.model, checkpoint.resolved.run, source=folder, output=aside)
         write_json(aside / "verification.json", result)
     return result
 
 
-def _log_stored_dtype(checkpoint: Checkpoint) -> None:
+def _log_stored_dtype(stored: torch.dtype, precision: Precision) -> None:
     """Say which type is written if it is larger than the one that the training computed in."""
-    stored, computed = checkpoint.dtype(TOKEN_EMBEDDING), DTYPES[checkpoint.precision]
+    computed = DTYPES[precision]
     if stored.itemsize > computed.itemsize:
         logger.info(
             "writing %s, in which the checkpoint stores the weights; the training computed in %s, which "
             "--dtype %s writes, in half the bytes",
             *(str(each).removeprefix("torch.") for each in (stored, computed)),
-            checkpoint.precision,
+            precision,
         )
 
 
@@ -115,26 +123,19 @@ class _Writer:
     """The tensors to write, in the order of the model.
 
     Args:
-        checkpoint: the source.
-        family: the target.
-        rows: entries of the vocabulary.
+        weights: the source.
+        tensors: ours with theirs.
         dtype: dtype to convert to; None keeps each.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, family: Family, *, rows: int, dtype: torch.dtype | None
+        self, weights: StoredWeights, tensors: Sequence[Tensors], *, dtype: torch.dtype | None
     ) -> None:
-        self._checkpoint, self._rows, self._dtype = checkpoint, rows, dtype
-        self._architecture = checkpoint.architecture
-        shapes = {
-            name: (rows, *shape[1:]) if name in VOCABULARY else shape
-            for name, shape in checkpoint.shapes.items()
-        }
-        self._tensors = list(family.tensors(self._architecture, shapes))
+        self._weights, self._tensors, self._dtype = weights, tensors, dtype
 
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which a tensor is written."""
-        return self._dtype or self._checkpoint.dtype(name)
+        return self._dtype or self._weights.dtype(name)
 
     def planned(self) -> list[Written]:
         """Return names, shapes and dtypes."""
@@ -151,14 +152,14 @@ class _Writer:
                 (name,) = tensor.theirs
                 yield name, self._chunks(tensor)
                 continue
-            whole = self._converted(tensor.ours, self._checkpoint.whole(tensor.ours))
-            parts = tensor.form.to_theirs(whole, self._architecture)
+            whole = self._converted(tensor.ours, self._weights.whole(tensor.ours))
+            parts = tensor.split(whole)
             del whole
             for name, part in zip(tensor.theirs, parts, strict=True):
                 yield name, [part]
 
     def _chunks(self, tensor: Tensors) -> Iterator[Tensor]:
-        for chunk in self._checkpoint.row_chunks(tensor.ours, tensor.shape[0]):
+        for chunk in self._weights.row_chunks(tensor.ours, tensor.shape[0]):
             yield self._converted(tensor.ours, chunk)
 
     def _converted(self, name: str, values: Tensor) -> Tensor:
@@ -171,8 +172,7 @@ class _Writer:
                 "hold; pass --dtype bf16 or --dtype fp32"
             )
         raise ConversionError(
-            f"{self._checkpoint.folder}: {name} contains values that are not finite; export another "
-            "checkpoint"
+            f"{self._weights.folder}: {name} contains values that are not finite; export another checkpoint"
         )
 
 
@@ -182,16 +182,15 @@ def check_exportable(resolved: Resolved, tokenizer: Tokenizer) -> None:
     Raises:
         NeoXError: transformers has no such model or tokenizer.
     """
-    family = fitting_family(
-        architecture_of(resolved), obstacles_in(resolved), resolved.config.checkpoint.hf_family
-    )
+    family = fitting_family(resolved.model, resolved.config.checkpoint.hf_family)
     refuse_others(tokenizer)
     rows = resolved.model.embedding.entries(tokenizer.vocab_size)
     source = resolved.config.tokenizer.vocab_file
     with TemporaryDirectory() as folder:
         _write_descriptions(
             Path(folder),
-            resolved,
+            resolved.model,
+            resolved.config.model,
             family,
             tokenizer,
             None if source is None else Path(source),
@@ -204,7 +203,8 @@ def check_exportable(resolved: Resolved, tokenizer: Tokenizer) -> None:
 
 def _write_descriptions(
     folder: Path,
-    resolved: Resolved,
+    spec: ModelSpec,
+    section: ModelSection,
     family: Family,
     tokenizer: Tokenizer,
     vocab_file: Path | None,
@@ -217,7 +217,8 @@ def _write_descriptions(
 
     Args:
         folder: the folder to write to.
-        resolved: the configuration of the model.
+        spec: the model.
+        section: its parameters, for the dropouts.
         family: its class.
         tokenizer: its tokenizer.
         vocab_file: the tokenizer's file.
@@ -225,14 +226,10 @@ def _write_descriptions(
         dtype: of the weights.
         stops: the tokens that end a text, as end-of-document does.
     """
-    architecture = architecture_of(resolved)
     generation = generation_settings(tokenizer, vocab_file, stops)
-    dropouts = {
-        theirs: getattr(resolved.config.model, ours.replace("-", "_"))
-        for ours, theirs in family.dropouts.items()
-    }
+    dropouts = {theirs: getattr(section, ours.replace("-", "_")) for ours, theirs in family.dropouts.items()}
     config = {
-        **family.write(architecture),
+        **family.write(spec),
         **dropouts,
         "vocab_size": rows,
         "dtype": str(dtype).removeprefix("torch."),
@@ -243,4 +240,4 @@ def _write_descriptions(
     }
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", generation)
-    write_tokenizer(tokenizer, vocab_file, folder, max_positions=architecture.max_positions)
+    write_tokenizer(tokenizer, vocab_file, folder, max_positions=spec.max_positions)

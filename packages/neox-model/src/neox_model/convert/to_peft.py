@@ -7,7 +7,7 @@ from typing import Any
 
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import recorded_base
-from neox_model.convert.lora.exported import WEIGHTS, Exported
+from neox_model.convert.lora.exported import WEIGHTS, Exported, matrices_of
 from neox_model.convert.lora.proof import prove_adapters
 from neox_model.convert.lora.sides import compared_base
 from neox_model.convert.output import folder_written_aside, refuse_existing
@@ -53,16 +53,17 @@ def to_peft(
     require_peft("neox-convert to-peft")
     logger.info("reading %s and %s", folder, model)
     adapters = Adapters(folder)
-    checkpoint = recorded_base(adapters.base, base)
+    found = recorded_base(adapters.base, base)
     compared = compared_base(
-        checkpoint,
+        found,
         model,
-        remedy=f"the base of these adapters is {checkpoint}; pass as --model what it was imported from, or "
-        f"what neox-convert to-hf --load {shlex.quote(str(checkpoint))} --output NEW_FOLDER writes",
+        remedy=f"the base of these adapters is {found}; pass as --model what it was imported from, or "
+        f"what neox-convert to-hf --load {shlex.quote(str(found))} --output NEW_FOLDER writes",
         vocab_file=vocab_file,
         merge_file=merge_file,
     )
-    exported = Exported(adapters, compared.sides.checkpoint, compared.sides.family)
+    family, checkpoint = compared.sides.family, compared.checkpoint
+    exported = Exported(adapters, checkpoint, family, matrices_of(family, checkpoint))
     with folder_written_aside(output) as aside:
         write_weights(aside, exported.planned(), exported.values(), single=WEIGHTS)
         write_json(aside / ADAPTERS, exported.settings(model))

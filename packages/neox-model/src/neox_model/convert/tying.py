@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_model.convert.architecture import Architecture
+from neox_config.spec.model import ModelSpec, Vocabulary
 from neox_model.convert.families import Family
 from neox_model.convert.weights import WeightFiles
 
@@ -14,8 +14,8 @@ HEAD = "lm_head.weight"
 """Our name of the output projection."""
 
 
-def open_weights(folder: Path, family: Family, stated: Architecture) -> tuple[WeightFiles, Architecture]:
-    """Return the tensors of a model of transformers, and its architecture.
+def open_weights(folder: Path, family: Family, stated: ModelSpec) -> tuple[WeightFiles, ModelSpec]:
+    """Return the tensors of a model of transformers, and the model.
 
     As in transformers (5.0), an embedding and an output projection that are both stored are tied only if they
     are equal, and of tied ones either may be stored. The tensors contain tied ones once, as the embedding.
@@ -23,7 +23,7 @@ def open_weights(folder: Path, family: Family, stated: Architecture) -> tuple[We
     Args:
         folder: with the weights.
         family: its class.
-        stated: the architecture of `config.json`.
+        stated: the model of `config.json`.
 
     Raises:
         ConversionError: there are no weights, or a file is missing or damaged.
@@ -32,10 +32,10 @@ def open_weights(folder: Path, family: Family, stated: Architecture) -> tuple[We
     embedding, head = (
         family.stored_name(family.weight_outside(name), files.tensors) for name in (TOKEN_EMBEDDING, HEAD)
     )
-    if not stated.tied or head is None:
+    if not stated.is_tied or head is None:
         return files, stated
     if embedding is not None and not _are_equal(files, embedding, head):
-        return files, replace(stated, tied=False)
+        return files, replace(stated, head=Vocabulary(tied=False))
     tensor = files.tensors.pop(head)
     files.tensors.setdefault(embedding or family.weight_outside(TOKEN_EMBEDDING), tensor)
     return files, stated

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from neox_config.counted import counted
-from neox_config.problems import in_words
-from neox_config.schema.sections.tokenizer import TokenizerSection
-from neox_config.spec.resume import in_effect
+from neox_config.spec.model import ModelSpec
 from neox_data.amount_progress import tracked
-from neox_model.convert.architecture import Architecture, differences
 from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.differences import differences
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import family_of_config
 from neox_model.convert.families.values import whole_number
@@ -36,8 +34,8 @@ class _Side(Protocol):
     """A folder whose tensors are compared with those of another folder of its kind."""
 
     @property
-    def architecture(self) -> Architecture:
-        """Return the architecture."""
+    def model(self) -> ModelSpec:
+        """Return the model."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -56,7 +54,7 @@ class _Theirs:
     def __init__(self, folder: Path) -> None:
         config = read_config(folder)
         self.family = family_of_config(config)
-        self._files, self.architecture = open_weights(folder, self.family, self.family.read(config))
+        self._files, self.model = open_weights(folder, self.family, self.family.read(config))
         self._names = self._found()
 
     def _found(self) -> dict[str, str]:
@@ -95,7 +93,7 @@ def verify(
     """Compare two folders.
 
     A checkpoint and a model of transformers are compared like a conversion (see proof). Two of a kind are
-    compared by their architectures and the values of their tensors. Tensors of different dtypes are equal if
+    compared by their models and the values of their tensors. Tensors of different dtypes are equal if
     all values are, and equal after rounding if one of them is the other rounded to its dtype.
 
     Args:
@@ -119,11 +117,9 @@ def verify(
         return _prove(second, first, one, vocab_file=vocab_file, merge_file=merge_file)
     roundings = Roundings(("A", "B"))
     found = [
-        *map(str, differences(first.architecture, second.architecture)),
+        *map(str, differences(first.model, second.model)),
         *_compare_tensors(first, second, roundings),
     ]
-    if isinstance(first, Checkpoint) and isinstance(second, Checkpoint):
-        found = [*_other_options(first, second), *found]
     rounded = roundings.described()
     return {
         "verdict": "different" if found else "equal after rounding" if rounded else "equal",
@@ -141,25 +137,12 @@ def _prove(
     ours: Checkpoint, theirs: _Theirs, folder: Path, *, vocab_file: Path | None, merge_file: Path | None
 ) -> dict[str, Any]:
     require_transformers("neox-convert verify")
-    if ours.obstacles:
-        options = "; ".join(map(str, ours.obstacles))
-        raise ConversionError(f"{ours.folder} has options that no class of transformers has: {options}")
     tokenizer = ours.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     ours.check_shapes()
     rows = whole_number(read_config(folder).get("vocab_size", ours.vocab_size), "vocab_size")
     rows_to_keep(tokenizer, rows, trim_vocab=False)
     sides = Sides(ours, folder, theirs.family, tokenizer, rows=rows)
-    return prove(sides, source=ours.folder, output=folder)
-
-
-def _other_options(one: Checkpoint, other: Checkpoint) -> Iterator[str]:
-    """Yield the parameters that differ between checkpoints with options that no architecture expresses."""
-    if not (one.obstacles or other.obstacles):
-        return
-    a, b = (in_effect(each.resolved)["model"] for each in (one, other))
-    for name in (name for name in a | b if name not in TokenizerSection.model_fields):
-        if a.get(name) != b.get(name):
-            yield f"{name} is {in_words(a.get(name))} in A and {in_words(b.get(name))} in B"
+    return prove(sides, ours.model, ours.resolved.run, source=ours.folder, output=folder)
 
 
 def _compare_tensors(one: _Side, other: _Side, roundings: Roundings) -> Iterator[str]:

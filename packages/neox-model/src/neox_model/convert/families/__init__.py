@@ -3,36 +3,32 @@
 from collections.abc import Mapping
 from typing import Any
 
-from neox_model.convert.architecture import Architecture, Obstacle, differences
+from neox_config.spec.model import ModelSpec
 from neox_model.convert.classes import model_type_of
+from neox_model.convert.differences import differences
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.family import Family
 from neox_model.convert.families.gpt2 import GPT2
 from neox_model.convert.families.gpt_neox import GPT_NEOX
 from neox_model.convert.families.llama import LLAMA, MISTRAL, QWEN2
 
-__all__ = ["FAMILIES", "Family", "family_of_config", "fitting_family", "obstacles"]
+__all__ = ["FAMILIES", "Family", "family_of_config", "fitting_family"]
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in (GPT_NEOX, GPT2, LLAMA, MISTRAL, QWEN2)}
 
 
-def obstacles(family: Family, architecture: Architecture) -> list[Obstacle]:
-    """Return the options of an architecture that a class does not have."""
-    return differences(architecture, family.read(family.write(architecture)))
-
-
-def fitting_family(architecture: Architecture, others: list[Obstacle], name: str | None) -> Family:
-    """Return the class that computes an architecture.
+def fitting_family(spec: ModelSpec, name: str | None) -> Family:
+    """Return the class that computes a model.
 
     Args:
-        architecture: the architecture.
-        others: options that no class has.
+        spec: the model.
         name: `model_type` to use; None: the first one that fits.
 
     Raises:
         ConversionError: it does not fit, or none does; the message lists the options that it or each lacks.
     """
-    found = {family.name: [*others, *obstacles(family, architecture)] for family in FAMILIES.values()}
+    # What a class does not have does not come back.
+    found = {each.name: differences(spec, each.read(each.write(spec))) for each in FAMILIES.values()}
     fitting = [family for family in FAMILIES.values() if not found[family.name]]
     if fitting and name is not None and found[name]:
         raise ConversionError(

@@ -4,41 +4,81 @@ One table serves both directions, so that they cannot disagree.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from neox_model.convert.architecture import Architecture
+from neox_config.spec.model import Attention, ModelSpec
+from neox_config.spec.values import flat, type_of, unflat
+from neox_model.convert.differences import attention_of, simplest
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.families.values import CHECKS, layer_count
+from neox_model.convert.families.values import CHECKS, first, layer_count
 from neox_model.convert.forms import SAME, Form
 
-__all__ = ["Entry", "Family", "Key", "Row", "Tensors", "lookup"]
+__all__ = ["EPSILON", "LAYERNORM", "RMSNORM", "ROTARY", "Entry", "Family", "Key", "Row", "Tensors", "lookup"]
 
-_CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
-    each.name: CHECKS[each.type] for each in fields(Architecture) if each.type in CHECKS
-} | {"num_layers": layer_count}
 # A layer of ours is "layers.INDEX.PART".
 _LAYER = "layers"
+_COMMON: Mapping[str, Any] = {
+    "objective": "causal",
+    "embedding.multiple": 1,
+    "embedding.position": None,
+    "layers.mixer": "Attention",
+    "layers.mixer.kind": "global",
+    "layers.mixer.pattern": None,
+    "layers.mixer.both_ways": False,
+    "layers.mixer.position": None,
+    "layers.mixer.qkv_bias": False,
+    "layers.mixer.output_bias": False,
+    "layers.channel": "MLP",
+    "layers.channel.bias": False,
+    "layers.residual": "serial",
+    "layers.residual_after_norm": False,
+    "layers.owner": None,
+    "head": "Vocabulary",
+    "adapters": None,
+}
+"""What the models of all classes have, unless a table states something else, by path."""
+_ABSENT: Mapping[str, Any] = {
+    "layers.mixer.heads": 1,
+    "layers.mixer.kv_heads": 1,
+    "layers.mixer.position.fraction": 1.0,
+    "layers.mixer.position.base": 10000.0,
+    "layers.mixer.position.scaling": (),
+    "layers.mixer.qkv_bias": False,
+    "layers.mixer.output_bias": False,
+    "layers.channel.width": 1,
+    "layers.channel.activation": "",
+    "layers.channel.bias": False,
+    "head.tied": False,
+}
+"""What is written for a model without such a value, as one without an MLP."""
+ROTARY: Mapping[str, Any] = {"layers.mixer.position": "Rotary", "layers.mixer.position.fraction": 1.0}
+EPSILON = ("layers.norm.epsilon", "norm.epsilon")
+
+
+def _norms(kind: str, *, bias: bool) -> Mapping[str, Any]:
+    return {
+        f"{norm}.{name}": value
+        for norm in ("layers.norm", "norm")
+        for name, value in (("kind", kind), ("bias", bias))
+    }
+
+
+LAYERNORM, RMSNORM = _norms("layernorm", bias=True), _norms("rmsnorm", bias=False)
+"""Values of all norms of a model, apart from `EPSILON`."""
 
 
 class Entry(Protocol):
-    """One or several entries of their configuration that give one field of the architecture."""
+    """One or several entries of their configuration that give values of the model."""
 
-    @property
-    def field(self) -> str:
-        """Return the field of `Architecture`."""
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values of the model by path, as `flat` has them."""
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Return the entries that are read and written."""
-
-    def read(self, config: Mapping[str, Any]) -> Any:
-        """Return the field's value."""
-
-    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
-        """Add the entries."""
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
+        """Add the entries, given the values of the model by path."""
 
 
 def lookup(config: Mapping[str, Any], name: str) -> Any:
@@ -51,28 +91,28 @@ def lookup(config: Mapping[str, Any], name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An entry that is the field itself, or its word for it.
+    """An entry that is a value of the model itself, or its word for it.
 
     Args:
         theirs: name of the entry; a dot separates a name inside a block.
-        field: field of `Architecture`.
+        ours: path of the value in `ModelSpec`, or several with the same value, of which the first is written.
         default: the value that transformers uses if the entry is absent or null; or a function of the
             configuration.
         words: their values -> ours; the first of several for one of ours is written.
     """
 
     theirs: str
-    field: str
+    ours: str | tuple[str, ...]
     default: Callable[[Mapping[str, Any]], Any] | Any = None
     words: Mapping[Any, Any] | None = None
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """Return the entry."""
-        return (self.theirs.partition(".")[0],)
+    def paths(self) -> tuple[str, ...]:
+        """Return the paths."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
 
-    def read(self, config: Mapping[str, Any]) -> Any:
-        """Return the field's value.
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the value for each path.
 
         Raises:
             ConversionError: the entry is missing, or has a value that we do not have.
@@ -82,18 +122,21 @@ class Key:
             value = self.default(config) if callable(self.default) else self.default
         if value is None:
             raise ConversionError(f"config.json has no {self.theirs}; copy the folder again")
-        if not self.words:
-            return _CHECKS[self.field](value, self.theirs) if self.field in _CHECKS else value
-        if value not in tuple(self.words):  # A list is no key of a dict.
-            raise ConversionError(
-                f"config.json has {self.theirs}: {value!r}, but only {', '.join(map(str, self.words))} can "
-                "be converted"
-            )
-        return self.words[value]
+        kind = type(next(iter(self.words))) if self.words else type_of(ModelSpec, self.paths[0])
+        if kind in _CHECKS:
+            value = _CHECKS[kind](value, self.theirs)
+        if self.words:
+            if value not in tuple(self.words):  # A list is no key of a dict.
+                raise ConversionError(
+                    f"config.json has {self.theirs}: {value!r}, but only {', '.join(map(str, self.words))} "
+                    "can be converted"
+                )
+            value = self.words[value]
+        return dict.fromkeys(self.paths, value)
 
-    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the entry, unless it has no word for our value."""
-        value = getattr(architecture, self.field)
+        value = first(model, self.paths[0])
         if self.words:
             value = next((theirs for theirs, ours in self.words.items() if ours == value), None)
         *blocks, name = self.theirs.split(".")
@@ -101,6 +144,9 @@ class Key:
             config = config.setdefault(block, {})
         if value is not None:
             config[name] = value
+
+
+_CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {**CHECKS, type_of(ModelSpec, _LAYER): layer_count}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +173,22 @@ class Tensors:
         shape: its whole shape.
         theirs: name -> shape.
         form: the transformation.
+        attention: that of the tensor's layer, or of any if it is in none.
     """
 
     ours: str
     shape: tuple[int, ...]
     theirs: Mapping[str, tuple[int, ...]]
     form: Form
+    attention: Attention
+
+    def split(self, ours: Tensor) -> tuple[Tensor, ...]:
+        """Return theirs, given ours."""
+        return self.form.to_theirs(ours, self.attention)
+
+    def joined(self, theirs: tuple[Tensor, ...]) -> Tensor:
+        """Return ours, given theirs."""
+        return self.form.to_ours(theirs, self.attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +201,9 @@ class Family:
         layer: prefix of a layer, with "{}" for its index.
         in_layer: the modules of a layer.
         outside: the other modules.
-        entries: entries of the configuration; with `fixed` they give every field of the architecture.
-        fixed: fields that always have one value.
+        entries: entries of the configuration, which give values of the model.
+        fixed: values of the model by path that all models of the class have; what neither gives is as in all
+            classes.
         required: entries that must be absent or have one of these values.
         dropouts: our parameter -> theirs, None if the class has none; they do not change logits.
         other_names: names in files of other versions -> names in `outside`.
@@ -167,13 +224,8 @@ class Family:
     base_prefix: str = ""
     ignored: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        stated = [*(entry.field for entry in self.entries), *self.fixed]
-        expected = {each.name for each in fields(Architecture)}
-        assert sorted(stated) == sorted(expected), set(stated) ^ expected
-
-    def read(self, config: Mapping[str, Any]) -> Architecture:
-        """Return the architecture of a configuration of this class.
+    def read(self, config: Mapping[str, Any]) -> ModelSpec:
+        """Return the model of a configuration of this class.
 
         Raises:
             ConversionError: an entry is missing, or has a value that we do not have.
@@ -186,29 +238,30 @@ class Family:
                     f"config.json has {name}: {value!r}, which neox-model does not have; {usable} can be "
                     "converted"
                 )
-        head_width = config.get("head_dim")
-        architecture = Architecture(
-            **{entry.field: entry.read(config) for entry in self.entries}, **self.fixed
-        )
-        if head_width not in (None, architecture.hidden_size // architecture.heads):
-            raise ConversionError(
-                f"config.json has head_dim: {head_width}, but the heads of neox-model have hidden-size / "
-                f"num-attention-heads = {architecture.hidden_size // architecture.heads} channels"
-            )
-        return architecture
-
-    def write(self, architecture: Architecture) -> dict[str, Any]:
-        """Return the entries that give an architecture, as far as this class has it."""
-        config: dict[str, Any] = {"architectures": [self.class_name], "model_type": self.name}
+        values = {**_COMMON, **self.fixed}
         for entry in self.entries:
-            entry.write(architecture, config)
+            values |= entry.read(config)
+        head_width = values["width"] // values["layers.mixer.heads"]
+        if config.get("head_dim") not in (None, head_width):
+            raise ConversionError(
+                f"config.json has head_dim: {config['head_dim']}, but the heads of neox-model have "
+                f"hidden-size / num-attention-heads = {head_width} channels"
+            )
+        return simplest(unflat(ModelSpec, values | {"layers.mixer.head_width": head_width}))
+
+    def write(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return the entries that give a model, as far as this class has it."""
+        config: dict[str, Any] = {"architectures": [self.class_name], "model_type": self.name}
+        values = {**_ABSENT, **flat(simplest(spec))}
+        for entry in self.entries:
+            entry.write(values, config)
         return config
 
-    def tensors(self, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Tensors]:
+    def tensors(self, spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Tensors]:
         """Yield our tensors with theirs, in the order of the model.
 
         Args:
-            architecture: the architecture.
+            spec: the model, all of whose layers have attention.
             shapes: logical name -> whole shape of all our tensors.
 
         Raises:
@@ -223,12 +276,13 @@ class Family:
             if row is None:
                 raise ConversionError(f"{self.class_name} has no place for {name}")
             prefix = "" if index is None else self.layer.format(index)
-            parts = row.form.to_theirs(torch.empty(shape, device="meta"), architecture)
+            attention = attention_of(spec.layers[index or 0])
+            parts = row.form.to_theirs(torch.empty(shape, device="meta"), attention)
             theirs = {
                 f"{prefix}{each}.{kind}": tuple(part.shape)
                 for each, part in zip(row.theirs, parts, strict=True)
             }
-            yield Tensors(name, shape, theirs, row.form)
+            yield Tensors(name, shape, theirs, row.form, attention)
 
     def weight_outside(self, ours: str) -> str:
         """Return the name of theirs of a weight of ours that is in no layer."""

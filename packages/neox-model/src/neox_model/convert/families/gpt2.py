@@ -5,8 +5,7 @@ from typing import Any
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.convert.classes import CLASSES
-from neox_model.convert.families.family import Family, Key, Row
-from neox_model.convert.families.windows import NoWindows
+from neox_model.convert.families.family import EPSILON, LAYERNORM, Family, Key, Row
 from neox_model.convert.forms import FUSED_QKV, TRANSPOSED
 
 __all__ = ["GPT2"]
@@ -47,29 +46,22 @@ GPT2 = Family(
         Row("lm_head", ("lm_head",)),
     ),
     entries=(
-        Key("n_layer", "num_layers"),
-        Key("n_embd", "hidden_size"),
-        # One entry for both, written last as that of queries: the class has one key and one value per query.
-        Key("n_head", "kv_heads"),
-        Key("n_head", "heads"),
-        Key("n_inner", "mlp_width", _four_times),
-        Key("n_positions", "max_positions", 1024),
-        Key("activation_function", "activation", "gelu_new", _ACTIVATIONS),
-        Key("layer_norm_epsilon", "norm_epsilon", 1e-5),
-        NoWindows("n_layer"),
-        Key("tie_word_embeddings", "tied", True),
+        Key("n_layer", "layers"),
+        Key("n_embd", "width"),
+        # The class has one key and one value per query.
+        Key("n_head", ("layers.mixer.heads", "layers.mixer.kv_heads")),
+        Key("n_inner", "layers.channel.width", _four_times),
+        Key("n_positions", ("max_positions", "embedding.position.count"), 1024),
+        Key("activation_function", "layers.channel.activation", "gelu_new", _ACTIVATIONS),
+        Key("layer_norm_epsilon", EPSILON, 1e-5),
+        Key("tie_word_embeddings", "head.tied", True),
     ),
     fixed={
-        "norm": "layernorm",
-        "norm_bias": True,
-        "positions": "learned",
-        "rotary_fraction": 1.0,
-        "rotary_base": 10000.0,
-        "rotary_scaling": {},
-        "parallel_residual": False,
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
+        **LAYERNORM,
+        "embedding.position": "Learned",
+        "layers.mixer.qkv_bias": True,
+        "layers.mixer.output_bias": True,
+        "layers.channel.bias": True,
     },
     required={
         "quantization_config": (),

@@ -2,9 +2,8 @@
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.convert.classes import CLASSES
-from neox_model.convert.families.family import Family, Key, Row
+from neox_model.convert.families.family import EPSILON, LAYERNORM, ROTARY, Family, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryFraction, RotaryScaling
-from neox_model.convert.families.windows import NoWindows
 
 __all__ = ["GPT_NEOX"]
 
@@ -38,25 +37,22 @@ GPT_NEOX = Family(
         Row("lm_head", ("embed_out",)),
     ),
     entries=(
-        Key("num_hidden_layers", "num_layers"),
-        Key("hidden_size", "hidden_size"),
-        # One entry for both, written last as that of queries: the class has one key and one value per query.
-        Key("num_attention_heads", "kv_heads"),
-        Key("num_attention_heads", "heads"),
-        Key("intermediate_size", "mlp_width"),
+        Key("num_hidden_layers", "layers"),
+        Key("hidden_size", "width"),
+        # The class has one key and one value per query.
+        Key("num_attention_heads", ("layers.mixer.heads", "layers.mixer.kv_heads")),
+        Key("intermediate_size", "layers.channel.width"),
         Key("max_position_embeddings", "max_positions", 2048),
-        Key("hidden_act", "activation", "gelu", _ACTIVATIONS),
-        Key("layer_norm_eps", "norm_epsilon", 1e-5),
+        Key("hidden_act", "layers.channel.activation", "gelu", _ACTIVATIONS),
+        Key("layer_norm_eps", EPSILON, 1e-5),
         RotaryBase("rotary_emb_base"),
         RotaryFraction("rotary_pct", 0.25),
         RotaryScaling(),
-        NoWindows(),
-        Key("use_parallel_residual", "parallel_residual", True),
-        Key("attention_bias", "qkv_bias", True),
-        Key("attention_bias", "output_bias", True),
-        Key("tie_word_embeddings", "tied", False),
+        Key("use_parallel_residual", "layers.residual", True, {True: "parallel", False: "serial"}),
+        Key("attention_bias", ("layers.mixer.output_bias", "layers.mixer.qkv_bias"), True),
+        Key("tie_word_embeddings", "head.tied", False),
     ),
-    fixed={"norm": "layernorm", "norm_bias": True, "positions": "rotary", "mlp_bias": True},
+    fixed={**LAYERNORM, **ROTARY, "layers.channel.bias": True},
     required={"quantization_config": ()},
     dropouts={"hidden-dropout": "hidden_dropout", "attention-dropout": "attention_dropout"},
     other_names={"lm_head.weight": "embed_out.weight"},

@@ -1,16 +1,13 @@
 """Llama, and Mistral and Qwen2, which differ from it in windows and biases."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_model.convert.architecture import Architecture
 from neox_model.convert.classes import CLASSES
-from neox_model.convert.families.family import Entry, Family, Key, Row
+from neox_model.convert.families.family import EPSILON, RMSNORM, ROTARY, Entry, Family, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryScaling
-from neox_model.convert.families.values import truth
-from neox_model.convert.families.windows import ChosenWindows, NoWindows, OneWindow
+from neox_model.convert.families.windows import ChosenWindows, OneWindow
 from neox_model.convert.forms import SEPARATE_QKV
 
 __all__ = ["LLAMA", "MISTRAL", "QWEN2"]
@@ -30,34 +27,11 @@ _OUTSIDE = (
     Row("lm_head", ("lm_head",)),
 )
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
-_FIXED: Mapping[str, Any] = {
-    "norm": "rmsnorm",
-    "norm_bias": False,
-    "positions": "rotary",
-    "rotary_fraction": 1.0,
-    "parallel_residual": False,
-}
 _REQUIRED: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "partial_rotary_factor": (1.0,),
     "rope_parameters.partial_rotary_factor": (1.0,),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Biases:
-    """One entry for the biases of all four projections of attention."""
-
-    field: str
-    keys: tuple[str, ...] = ("attention_bias",)
-
-    def read(self, config: Mapping[str, Any]) -> bool:
-        """Return whether there are biases."""
-        return truth(config.get("attention_bias") or False, "attention_bias")
-
-    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
-        """Add the entry."""
-        config["attention_bias"] = architecture.output_bias
 
 
 def _entries(kv_heads: Any) -> tuple[Entry, ...]:
@@ -67,17 +41,17 @@ def _entries(kv_heads: Any) -> tuple[Entry, ...]:
         kv_heads: number of key and value heads if the entry is absent; a function of the configuration.
     """
     return (
-        Key("num_hidden_layers", "num_layers"),
-        Key("hidden_size", "hidden_size"),
-        Key("num_attention_heads", "heads"),
-        Key("num_key_value_heads", "kv_heads", kv_heads),
-        Key("intermediate_size", "mlp_width"),
+        Key("num_hidden_layers", "layers"),
+        Key("hidden_size", "width"),
+        Key("num_attention_heads", "layers.mixer.heads"),
+        Key("num_key_value_heads", "layers.mixer.kv_heads", kv_heads),
+        Key("intermediate_size", "layers.channel.width"),
         Key("max_position_embeddings", "max_positions"),
-        Key("hidden_act", "activation", "silu", _ACTIVATIONS),
-        Key("rms_norm_eps", "norm_epsilon", 1e-6),
+        Key("hidden_act", "layers.channel.activation", "silu", _ACTIVATIONS),
+        Key("rms_norm_eps", EPSILON, 1e-6),
         RotaryBase(),
         RotaryScaling(),
-        Key("tie_word_embeddings", "tied", False),
+        Key("tie_word_embeddings", "head.tied", False),
     )
 
 
@@ -85,7 +59,7 @@ def _one_per_head(config: Mapping[str, Any]) -> Any:
     return config.get("num_attention_heads")
 
 
-def _like_llama(name: str, entries: tuple[Entry, ...], **fixed: Any) -> Family:
+def _like_llama(name: str, entries: tuple[Entry, ...], *, qkv_bias: bool = False) -> Family:
     return Family(
         name=name,
         class_name=CLASSES[name],
@@ -93,7 +67,7 @@ def _like_llama(name: str, entries: tuple[Entry, ...], **fixed: Any) -> Family:
         in_layer=_IN_LAYER,
         outside=_OUTSIDE,
         entries=entries,
-        fixed={**_FIXED, **fixed},
+        fixed={**RMSNORM, **ROTARY, "layers.mixer.qkv_bias": qkv_bias},
         required=_REQUIRED,
         dropouts={"attention-dropout": "attention_dropout"},
         base_prefix="model.",
@@ -105,12 +79,9 @@ LLAMA = _like_llama(
     "llama",
     (
         *_entries(_one_per_head),
-        NoWindows(),
-        _Biases("qkv_bias"),
-        _Biases("output_bias"),
-        Key("mlp_bias", "mlp_bias", False),
+        Key("attention_bias", ("layers.mixer.output_bias", "layers.mixer.qkv_bias"), False),
+        Key("mlp_bias", "layers.channel.bias", False),
     ),
 )
-_NO_BIASES = {"output_bias": False, "mlp_bias": False}
-MISTRAL = _like_llama("mistral", (*_entries(8), OneWindow()), qkv_bias=False, **_NO_BIASES)
-QWEN2 = _like_llama("qwen2", (*_entries(32), ChosenWindows()), qkv_bias=True, **_NO_BIASES)
+MISTRAL = _like_llama("mistral", (*_entries(8), OneWindow()))
+QWEN2 = _like_llama("qwen2", (*_entries(32), ChosenWindows()), qkv_bias=True)

@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from neox_config.facts.rotary import yarn_attention_factor
-from neox_model.convert.architecture import Architecture
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.families.values import number, truth, whole_number
+from neox_model.convert.families.values import first, number, truth, whole_number
 
 __all__ = ["RotaryBase", "RotaryFraction", "RotaryScaling"]
 
 _DEFAULT_BASE = 10000.0
-_BLOCKS = ("rope_parameters", "rope_scaling")
 _TYPES = ("default", "linear", "llama3", "yarn")
 _BY_LENGTH = ("llama3", "yarn")
 _LENGTH = "original_max_position_embeddings"
+_BASE, _FRACTION, _SCALING = (f"layers.mixer.position.{name}" for name in ("base", "fraction", "scaling"))
 
 
 def _block(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -42,14 +41,8 @@ class RotaryBase:
     """
 
     older: str = "rope_theta"
-    field: str = "rotary_base"
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Return the entries."""
-        return (*_BLOCKS, self.older)
-
-    def read(self, config: Mapping[str, Any]) -> float:
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the base.
 
         Raises:
@@ -62,12 +55,12 @@ class RotaryBase:
             raise ConversionError(
                 f"config.json has rope_theta: {base}, but rotary-emb-base of neox-model is a whole number"
             )
-        return base
+        return {_BASE: base}
 
-    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the base to the block, and under the older name."""
         block = config.setdefault("rope_parameters", {"rope_type": "default"})
-        block["rope_theta"] = config[self.older] = architecture.rotary_base
+        block["rope_theta"] = config[self.older] = float(first(model, _BASE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,38 +74,25 @@ class RotaryFraction:
 
     older: str
     default: float
-    field: str = "rotary_fraction"
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Return the entries."""
-        return (*_BLOCKS, self.older)
-
-    def read(self, config: Mapping[str, Any]) -> float:
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fraction."""
         inside, outside = _block(config).get("partial_rotary_factor"), config.get(self.older)
         found = next((each for each in (inside, outside) if each is not None), self.default)
-        return number(found, "partial_rotary_factor")
+        return {_FRACTION: number(found, "partial_rotary_factor")}
 
-    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the fraction to the block, and under the older name."""
         block = config.setdefault("rope_parameters", {"rope_type": "default"})
-        block["partial_rotary_factor"] = config[self.older] = architecture.rotary_fraction
+        block["partial_rotary_factor"] = config[self.older] = first(model, _FRACTION)
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryScaling:
     """The formula that scales frequencies, and its settings."""
 
-    field: str = "rotary_scaling"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Return the entries."""
-        return (*_BLOCKS, _LENGTH)
-
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return our settings; empty without scaling.
+        """Return our settings, in the order of `rotary_scaling`; none without scaling.
 
         Raises:
             ConversionError: the formula is not built, or a setting is missing.
@@ -125,7 +105,7 @@ class RotaryScaling:
                 f"{', '.join(_TYPES)}"
             )
         if kind == "default":
-            return {}
+            return {_SCALING: ()}
         values: dict[str, Any] = {"type": kind, "factor": number(block.get("factor"), "factor")}
         if kind in _BY_LENGTH:
             length = config.get(_LENGTH) or block.get(_LENGTH) or config["max_position_embeddings"]
@@ -141,12 +121,11 @@ class RotaryScaling:
                 "truncate": truth(block.get("truncate", True), "truncate"),
                 "attention_factor": _attention_factor(block),
             }
-        return values
+        return {_SCALING: tuple(values.items())}
 
-    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the settings, also under the name that earlier versions read."""
-        if architecture.rotary_scaling:
-            settings = dict(architecture.rotary_scaling)
+        if settings := dict(first(model, _SCALING)):
             block = config.setdefault("rope_parameters", {"rope_type": "default"})
             block |= {"rope_type": settings.pop("type"), **settings}
             config["rope_scaling"] = block

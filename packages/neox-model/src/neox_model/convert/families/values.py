@@ -1,11 +1,12 @@
-"""Values of a config.json, whose types are checked."""
+"""Values of a config.json, whose types are checked, and values of our layers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from neox_config.spec.values import ABSENT, Each
 from neox_model.convert.errors import ConversionError
 
-__all__ = ["CHECKS", "layer_count", "number", "truth", "whole_number"]
+__all__ = ["CHECKS", "first", "in_layers", "layer_count", "number", "truth", "whole_number"]
 
 _LARGEST = 1e30
 # That of num-layers. What is listed for each layer must not fill the memory.
@@ -58,6 +59,18 @@ def truth(value: Any, name: str) -> bool:
 
 CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {int: whole_number, float: number, bool: truth}
 """By the type that a value must have."""
+
+
+def in_layers(model: Mapping[str, Any], path: str) -> tuple[Any, ...]:
+    """Return the value of each layer, given the values of a model by path."""
+    value = model.get(path, ABSENT)
+    return value.values if isinstance(value, Each) else (value,) * model["layers"]
+
+
+def first(model: Mapping[str, Any], path: str) -> Any:
+    """Return the value of a path, of the first layer that has it."""
+    value = model[path]
+    return next(each for each in value.values if each is not ABSENT) if isinstance(value, Each) else value
 
 
 def _wrong(value: Any, name: str, expected: str) -> ConversionError:

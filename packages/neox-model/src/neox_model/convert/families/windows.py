@@ -1,27 +1,29 @@
 """Entries of sliding windows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neox_model.convert.architecture import Architecture
+from neox_config.spec.values import Each
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.families.values import number, whole_number
+from neox_model.convert.families.values import in_layers, number, whole_number
 
-__all__ = ["ChosenWindows", "NoWindows", "OneWindow"]
+__all__ = ["ChosenWindows", "OneWindow"]
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_PATTERN = "layers.mixer.pattern"
+_BEFORE = f"{_PATTERN}.before"
 
 
-def _window(config: Mapping[str, Any]) -> int | None:
-    """Return the tokens that a token sees, itself included; None if every sequence fits into them.
+def _windows(config: Mapping[str, Any], slides: Sequence[bool]) -> dict[str, Any]:
+    """Return the windows of the layers that have one.
 
     Raises:
-        ConversionError: it is only the token itself.
+        ConversionError: a token sees only itself.
     """
     tokens = config.get("sliding_window")
     if tokens is None:
-        return None
+        return {}
     tokens = whole_number(tokens, "sliding_window")
     if tokens == 1:
         # The cache keeps `keys[-sliding_window + 1:]`, which for 1 are all of them.
@@ -29,7 +31,18 @@ def _window(config: Mapping[str, Any]) -> int | None:
             "config.json has sliding_window: 1, with which transformers computes other results with its "
             "cache than without; only windows of 2 tokens or more can be converted"
         )
-    return None if tokens >= config["max_position_embeddings"] else tokens
+    return {
+        "layers.mixer.kind": Each(tuple("local" if each else "global" for each in slides)),
+        _PATTERN: Each(tuple("Window" if each else None for each in slides)),
+        f"{_PATTERN}.block": 1,
+        _BEFORE: tokens - 1,
+    }
+
+
+def _tokens(model: Mapping[str, Any]) -> list[int | None]:
+    """Return how many tokens a token of each layer sees, itself included; None: all earlier ones."""
+    pairs = zip(in_layers(model, _PATTERN), in_layers(model, _BEFORE), strict=True)
+    return [before + 1 if pattern == "Window" else None for pattern, before in pairs]
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str] | None:
@@ -46,33 +59,10 @@ def _kinds(config: Mapping[str, Any]) -> list[str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class NoWindows:
-    """Every token sees all earlier ones; there is no entry.
-
-    Args:
-        layers: entry with the number of layers.
-    """
-
-    layers: str = "num_hidden_layers"
-    field: str = "windows"
-    keys: tuple[str, ...] = ()
-
-    def read(self, config: Mapping[str, Any]) -> tuple[int | None, ...]:
-        """Return None for every layer."""
-        return (None,) * config[self.layers]
-
-    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
-        """Add nothing."""
-
-
-@dataclass(frozen=True, slots=True)
 class OneWindow:
     """All layers have the same window."""
 
-    field: str = "windows"
-    keys: tuple[str, ...] = ("sliding_window",)
-
-    def read(self, config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the window of every layer.
 
         Raises:
@@ -84,38 +74,33 @@ class OneWindow:
                 "config.json has several layer_types, but this class has one for all layers"
             )
         # The class of transformers uses a default if the entry is absent, and none if it is null.
-        default = {} if "sliding_window" in config else {"sliding_window": 4096}
-        return (_window({**config, **default}),) * config["num_hidden_layers"]
+        return _windows({"sliding_window": 4096, **config}, [True] * config["num_hidden_layers"])
 
-    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the window."""
-        config["sliding_window"] = architecture.windows[0]
+        config["sliding_window"] = _tokens(model)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenWindows:
     """Some layers have a window."""
 
-    field: str = "windows"
-    keys: tuple[str, ...] = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
-
-    def read(self, config: Mapping[str, Any]) -> tuple[int | None, ...]:
-        """Return the window of each layer."""
-        count = config["num_hidden_layers"]
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the window of each layer that has one."""
         if not config.get("use_sliding_window"):
-            return (None,) * count
-        window = _window({"sliding_window": 4096, **config})
+            return {}
         kinds = _kinds(config)
         if kinds is None:
             first = number(config.get("max_window_layers", 28), "max_window_layers")
-            kinds = [_SLIDING if index >= first else _FULL for index in range(count)]
-        return tuple(window if kind == _SLIDING else None for kind in kinds)
+            kinds = [_SLIDING if index >= first else _FULL for index in range(config["num_hidden_layers"])]
+        return _windows({"sliding_window": 4096, **config}, [kind == _SLIDING for kind in kinds])
 
-    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the window and the type of each layer."""
-        sizes = [window for window in architecture.windows if window is not None]
+        tokens = _tokens(model)
+        sizes = [each for each in tokens if each is not None]
         config["use_sliding_window"] = bool(sizes)
         config["sliding_window"] = sizes[0] if sizes else None
-        config["layer_types"] = [_FULL if window is None else _SLIDING for window in architecture.windows]
-        with_window = [index for index, kind in enumerate(config["layer_types"]) if kind == _SLIDING]
-        config["max_window_layers"] = with_window[0] if with_window else len(config["layer_types"])
+        config["layer_types"] = [_FULL if each is None else _SLIDING for each in tokens]
+        with_window = [index for index, each in enumerate(tokens) if each is not None]
+        config["max_window_layers"] = with_window[0] if with_window else len(tokens)

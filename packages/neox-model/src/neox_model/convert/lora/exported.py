@@ -4,7 +4,7 @@ B of a matrix that they store in several parts (query, key and value) has the ro
 of ours; each part gets its rows of B, and the same A, or its own part of a stacked A.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family
 from neox_model.convert.families.family import Tensors
 from neox_model.convert.lora.packing import PEFT, Packing
+from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import Written
 
 __all__ = ["PREFIX", "WEIGHTS", "A", "B", "Exported", "Matrix", "matrices_of"]
@@ -53,22 +54,15 @@ class Matrix:
         return [(shape[1], shape[0]) if self.weight.form.is_transposed else shape for shape in shapes]  # type: ignore[misc]
 
 
-def matrices_of(family: Family, base: Checkpoint, names: Collection[str] | None = None) -> list[Matrix]:
-    """Return the matrices of the layers of a base.
+def matrices_of(family: Family, base: Checkpoint) -> list[Matrix]:
+    """Return the matrices of the layers of a base that an adapter may have.
 
     Args:
         family: the class of transformers.
         base: the base.
-        names: those of ours to return; None: all that an adapter may have.
     """
-    shapes = {
-        f"{name}.weight": shape
-        for name, shape in adaptable(base.shapes).items()
-        if names is None or name in names
-    }
-    return [
-        Matrix(each.ours.removesuffix(".weight"), each) for each in family.tensors(base.architecture, shapes)
-    ]
+    shapes = {f"{name}.weight": shape for name, shape in adaptable(base.shapes).items()}
+    return [Matrix(each.ours.removesuffix(".weight"), each) for each in family.tensors(base.model, shapes)]
 
 
 class Exported:
@@ -76,14 +70,17 @@ class Exported:
 
     Args:
         adapters: ours.
-        base: their base.
+        base: the weights of their base.
         family: the class of transformers.
+        matrices: those of the base that an adapter may have.
     """
 
-    def __init__(self, adapters: Adapters, base: Checkpoint, family: Family) -> None:
-        self.adapters, self.base, self._family = adapters, base, family
+    def __init__(
+        self, adapters: Adapters, base: StoredWeights, family: Family, matrices: Iterable[Matrix]
+    ) -> None:
+        self.adapters, self._family = adapters, family
         adapters.check_base(base.folder, base.shapes)
-        self.matrices = matrices_of(family, base, adapters.matrices)
+        self.matrices = [matrix for matrix in matrices if matrix.ours in adapters.matrices]
         parts = {matrix.kind: len(matrix.theirs) for matrix in self.matrices}
         self.packing = Packing.of(adapters.section, adapters.manifest.config.get(PEFT), parts)
 
@@ -124,7 +121,7 @@ class Exported:
                     f"{self.adapters.folder}: the adapter of {matrix.ours} contains values that are not "
                     "finite; export another checkpoint"
                 )
-            rows = matrix.weight.form.rows_to_theirs(b, self.base.architecture)
+            rows = matrix.weight.form.rows_to_theirs(b, matrix.weight.attention)
             missing = int(b.count_nonzero())
             for part, name, place in self._parts(matrix):
                 values = rows[part][:, place].contiguous()

@@ -9,10 +9,8 @@ from torch import Tensor
 from neox_config.counted import counted
 from neox_config.facts.adapters import ADAPTED
 from neox_model.checkpoint.stream import StreamedTensor
-from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.families import Family
-from neox_model.convert.lora.exported import PREFIX, WEIGHTS, A, B, Matrix, matrices_of
+from neox_model.convert.lora.exported import PREFIX, WEIGHTS, A, B, Matrix
 from neox_model.convert.lora.options import Options
 from neox_model.convert.lora.packing import Packing
 from neox_model.convert.weights import WeightFiles
@@ -29,8 +27,7 @@ class Imported:
     Args:
         folder: theirs.
         options: those in it.
-        base: the checkpoint of the base.
-        family: the class of transformers.
+        matrices: those of the base that an adapter may have.
 
     Attributes:
         matrices: the adapted matrices.
@@ -41,14 +38,13 @@ class Imported:
         ConversionError: ours cannot have these adapters, or a tensor is missing or of another shape.
     """
 
-    def __init__(self, folder: Path, options: Options, base: Checkpoint, family: Family) -> None:
+    def __init__(self, folder: Path, options: Options, matrices: list[Matrix]) -> None:
         if not (folder / WEIGHTS).is_file():
             raise ConversionError(
                 f"{folder} contains no {WEIGHTS}; pass the folder of adapters that peft saved; load those of "
                 "adapter_model.bin with peft, and save them again"
             )
-        self._files, self._architecture = WeightFiles(folder, single=WEIGHTS), base.architecture
-        matrices = matrices_of(family, base)
+        self._files = WeightFiles(folder, single=WEIGHTS)
         self._check_names(matrices, options.rank)
         parts = {matrix.ours: self._adapted_parts(matrix) for matrix in matrices}
         self._check_layers(matrices, parts)
@@ -167,4 +163,4 @@ class Imported:
             if place is not None:
                 part[:, place] = self._files.whole(f"{PREFIX}{name}{B}")
             parts.append(part.t() if matrix.weight.form.is_transposed else part)
-        return matrix.weight.form.to_ours(tuple(parts), self._architecture).contiguous()
+        return matrix.weight.joined(tuple(parts)).contiguous()

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from neox_config.facts.adapters import adapter_scale
-from neox_model.convert.checkpoints import build_sequential
+from neox_model.convert.checkpoints import Checkpoint, build_sequential
 from neox_model.convert.errors import ProofError
 from neox_model.convert.lora.exported import PREFIX, WEIGHTS, A, B, Exported
 from neox_model.convert.lora.options import Options, read_options
 from neox_model.convert.lora.sides import Base
 from neox_model.convert.proof import WHOLE_LIMIT
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.layers import compare_layers
+from neox_model.convert.proof.layers import compare_layers, lengths_of
 from neox_model.convert.proof.rounding import PIECE
 from neox_model.convert.proof.sides import dtype_of
 from neox_model.convert.proof.whole import compare_logits
@@ -59,9 +59,11 @@ def prove_adapters(exported: Exported, base: Base, folder: Path) -> dict[str, An
     is_whole = base.parameters <= WHOLE_LIMIT
     if is_whole:
         theirs = load_adapted_model(sides.folder, sides.family, folder)
-        compare_logits(sides, _our_model(exported, dtype_of(sides, files)), theirs, figures)
+        ours = _our_model(exported, base.checkpoint, dtype_of(sides, files))
+        compare_logits(sides, lengths_of(base.checkpoint.model), ours, theirs, figures)
     else:
-        compare_layers(sides, files, figures)
+        model, run = base.checkpoint.model, base.checkpoint.resolved.run
+        compare_layers(sides, model, run, files, figures)
     return {
         "verdict": "equal",
         "base_rounded": base.rounded,
@@ -104,7 +106,7 @@ def _compare_products(exported: Exported, stored: WeightFiles) -> None:
             columns = slice(start, start + width)
             ours = exported.adapters.scale * (b @ a[:, columns])
             # The outputs of a weight are moved, and so of each of its columns.
-            expected = matrix.weight.form.to_theirs(ours, exported.base.architecture)
+            expected = matrix.weight.split(ours)
             for name, mine, pair in zip(matrix.theirs, expected, theirs, strict=True):
                 change = mine.t() if exported.is_transposed else mine
                 if not _is_product(change, pair, columns, scale):
@@ -131,10 +133,10 @@ def _is_product(change: Tensor, pair: tuple[Tensor, Tensor] | None, columns: sli
     return bool(((change - scale * (b @ a)).abs() <= bound).all())
 
 
-def _our_model(exported: Exported, dtype: torch.dtype) -> nn.Module:
+def _our_model(exported: Exported, base: Checkpoint, dtype: torch.dtype) -> nn.Module:
     """Return the base, rounded to a dtype, with the adapters, in float32."""
-    base = exported.base
-    model = build_sequential(base.resolved_with({"adapters": exported.adapters.section}), base.vocab_size)
+    resolved = base.resolved.replaced(adapters=exported.adapters.section)
+    model = build_sequential(resolved.model, resolved.run, base.vocab_size)
     pairs = {
         f"{name}.adapter.{side}": value
         for name in exported.adapters.matrices

@@ -4,8 +4,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from neox_model.convert.architecture import differences
 from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.differences import differences
 from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.families import family_of_config
 from neox_model.convert.families.values import whole_number
@@ -15,7 +15,6 @@ from neox_model.convert.proof.tensors import compare_tensors
 from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.requests import read_config
 from neox_model.convert.tying import open_weights
-from neox_model.convert.weights import WeightFiles
 
 __all__ = ["Base", "compared_base"]
 
@@ -28,11 +27,13 @@ class Base:
 
     Args:
         sides: a checkpoint of ours and a model of transformers with the same options, tokenizer and values.
+        checkpoint: ours.
         parameters: of the model of transformers.
         rounded: what it has in another dtype than the checkpoint, in sentences.
     """
 
     sides: Sides
+    checkpoint: Checkpoint
     parameters: int
     rounded: list[str]
 
@@ -57,30 +58,24 @@ def compared_base(
     Raises:
         NeoXError: the checkpoint is damaged, or the model of transformers is not the same.
     """
-    sides, files, found = _sides(base, model, vocab_file=vocab_file, merge_file=merge_file)
-    if not found:
-        logger.info("comparing the base with %s", model)
-        try:
-            counted = check_keys(sides, files)
-            compare_tokenizers(sides.tokenizers)
-            return Base(sides, counted["parameters"], compare_tensors(sides, files))
-        except ProofError as error:
-            if error.__cause__ is not None:  # transformers cannot read the model.
-                raise
-            found = [str(error)]
-    raise ConversionError(f"{base} is not the same model as {model}: {'; '.join(found)}; {remedy}")
-
-
-def _sides(
-    base: Path, model: Path, *, vocab_file: Path | None, merge_file: Path | None
-) -> tuple[Sides, WeightFiles, list[str]]:
-    """Return both sides, the tensors of the model of transformers, and the options that differ."""
     checkpoint = Checkpoint(base)
     checkpoint.check_shapes()
     tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     config = read_config(model)
     family = family_of_config(config)
     files, theirs = open_weights(model, family, family.read(config))
-    found = [*checkpoint.obstacles, *differences(checkpoint.architecture, theirs)]
     rows = whole_number(config.get("vocab_size", checkpoint.vocab_size), "vocab_size")
-    return Sides(checkpoint, model, family, tokenizer, rows=rows), files, [str(each) for each in found]
+    sides = Sides(checkpoint, model, family, tokenizer, rows=rows)
+    found = list(map(str, differences(checkpoint.model, theirs)))
+    if not found:
+        logger.info("comparing the base with %s", model)
+        try:
+            counted = check_keys(sides, files)
+            compare_tokenizers(sides.tokenizers)
+            rounded = compare_tensors(sides, checkpoint.model, files)
+            return Base(sides, checkpoint, counted["parameters"], rounded)
+        except ProofError as error:
+            if error.__cause__ is not None:  # transformers cannot read the model.
+                raise
+            found = [str(error)]
+    raise ConversionError(f"{base} is not the same model as {model}: {'; '.join(found)}; {remedy}")

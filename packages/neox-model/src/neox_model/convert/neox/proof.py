@@ -8,7 +8,7 @@ projection are compared value by value.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +16,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from neox_config.counted import counted
-from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.spec.model import Alibi, Layer, ModelSpec, Pattern, Rotary, Rpe, Sinusoidal, Window
+from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
+from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.convert.checkpoints import Checkpoint, build_sequential
+from neox_model.convert.differences import attention_of, patterns
 from neox_model.convert.errors import ProofError
 from neox_model.convert.neox.files import Key, NeoXFiles
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.layers import one_layer
+from neox_model.convert.stored import StoredWeights
 from neox_model.convert.tying import HEAD
 from neox_model.parallel.logical import named_logical_parameters
 
@@ -47,33 +51,31 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "glu": torch.sigmoid,
     "bilinear": lambda x: x,
 }
-_GATED = {name for name, facts in ACTIVATION_FACTS.items() if facts.is_gated}
 
 
-def compare_rows(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures) -> None:
+def compare_rows(files: NeoXFiles, weights: StoredWeights, figures: Figures, *, num_layers: int) -> None:
     """Compare embeddings and output projection with the rows of the ranks, value by value.
 
     Raises:
         ProofError: they differ.
     """
-    after = checkpoint.architecture.num_layers + 4
     vocabulary = {TOKEN_EMBEDDING: Key(0, "word_embeddings.weight")}
-    if not checkpoint.architecture.tied:
-        vocabulary[HEAD] = Key(after, "final_linear.weight")
+    if HEAD in weights.shapes:
+        vocabulary[HEAD] = Key(num_layers + 4, "final_linear.weight")
     for name, key in vocabulary.items():
         first = 0
         for rank in range(files.ranks):
-            for chunk in _chunks_of(files, key, rank, checkpoint.shapes[name]):
-                rows = chunk[: checkpoint.vocab_size - first]
+            for chunk in _chunks_of(files, key, rank, weights.shapes[name]):
+                rows = chunk[: weights.vocab_size - first]
                 if not rows.shape[0]:
                     break  # Padding that is left out.
-                written = checkpoint.rows(name, first, first + rows.shape[0])
+                written = weights.rows(name, first, first + rows.shape[0])
                 _require_same(name, written, rows, figures)
                 first += rows.shape[0]
     name = "embedding.position_embeddings.weight"
-    if name in checkpoint.shapes:
-        stored = _mean(files, Key(0, "position_embeddings.weight")).to(checkpoint.dtype(name))
-        _require_same(name, checkpoint.whole(name), stored, figures)
+    if name in weights.shapes:
+        stored = _mean(files, Key(0, "position_embeddings.weight")).to(weights.dtype(name))
+        _require_same(name, weights.whole(name), stored, figures)
 
 
 def _sum(files: NeoXFiles, key: Key) -> Tensor:
@@ -100,18 +102,18 @@ def _output_bias(files: NeoXFiles, key: Key, *, is_added: bool) -> Tensor:
     return bias.to(files.dtype(key)).double()
 
 
-def compare_sinusoids(checkpoint: Checkpoint, figures: Figures) -> None:
+def compare_sinusoids(spec: ModelSpec, run: RunSpec, figures: Figures) -> None:
     """Compare what sinusoidal position embeddings add, at the first positions.
 
     Raises:
         ProofError: they differ.
     """
-    a = checkpoint.architecture
-    if a.positions != "sinusoidal":
+    if not isinstance(spec.embedding.position, Sinusoidal):
         return
-    position: Any = build_sequential(one_layer(checkpoint.resolved, 0), 1).stack[0].position_embeddings
-    places = torch.arange(min(_TOKENS, a.max_positions))
-    rates = 10000.0 ** -(torch.arange(0, a.hidden_size, 2, dtype=torch.float64) / a.hidden_size)
+    model = build_sequential(one_layer(spec, 0), run, 1)
+    position: Any = model.stack[0].position_embeddings
+    places = torch.arange(min(_TOKENS, spec.max_positions))
+    rates = 10000.0 ** -(torch.arange(0, spec.width, 2, dtype=torch.float64) / spec.width)
     angles = places.unsqueeze(1) * rates
     expected = torch.cat([angles.sin(), angles.cos()], dim=-1).float()
     figures.compare("positions", position(places.unsqueeze(1)).squeeze(1), expected)
@@ -143,23 +145,26 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
     Raises:
         ProofError: a block differs.
     """
-    architecture, attention = checkpoint.architecture, checkpoint.resolved.config.attention
-    kinds = checkpoint.resolved.derived.attention_types
+    spec = checkpoint.model
+    seen = patterns(spec)
     # In one block of a sparse pattern, and in a window, attention is plain causal attention.
-    visible = [each for each in architecture.windows if each is not None]
-    if any(kind != "global" for kind in kinds):
-        visible.append(attention.sparsity_config.block)
-    length = min(_TOKENS, architecture.max_positions, *visible)
-    pair: tuple[str, _Ours] | None = None
-    logger.info("comparing %s", counted(len(kinds), "layer"))
-    with tracked(enumerate(kinds), len(kinds), "layers compared") as each:
-        for index, kind in each:
-            if pair is None or pair[0] != kind:
-                pair = (kind, _Ours(checkpoint, index))
+    visible = [
+        each.before + 1 if isinstance(each, Window) and each.block == 1 else each.block
+        for each in seen
+        if each is not None
+    ]
+    length = min(_TOKENS, spec.max_positions, *visible)
+    pair: tuple[Pattern | None, _Ours] | None = None
+    logger.info("comparing %s", counted(len(seen), "layer"))
+    with tracked(enumerate(seen), len(seen), "layers compared") as each:
+        for index, pattern in each:
+            if pair is None or pair[0] != pattern:
+                model = build_sequential(one_layer(spec, index), checkpoint.resolved.run, 1)
+                pair = (pattern, _Ours(checkpoint, model))
             pair[1].fill(index)
-            ranks = _Ranks(files, checkpoint, index, order)
+            ranks = _Ranks(files, spec.layers, index, order)
             generator = torch.Generator().manual_seed(index)
-            hidden_SD = torch.randn(length, architecture.hidden_size, generator=generator)
+            hidden_SD = torch.randn(length, spec.width, generator=generator)
             hidden_BSD = torch.stack([hidden_SD * scale for scale in _SCALES])
             results = zip(pair[1].run(hidden_BSD), ranks.run(hidden_BSD.double()).float(), strict=True)
             for scale, (here, there) in zip(_SCALES, results, strict=True):
@@ -171,13 +176,12 @@ class _Ours:
     """A block of neox-model with the final norm.
 
     Args:
-        checkpoint: the written one.
-        index: a block of the kind.
+        weights: those that were written.
+        model: with one block of the kind.
     """
 
-    def __init__(self, checkpoint: Checkpoint, index: int) -> None:
-        self._checkpoint = checkpoint
-        self._model = build_sequential(one_layer(checkpoint.resolved, index), 1)
+    def __init__(self, weights: StoredWeights, model: SequentialModel) -> None:
+        self._weights, self._model = weights, model
 
     def fill(self, index: int) -> None:
         """Load the weights of a block."""
@@ -186,7 +190,7 @@ class _Ours:
             for name, parameter in named_logical_parameters(self._model):
                 if name not in outside:
                     stored = name.replace("layers.0.", f"layers.{index}.", 1)
-                    parameter.copy_(self._checkpoint.whole(stored))
+                    parameter.copy_(self._weights.whole(stored))
 
     def run(self, hidden_BSD: Tensor) -> Tensor:
         """Return the results of the block and the final norm."""
@@ -203,15 +207,15 @@ class _Ranks:
 
     Args:
         files: the checkpoint of GPT-NeoX.
-        checkpoint: the written one, for the parameters of its model.
+        layers: those of the model.
         index: the block.
         order: of shared keys and values.
     """
 
-    def __init__(self, files: NeoXFiles, checkpoint: Checkpoint, index: int, order: str | None) -> None:
-        self._order = order
-        self._files, self._a = files, checkpoint.architecture
-        self._attention = checkpoint.resolved.config.attention
+    def __init__(self, files: NeoXFiles, layers: Sequence[Layer], index: int, order: str | None) -> None:
+        self._files, self._order = files, order
+        self._ours, self._final = layers[index], len(layers) + 3
+        self._attention = attention_of(self._ours)
         self._layer = index + 2
         self._names = {key.name for key in files.parts if key.layer == self._layer}
 
@@ -220,13 +224,13 @@ class _Ranks:
         first = self._norm(self._layer, "input_layernorm", hidden_BSD)
         attended = self._added("attention.dense", lambda rank: self._heads(rank, first))
         hidden = hidden_BSD + attended
-        before = hidden_BSD if self._a.parallel_residual else hidden
+        before = hidden_BSD if self._ours.residual == "parallel" else hidden
         second = self._norm(self._layer, "post_attention_layernorm", before)
         stem = next(
             each for each in ("linear2", "dense_4h_to_h", "w2") if f"mlp.{each}.weight" in self._names
         )
         hidden = hidden + self._added(f"mlp.{stem}", lambda rank: self._inner(rank, second))
-        return self._norm(self._a.num_layers + 3, "norm", hidden)
+        return self._norm(self._final, "norm", hidden)
 
     def _tensor(self, name: str, rank: int, layer: int | None = None) -> Tensor | None:
         key = Key(self._layer if layer is None else layer, name)
@@ -251,35 +255,37 @@ class _Ranks:
         results, key = torch.stack(parts).sum(dim=0), Key(self._layer, f"{stem}.bias")
         if key not in self._files.parts:
             return results
-        return results + _output_bias(self._files, key, is_added=self._a.parallel_residual)
+        return results + _output_bias(self._files, key, is_added=self._ours.residual == "parallel")
 
     def _norm(self, layer: int, stem: str, inputs: Tensor) -> Tensor:
-        a = self._a
+        norm = self._ours.norm
         found = (self._common(f"{stem}.{name}", layer) for name in ("weight", "scale", "g"))
         weight = next(each for each in found if each is not None)
-        if a.norm == "layernorm":
+        if norm.kind == "layernorm":
             bias = self._common(f"{stem}.bias", layer)
-            return functional.layer_norm(inputs, weight.shape, weight, bias, a.norm_epsilon)
-        if a.norm == "rmsnorm":
-            return weight * inputs / (inputs.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt()
-        return weight * inputs / inputs.norm(dim=-1, keepdim=True).clamp(min=a.norm_epsilon)
+            return functional.layer_norm(inputs, weight.shape, weight, bias, norm.epsilon)
+        if norm.kind == "rmsnorm":
+            return weight * inputs / (inputs.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
+        return weight * inputs / inputs.norm(dim=-1, keepdim=True).clamp(min=norm.epsilon)
 
     def _inner(self, rank: int, inputs: Tensor) -> Tensor:
         """Return the inner activations of a rank."""
-        activation = _ACTIVATIONS[self._a.activation]
+        mlp = self._ours.channel
+        assert mlp is not None
+        activation = _ACTIVATIONS[mlp.activation]
         if "mlp.w1.weight" in self._names:
             return activation(self._linear("mlp.w1", rank, inputs)) * self._linear("mlp.w3", rank, inputs)
         stem = "mlp.linear1" if "mlp.linear1.weight" in self._names else "mlp.dense_h_to_4h"
         inner = self._linear(stem, rank, inputs)
-        if self._a.activation not in _GATED:
+        if not mlp.is_gated:
             return activation(inner)
         width = inner.shape[-1] // 2
         return inner[..., :width] * activation(inner[..., width:])
 
     def _heads(self, rank: int, inputs: Tensor) -> Tensor:
         """Return the results of the heads of a rank, next to each other."""
-        a, ranks = self._a, self._files.ranks
-        width, queries, keys = a.hidden_size // a.heads, a.heads // ranks, a.kv_heads // ranks
+        a, ranks = self._attention, self._files.ranks
+        width, queries, keys = a.head_width, a.heads // ranks, a.kv_heads // ranks
         mixed = self._linear("attention.query_key_value", rank, inputs)
         results, length = [], inputs.shape[-2]
         for head in range(queries):
@@ -299,12 +305,13 @@ class _Ranks:
 
     def _rotated(self, states_BSD: Tensor) -> Tensor:
         """Return queries or keys of a head, turned by their positions."""
-        if self._a.positions != "rotary":
+        position = self._attention.position
+        if not isinstance(position, Rotary):
             return states_BSD
         length, width = states_BSD.shape[-2:]
-        channels = int(width * self._a.rotary_fraction)
+        channels = int(width * position.fraction)
         half = channels // 2
-        rates = self._a.rotary_base ** -(torch.arange(half, dtype=torch.float64) * 2 / channels)
+        rates = position.base ** -(torch.arange(half, dtype=torch.float64) * 2 / channels)
         turned = torch.polar(
             torch.ones(length, half, dtype=torch.float64),
             torch.arange(length, dtype=torch.float64).unsqueeze(1) * rates,
@@ -316,25 +323,27 @@ class _Ranks:
         """Return what is added to the scores of a head, by query and key."""
         place = torch.arange(length)
         distance = (place.unsqueeze(1) - place).clamp(min=0)
-        if self._a.positions == "alibi":
-            return -_slope(head, self._a.heads) * distance.double()
-        if self._a.positions == "rpe":
+        position = self._attention.position
+        if isinstance(position, Alibi):
+            return -_slope(head, self._attention.heads) * distance.double()
+        if isinstance(position, Rpe):
             table = self._tensor("attention.rpe.weight", rank)
             assert table is not None
-            return table[self._buckets(distance), local] * math.sqrt(width)
+            return table[_buckets(distance, position), local] * math.sqrt(width)
         return torch.zeros(length, length, dtype=torch.float64)
 
-    def _buckets(self, distance: Tensor) -> Tensor:
-        """Return the bucket of each distance: one each for near ones, logarithmic for far ones."""
-        count, far = self._attention.rpe_num_buckets, self._attention.rpe_max_distance
-        exact = count // 2
-        beyond = [
-            min(count - 1, exact + int(math.log(each / exact) / math.log(far / exact) * (count - exact)))
-            if each >= exact
-            else each
-            for each in range(int(distance.max()) + 1)
-        ]
-        return torch.tensor(beyond)[distance]
+
+def _buckets(distance: Tensor, position: Rpe) -> Tensor:
+    """Return the bucket of each distance: one each for near ones, logarithmic for far ones."""
+    count, far = position.buckets, position.max_distance
+    exact = count // 2
+    beyond = [
+        min(count - 1, exact + int(math.log(each / exact) / math.log(far / exact) * (count - exact)))
+        if each >= exact
+        else each
+        for each in range(int(distance.max()) + 1)
+    ]
+    return torch.tensor(beyond)[distance]
 
 
 def _of_parts(mixed: Tensor, head: int, *, width: int, sharing: int) -> tuple[Tensor, Tensor, Tensor]:

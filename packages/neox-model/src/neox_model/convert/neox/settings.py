@@ -12,11 +12,14 @@ from pydantic import ValidationError
 from neox_config import NeoXConfig, Resolved, load_config
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
-from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES
+from neox_config.facts.attention import BIASED_SCORES
 from neox_config.problems import in_words
+from neox_config.schema.config import sections
+from neox_config.schema.sections.attention import AttentionSection
+from neox_config.schema.sections.model import ModelSection
+from neox_config.spec.model import Layer, Rotary, SpatialMLP
 from neox_config.spec.recorded import MODEL_SECTIONS, model_of
 from neox_config.spec.resume import flat_values
-from neox_model.convert.architecture import architecture_of, obstacles_in
 from neox_model.convert.checkpoints import model_parameters
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import FIRST_BLOCK, Key, NeoXFiles
@@ -52,7 +55,8 @@ class Settings:
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters of the model that have not their default, with their names in files."""
-        return model_parameters(self.resolved) | {"seq-length": self.config.model.seq_length}
+        here = self.resolved.config
+        return model_parameters(here.model, here.attention) | {"seq-length": self.config.model.seq_length}
 
 
 def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
@@ -72,13 +76,14 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
     if _EMBEDDING not in files.parts:
         raise ConversionError(f"{files.folder} does not contain {_EMBEDDING}; copy the checkpoint again")
     rows = sum(shape[0] for shape in files.shapes(_EMBEDDING))
-    _compare_recorded(files, config, arguments, rows)
-    recorded = flat_values(config) | _stored(files, config)
+    known = flat_values(config)
+    _compare_recorded(files, known, arguments, rows)
+    recorded = known | _stored(files, config.model)
     try:
         resolved = model_of(recorded)
     except (ConfigError, ValidationError) as error:
         raise ConversionError(f"the model of {files.folder} cannot be built: {error}") from error
-    _refuse_options(files, config, resolved)
+    _refuse_options(files, config.attention, resolved.model.layers)
     return Settings(config, resolved, rows, read)
 
 
@@ -120,10 +125,11 @@ def _of_arguments(arguments: Mapping[str, Any]) -> NeoXConfig:
         return load_config([path])
 
 
-def _compare_recorded(files: NeoXFiles, config: NeoXConfig, arguments: Mapping[str, Any], rows: int) -> None:
-    """Compare the recorded arguments with the configuration and the files."""
-    known = flat_values(config)
-    shaping = {name for section in MODEL_SECTIONS for name in type(getattr(config, section)).model_fields}
+def _compare_recorded(
+    files: NeoXFiles, known: Mapping[str, Any], arguments: Mapping[str, Any], rows: int
+) -> None:
+    """Compare the recorded arguments with the values of the configuration, and with the files."""
+    shaping = {name for section in MODEL_SECTIONS for name in sections()[section].model_fields}
     here = {name: value for name, value in known.items() if name in shaping - {_PADDING}}
     here |= {"padded_vocab_size": rows, "model_parallel_size": files.ranks}
     for name, value in arguments.items():
@@ -140,41 +146,40 @@ def _compare_recorded(files: NeoXFiles, config: NeoXConfig, arguments: Mapping[s
             )
 
 
-def _stored(files: NeoXFiles, config: NeoXConfig) -> dict[str, Any]:
+def _stored(files: NeoXFiles, model: ModelSection) -> dict[str, Any]:
     """Return the parameters that follow from the stored tensors, and not from the configuration alone."""
     found: dict[str, Any] = {
         # GPT-NeoX ignores it, so that every layer has its own weights.
         "num_unique_layers": None,
         # GPT-NeoX reads it, and builds the biases of layer norms anyway.
-        "use_bias_in_norms": config.model.use_bias_in_norms
+        "use_bias_in_norms": model.use_bias_in_norms
         or Key(FIRST_BLOCK, "input_layernorm.bias") in files.parts,
     }
-    width = _mlp_width(files, config)
+    width = _mlp_width(files, model)
     if width is not None:
         found |= {"mlp_width": width, "intermediate_size": None, "expansion_factor": None}
         found["mlp_multiple_of"] = 1
     return found
 
 
-def _mlp_width(files: NeoXFiles, config: NeoXConfig) -> int | None:
+def _mlp_width(files: NeoXFiles, model: ModelSection) -> int | None:
     """Return the stored inner width of the MLP; versions of GPT-NeoX computed it differently.
 
     Raises:
         ConversionError: the configuration states a width, and no version computes the stored one from it.
     """
-    is_gated = ACTIVATION_FACTS[config.model.activation].is_gated
+    is_gated = ACTIVATION_FACTS[model.activation].is_gated
     names = {"mlp.linear1.weight": is_gated, "mlp.dense_h_to_4h.weight": is_gated, "mlp.w1.weight": False}
     for name, is_double in names.items():
         key = Key(FIRST_BLOCK, name)
         if key in files.parts:
             width = sum(shape[0] for shape in files.shapes(key)) // (2 if is_double else 1)
-            _check_width(files, config, key, width)
+            _check_width(files, model, key, width)
             return width
     return None
 
 
-def _check_width(files: NeoXFiles, config: NeoXConfig, key: Key, width: int) -> None:
-    model = config.model
+def _check_width(files: NeoXFiles, model: ModelSection, key: Key, width: int) -> None:
     size = model.intermediate_size
     if model.expansion_factor is not None:
         size = int(model.expansion_factor * model.hidden_size)
@@ -206,27 +211,21 @@ def _rounded_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _refuse_options(files: NeoXFiles, config: NeoXConfig, resolved: Resolved) -> None:
+def _refuse_options(files: NeoXFiles, section: AttentionSection, layers: Sequence[Layer]) -> None:
     """Refuse options that GPT-NeoX does not have, or whose meaning depends on its version."""
-    refused = [str(each) for each in obstacles_in(resolved) if each.option.startswith(_REFUSED)]
-    refused += [
-        f"attention-config: {kind}"
-        for kind in dict.fromkeys(resolved.derived.attention_types)
-        if ATTENTION_FACTS[kind].is_gmlp
-    ]
-    attention = config.attention
-    if attention.apply_query_key_layer_scaling and attention.pos_emb in BIASED_SCORES:
-        refused.append(f"apply-query-key-layer-scaling with pos-emb: {attention.pos_emb}")
-    architecture = architecture_of(resolved)
-    if architecture.rotary_scaling:
+    first = layers[0]
+    refused = ["apply-residual-connection-post-layernorm: true"] if first.residual_after_norm else []
+    kinds = (layer.mixer.kind for layer in layers if isinstance(layer.mixer, SpatialMLP))
+    refused += [f"attention-config: {kind}" for kind in dict.fromkeys(kinds)]
+    if section.apply_query_key_layer_scaling and section.pos_emb in BIASED_SCORES:
+        refused.append(f"apply-query-key-layer-scaling with pos-emb: {section.pos_emb}")
+    position = getattr(first.mixer, "position", None)
+    if isinstance(position, Rotary) and position.scaling:
         refused.append("rotary-scaling, which GPT-NeoX does not have")
-    if architecture.parallel_residual and not architecture.mlp_bias:
+    if first.residual == "parallel" and first.channel is not None and not first.channel.bias:
         refused.append("gpt-j-residual and use-bias-in-mlp: false, where GPT-NeoX leaves out attention")
     if refused:
         raise ConversionError(
             f"{files.folder}: a model with {'; '.join(refused)} cannot be read: what it computes depends on "
             "the version of GPT-NeoX, or differs from neox-model; only a model without it can be converted"
         )
-
-
-_REFUSED = ("apply-residual-connection-post-layernorm",)

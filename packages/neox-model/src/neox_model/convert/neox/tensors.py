@@ -1,16 +1,16 @@
 """Our tensors from the parts that GPT-NeoX's tensor-parallel ranks stored."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_model.convert.architecture import Architecture
+from neox_config.spec.model import Alibi, Attention, Embedding, Layer, ModelSpec, Rotary, Sinusoidal
 from neox_model.convert.checkpoints import VOCABULARY
+from neox_model.convert.differences import attention_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.forms import SEPARATE_QKV
 from neox_model.convert.neox.files import FIRST_BLOCK, Key, NeoXFiles
@@ -20,7 +20,6 @@ __all__ = ["Joined", "joined_tensors"]
 
 Shape = tuple[int, ...]
 _TOLERANCE = 2.0**-7
-_GATED = {name for name, facts in ACTIVATION_FACTS.items() if facts.is_gated}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +28,13 @@ class Join:
 
     Args:
         part: our whole shape, number of ranks -> the shape on each rank; None if it cannot be divided so.
-        values: files, key, architecture -> the whole tensor.
+        values: files, key, attention of the layer -> the whole tensor.
         rows_follow: the whole tensor is the rows of rank 0, then those of rank 1, .., so that it can be read
             in chunks.
     """
 
     part: Callable[[Shape, int], Shape | None]
-    values: Callable[[NeoXFiles, Key, Architecture], Tensor]
+    values: Callable[[NeoXFiles, Key, Attention], Tensor]
     rows_follow: bool = False
 
 
@@ -49,48 +48,47 @@ def _parts(files: NeoXFiles, key: Key) -> list[Tensor]:
     return [files.whole(key, rank) for rank in range(files.ranks)]
 
 
-def _rows(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
+def _rows(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
     return torch.cat(_parts(files, key))
 
 
-def _columns(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
+def _columns(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
     return torch.cat(_parts(files, key), dim=1)
 
 
-def _copies(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
+def _copies(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
     return files.common(key)
 
 
-def _sum(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
+def _sum(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
     """Add the parts: with a parallel residual each rank adds its own before the results are summed."""
     parts = _parts(files, key)
     return torch.stack(parts).double().sum(dim=0).to(parts[0].dtype)
 
 
-def _half(number: int) -> Callable[[NeoXFiles, Key, Architecture], Tensor]:
-    def half(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
+def _half(number: int) -> Callable[[NeoXFiles, Key, Attention], Tensor]:
+    def half(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
         return torch.cat([part.chunk(2)[number] for part in _parts(files, key)])
 
     return half
 
 
-def _grouped(files: NeoXFiles, key: Key, architecture: Architecture) -> Tensor:
+def _grouped(files: NeoXFiles, key: Key, attention: Attention) -> Tensor:
     """Join projections whose ranks store all their queries, then their keys, then their values."""
-    width = architecture.hidden_size // architecture.heads
-    heads, kv_heads = architecture.heads // files.ranks, architecture.kv_heads // files.ranks
-    counts = [width * heads, width * kv_heads, width * kv_heads]
+    queries, keys = attention.query_width // files.ranks, attention.key_width // files.ranks
+    counts = [queries, keys, keys]
     split = [part.split(counts) for part in _parts(files, key)]
-    return SEPARATE_QKV.to_ours(tuple(torch.cat(same) for same in zip(*split, strict=True)), architecture)
+    return SEPARATE_QKV.to_ours(tuple(torch.cat(same) for same in zip(*split, strict=True)), attention)
 
 
-def _per_head(files: NeoXFiles, key: Key, architecture: Architecture) -> Tensor:
+def _per_head(files: NeoXFiles, key: Key, attention: Attention) -> Tensor:
     """Join projections whose ranks store each query head with its part of a key and of a value."""
-    width = architecture.hidden_size // architecture.heads
-    share = width * architecture.kv_heads // architecture.heads
+    width = attention.head_width
+    share = width * attention.kv_heads // attention.heads
     whole = torch.cat(_parts(files, key))
-    by_head = whole.view(architecture.heads, width + 2 * share, *whole.shape[1:])
+    by_head = whole.view(attention.heads, width + 2 * share, *whole.shape[1:])
     split = by_head.split([width, share, share], dim=1)
-    return SEPARATE_QKV.to_ours(tuple(same.flatten(0, 1) for same in split), architecture)
+    return SEPARATE_QKV.to_ours(tuple(same.flatten(0, 1) for same in split), attention)
 
 
 def _both_halves(shape: Shape, ranks: int) -> Shape | None:
@@ -115,17 +113,19 @@ class Joined:
         shape: whole shape, of which the first rows are used.
         key: the parts.
         join: how they are joined.
+        attention: that of the tensor's layer, or of any if it is in none.
     """
 
     ours: str
     shape: Shape
     key: Key
     join: Join
+    attention: Attention
 
-    def chunks(self, files: NeoXFiles, architecture: Architecture) -> Iterator[Tensor]:
+    def chunks(self, files: NeoXFiles) -> Iterator[Tensor]:
         """Yield the values in row-major order."""
         if not self.join.rows_follow:
-            yield self.join.values(files, self.key, architecture)
+            yield self.join.values(files, self.key, self.attention)
             return
         missing = self.shape[0]
         for rank in range(files.ranks):
@@ -136,7 +136,7 @@ class Joined:
 
 def joined_tensors(
     files: NeoXFiles,
-    architecture: Architecture,
+    spec: ModelSpec,
     shapes: Mapping[str, Shape],
     rows: int,
     *,
@@ -146,7 +146,7 @@ def joined_tensors(
 
     Args:
         files: the checkpoint.
-        architecture: of the model.
+        spec: the model.
         shapes: logical name -> whole shape of all our tensors.
         rows: stored entries of the vocabulary; `shapes` may have fewer.
         order: of shared keys and values, as `order_of` returns it.
@@ -154,9 +154,10 @@ def joined_tensors(
     Raises:
         ConversionError: a tensor is missing, additional or of another shape.
     """
+    any_attention = attention_of(spec.layers[0])
     for name, count in (
-        ("num-attention-heads", architecture.heads),
-        ("num-kv-heads", architecture.kv_heads),
+        ("num-attention-heads", any_attention.heads),
+        ("num-kv-heads", any_attention.kv_heads),
     ):
         if count % files.ranks:
             raise ConversionError(
@@ -166,11 +167,12 @@ def joined_tensors(
     found = []
     for name, shape in shapes.items():
         stored = (rows, *shape[1:]) if name in VOCABULARY else shape
-        key, join = _placed(files, _choices(architecture, name, order), name, stored)
-        found.append(Joined(name, shape, key, join))
+        _, index, _ = _place(name)
+        key, join = _placed(files, _choices(spec.layers, name, order), name, stored)
+        found.append(Joined(name, shape, key, join, attention_of(spec.layers[index or 0])))
     used = {joined.key for joined in found}
     for key in sorted(files.parts.keys() - used):
-        expected = _buffer(key, architecture)
+        expected = _buffer(key, any_attention, spec.embedding, spec.width)
         if expected is None:
             raise ConversionError(
                 f"{files.folder} contains {key}, which the model of its configuration does not have; pass "
@@ -180,16 +182,16 @@ def joined_tensors(
     return found
 
 
-def _choices(architecture: Architecture, name: str, order: str | None) -> "_Choices":
+def _choices(layers: Sequence[Layer], name: str, order: str | None) -> "_Choices":
     """Return where a tensor of ours may be, and how it may be joined."""
     module, _, kind = name.rpartition(".")
     _, index, part = _place(module)
     if index is None:
-        return _outside(architecture, name)
+        return _outside(len(layers), name)
     if part == "attention.qkv":
         by_order: Mapping[str | None, Join] = {None: ROWS, SEPARATE: GROUPED, PER_HEAD: GROUPED_PER_HEAD}
         return [(Key(FIRST_BLOCK + index, f"attention.query_key_value.{kind}"), (by_order[order],))]
-    return _inside(architecture, index, part, kind)
+    return _inside(layers[index], index, part, kind)
 
 
 def _placed(files: NeoXFiles, choices: "_Choices", name: str, stored: Shape) -> tuple[Key, Join]:
@@ -226,12 +228,12 @@ def _place(module: str) -> tuple[str, int | None, str]:
     return ("layers", int(index), part) if first == "layers" else ("", None, module)
 
 
-def _inside(architecture: Architecture, index: int, part: str, kind: str) -> _Choices:
+def _inside(ours: Layer, index: int, part: str, kind: str) -> _Choices:
     """Return where a tensor of a block may be, and how it may be joined."""
     layer = FIRST_BLOCK + index
     if part in _NORMS:
         return _norm(layer, _NORMS[part], kind)
-    after = (SUM if architecture.parallel_residual else COPIES,) if kind == "bias" else (COLUMNS,)
+    after = (SUM if ours.residual == "parallel" else COPIES,) if kind == "bias" else (COLUMNS,)
     if part in _IN_BLOCK:
         stem, joins = _IN_BLOCK[part]
         return [(Key(layer, f"{stem}.{kind}"), joins.get(kind, after))]
@@ -240,7 +242,7 @@ def _inside(architecture: Architecture, index: int, part: str, kind: str) -> _Ch
     if part not in _APART:
         return []
     half = SECOND_HALF if part == "mlp.gate" else FIRST_HALF
-    join = half if architecture.activation in _GATED else ROWS
+    join = half if ours.channel is not None and ours.channel.is_gated else ROWS
     together: _Choices = [(Key(layer, f"{stem}.{kind}"), (join,)) for stem in _MLP_IN]
     return [*together, (Key(layer, f"{_APART[part]}.{kind}"), (ROWS,))]
 
@@ -250,9 +252,9 @@ def _norm(layer: int, stem: str, kind: str) -> _Choices:
     return [(Key(layer, f"{stem}.{name}"), (COPIES,)) for name in names]
 
 
-def _outside(architecture: Architecture, name: str) -> _Choices:
+def _outside(num_layers: int, name: str) -> _Choices:
     """Return where a tensor outside the blocks may be, and how it may be joined."""
-    after = FIRST_BLOCK + architecture.num_layers
+    after = FIRST_BLOCK + num_layers
     if name.startswith("final_norm."):
         return _norm(after + 1, "norm", name.rpartition(".")[2])
     places: Mapping[str, tuple[Key, tuple[Join, ...]]] = {
@@ -279,16 +281,15 @@ def _fitting(files: NeoXFiles, key: Key, joins: tuple[Join, ...], shape: Shape) 
     )
 
 
-def _buffer(key: Key, architecture: Architecture) -> Tensor | None:
+def _buffer(key: Key, attention: Attention, embedding: Embedding, width: int) -> Tensor | None:
     """Return the values of a stored constant; None if the key is none."""
-    positions = architecture.positions
-    if key.name == "attention.rotary_emb.inv_freq" and positions == "rotary":
-        head = architecture.hidden_size // architecture.heads
-        return _frequencies(int(head * architecture.rotary_fraction), architecture.rotary_base)
-    if key == Key(0, "position_embeddings.inv_freq") and positions == "sinusoidal":
-        return _frequencies(architecture.hidden_size, 10000.0)
-    if key.name == "attention.alibi_embed.slopes" and positions == "alibi":
-        return _slopes(architecture.heads)
+    position = attention.position
+    if key.name == "attention.rotary_emb.inv_freq" and isinstance(position, Rotary):
+        return _frequencies(int(attention.head_width * position.fraction), position.base)
+    if key == Key(0, "position_embeddings.inv_freq") and isinstance(embedding.position, Sinusoidal):
+        return _frequencies(width, 10000.0)
+    if key.name == "attention.alibi_embed.slopes" and isinstance(position, Alibi):
+        return _slopes(attention.heads)
     return None
 
 

@@ -14,7 +14,6 @@ from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import NeoXFiles
-from neox_model.convert.neox.settings import Settings
 from neox_model.convert.yaml_file import CONFIGURATION
 
 __all__ = ["NamedTokenizer", "check_padding", "find_named_tokenizer"]
@@ -100,27 +99,27 @@ def _require_different_names(files: Mapping[str, Path]) -> None:
             )
 
 
-def check_padding(files: NeoXFiles, settings: Settings, tokenizer: NamedTokenizer) -> None:
+def check_padding(files: NeoXFiles, tokenizer: NamedTokenizer, *, rows: int, multiple: int) -> None:
     """Compare the rows of the embedding with the tokenizer's entries, which GPT-NeoX pads.
 
     Raises:
         ConversionError: this tokenizer would have given another number of rows.
     """
-    entries, multiple = tokenizer.tokenizer.vocab_size, settings.config.model.make_vocab_size_divisible_by
+    entries = tokenizer.tokenizer.vocab_size
     padded = pad_vocabulary(entries, multiple * files.ranks)
-    if padded != settings.rows:
+    if padded != rows:
         raise ConversionError(
             f"the tokenizer of {files.folder} has {entries:,} entries, which GPT-NeoX pads to {padded:,} "
             f"(make_vocab_size_divisible_by: {multiple}, {files.ranks} tensor-parallel ranks), but the token "
-            f"embedding has {settings.rows:,} rows; {_resharded(files, settings, entries, multiple)}pass the "
+            f"embedding has {rows:,} rows; {_resharded(files, rows, entries, multiple)}pass the "
             "tokenizer that it was trained with as --vocab-file (and --merge-file), or its configuration as "
             "--config"
         )
 
 
-def _resharded(files: NeoXFiles, settings: Settings, entries: int, multiple: int) -> str:
+def _resharded(files: NeoXFiles, rows: int, entries: int, multiple: int) -> str:
     """Return the remedy if the embedding was padded for another number of ranks; empty if it was not."""
-    rows, numbers = settings.rows, range(1, _MOST_RANKS + 1)
+    numbers = range(1, _MOST_RANKS + 1)
     ranks = next((ranks for ranks in numbers if pad_vocabulary(entries, multiple * ranks) == rows), None)
     if ranks is None or rows % files.ranks:
         return ""

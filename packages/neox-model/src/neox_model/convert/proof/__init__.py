@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from neox_config.facts.checkpoints import MANIFEST
+from neox_config.spec.model import ModelSpec
+from neox_config.spec.run import RunSpec
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.keys import check_keys, compare_architectures
 from neox_model.convert.proof.layers import compare_layers
@@ -33,11 +35,21 @@ WHOLE_LIMIT = 1_000_000_000
 _BLOCK_BYTES = 2**24
 
 
-def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_LIMIT) -> dict[str, Any]:
+def prove(
+    sides: Sides,
+    model: ModelSpec,
+    run: RunSpec,
+    *,
+    source: Path,
+    output: Path,
+    whole_limit: int = WHOLE_LIMIT,
+) -> dict[str, Any]:
     """Compare the two sides, and return what was seen, for `verification.json`.
 
     Args:
         sides: both models.
+        model: ours.
+        run: how it runs.
         source: the folder that was converted, for the hashes.
         output: the folder that was written.
         whole_limit: parameters of the largest model that is compared as a whole.
@@ -48,15 +60,15 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
     figures = Figures()
     logger.info("comparing architectures and tokenizers")
     stated = sides.family.read(read_json(sides.folder / "config.json"))
-    files, architecture = open_weights(sides.folder, sides.family, stated)
-    compare_architectures(sides, architecture)
+    files, theirs = open_weights(sides.folder, sides.family, stated)
+    compare_architectures(sides, model, theirs)
     counted = check_keys(sides, files)
     texts = compare_tokenizers(sides.tokenizers)  # First: the next comparisons use ids of the tokenizer.
-    rounded = compare_tensors(sides, files)
-    compare_layers(sides, files, figures)
+    rounded = compare_tensors(sides, model, files)
+    compare_layers(sides, model, run, files, figures)
     if counted["parameters"] <= whole_limit:
         logger.info("comparing whole models")
-        compare_whole(sides, files, figures)
+        compare_whole(sides, model, run, files, figures)
     return {
         "verdict": "equal after rounding" if rounded else "equal",
         "rounded": rounded,

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_model.convert.architecture import Architecture, differences
+from neox_config.spec.model import ModelSpec
+from neox_model.convert.differences import differences
 from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.sides import Sides
 from neox_model.convert.reference import meta_model, parameter_name
@@ -20,16 +21,16 @@ from neox_model.convert.weights import WeightFiles
 __all__ = ["check_keys", "compare_architectures"]
 
 
-def compare_architectures(sides: Sides, theirs: Architecture) -> None:
-    """Compare the architecture of theirs with the parameters of the checkpoint, so that a wrong one is named.
+def compare_architectures(sides: Sides, ours: ModelSpec, theirs: ModelSpec) -> None:
+    """Compare the model of their configuration with that of the checkpoint, so that a wrong option is named.
 
     Raises:
         ProofError: an option differs.
     """
-    found = differences(sides.checkpoint.architecture, theirs)
+    found = differences(ours, theirs)
     if found:
         raise ProofError(
-            f"{sides.folder / 'config.json'} is of another model than {sides.checkpoint.folder}: "
+            f"{sides.folder / 'config.json'} is of another model than {sides.weights.folder}: "
             + "; ".join(map(str, found))
         )
 
@@ -75,7 +76,7 @@ def _check_vocabulary(sides: Sides, files: WeightFiles, model: Any) -> None:
     model.tie_weights()
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     is_tied = head is embedding
-    if is_tied != sides.checkpoint.architecture.tied:
+    if is_tied == (HEAD in sides.weights.shapes):
         raise ProofError(
             f"{sides.family.class_name} {'ties' if is_tied else 'does not tie'} the output projection to the "
             "embedding, and neox-model does the opposite"
@@ -85,7 +86,7 @@ def _check_vocabulary(sides: Sides, files: WeightFiles, model: Any) -> None:
         name = parameter_name(model, weight)
         theirs = None if name is None else sides.family.stored_name(name, files.tensors)
         if theirs is None or not _are_rows(sides, files, ours, theirs):
-            types = f"{sides.checkpoint.dtype(ours)} in {sides.checkpoint.folder}"
+            types = f"{sides.weights.dtype(ours)} in {sides.weights.folder}"
             if theirs is not None:
                 types += f", {files.tensors[theirs].dtype} in {sides.folder}"
             raise ProofError(
@@ -96,13 +97,11 @@ def _check_vocabulary(sides: Sides, files: WeightFiles, model: Any) -> None:
 def _are_rows(sides: Sides, files: WeightFiles, ours: str, theirs: str) -> bool:
     """Return whether two tensors have the same rows, ours rounded to the dtype of theirs."""
     shape = files.tensors[theirs].shape
-    mine = sides.checkpoint.shapes[ours]
+    mine = sides.weights.shapes[ours]
     if shape[1:] != mine[1:] or min(shape[0], mine[0]) < sides.rows:
         return False
     dtype = files.tensors[theirs].dtype
-    pairs = zip(
-        sides.checkpoint.row_chunks(ours, sides.rows), files.row_chunks(theirs, sides.rows), strict=True
-    )
+    pairs = zip(sides.weights.row_chunks(ours, sides.rows), files.row_chunks(theirs, sides.rows), strict=True)
     return all(_same(one.to(dtype), other) for one, other in pairs)
 
 

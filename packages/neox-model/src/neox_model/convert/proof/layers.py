@@ -6,15 +6,18 @@ large as what they are added to, so that a wrong one shows.
 """
 
 import logging
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neox_config import Resolved
 from neox_config.counted import counted
+from neox_config.spec.model import ModelSpec, Pattern, Window
+from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import build_sequential
+from neox_model.convert.differences import patterns
 from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.sides import Sides, dtype_of
@@ -23,7 +26,7 @@ from neox_model.convert.weights import WeightFiles
 from neox_model.layers.positions import RotaryPosition
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["compare_layers", "longest", "one_layer"]
+__all__ = ["Lengths", "compare_layers", "lengths_of", "one_layer"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,42 +36,52 @@ _SCALES = (1.0, 1e-3)
 _TABLE = 2**17
 
 
-def longest(sides: Sides) -> int:
-    """Return the length of long sequences: that of the model, or what can be compared in minutes."""
-    architecture = sides.checkpoint.architecture
-    beyond = max((window + 8 for window in architecture.windows if window is not None), default=0)
-    return min(architecture.max_positions, max(_LONGEST, beyond))
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths of sequences that are compared.
+
+    Args:
+        longest: that of the model, or what can be compared in minutes.
+        beyond_windows: one at which all windows hide tokens; 0 without windows.
+    """
+
+    longest: int
+    beyond_windows: int
 
 
-def compare_layers(sides: Sides, files: WeightFiles, figures: Figures) -> None:
+def lengths_of(model: ModelSpec) -> Lengths:
+    """Return the lengths of sequences to compare."""
+    windows = [each.before for each in patterns(model) if isinstance(each, Window)]
+    beyond = max((before + 9 for before in windows), default=0)
+    return Lengths(min(model.max_positions, max(_LONGEST, beyond)), beyond)
+
+
+def compare_layers(
+    sides: Sides, model: ModelSpec, run: RunSpec, files: WeightFiles, figures: Figures
+) -> None:
     """Compare every layer on short sequences, and the first of each kind on long ones; then rotary tables.
 
     Raises:
         ProofError: a layer differs.
     """
-    windows = sides.checkpoint.architecture.windows
+    windows, short = patterns(model), min(_SHORT, model.max_positions)
     dtype = dtype_of(sides, files)
-    seen: set[int | None] = set()
+    seen: set[Pattern | None] = set()
     pair = None
     logger.info("comparing %s", counted(len(windows), "layer"))
     with tracked(enumerate(windows), len(windows), "layers compared") as each:
         for layer, window in each:
             if pair is None or pair.window != window:
                 pair = None  # Release one pair before the next is built.
-                pair = _Pair(sides, layer)
+                pair = _Pair(sides, model, run, layer)
             pair.fill(sides, files, layer, dtype)
-            for length in _lengths(sides, is_first=window not in seen):
+            for length in sorted({short} if window in seen else {short, lengths_of(model).longest}):
                 for scale in _SCALES:
                     where = f" {layer}, {length} tokens, hidden states of size {scale:g}"
                     figures.compare("layer", *pair.run(layer, length, scale), where=where)
             if window not in seen:
-                pair.compare_rotary(sides, figures)
+                pair.compare_rotary(figures)
             seen.add(window)
-
-
-def _lengths(sides: Sides, *, is_first: bool) -> list[int]:
-    short = min(_SHORT, sides.checkpoint.architecture.max_positions)
-    return sorted({short, longest(sides)}) if is_first else [short]
 
 
 class _Pair:
@@ -76,13 +89,14 @@ class _Pair:
 
     Args:
         sides: both models.
+        model: ours.
+        run: how it runs.
         layer: a layer of the kind.
     """
 
-    def __init__(self, sides: Sides, layer: int) -> None:
-        self.window = sides.checkpoint.architecture.windows[layer]
-        self._width = sides.checkpoint.architecture.hidden_size
-        self._ours = build_sequential(one_layer(sides.checkpoint.resolved, layer), 1)
+    def __init__(self, sides: Sides, model: ModelSpec, run: RunSpec, layer: int) -> None:
+        self.window, self._width, self._positions = patterns(model)[layer], model.width, model.max_positions
+        self._ours = build_sequential(one_layer(model, layer), run, 1)
         self._theirs: Any = one_layer_model(sides.config, sides.family, layer)
 
     def fill(self, sides: Sides, files: WeightFiles, layer: int, dtype: torch.dtype) -> None:
@@ -91,13 +105,13 @@ class _Pair:
         Raises:
             ProofError: one of theirs is missing.
         """
-        checkpoint = sides.checkpoint
+        weights = sides.weights
         with torch.no_grad():
             for name, parameter in named_logical_parameters(self._ours):
-                if parameter.shape[0] == 1 and checkpoint.shapes.get(name, (1,))[0] != 1:
+                if parameter.shape[0] == 1 and weights.shapes.get(name, (1,))[0] != 1:
                     continue  # The vocabulary of one entry.
                 stored = name.replace("layers.0.", f"layers.{layer}.", 1)
-                parameter.copy_(checkpoint.whole(stored).to(dtype))
+                parameter.copy_(weights.whole(stored).to(dtype))
             prefix = sides.family.base_prefix
             first, here = sides.family.layer.format(0), sides.family.layer.format(layer)
             for name, parameter in self._theirs.named_parameters():
@@ -126,7 +140,7 @@ class _Pair:
             theirs = computed(self._theirs, inputs_embeds=hidden_BSD, use_cache=False).last_hidden_state
         return ours.transpose(0, 1), theirs
 
-    def compare_rotary(self, sides: Sides, figures: Figures) -> None:
+    def compare_rotary(self, figures: Figures) -> None:
         """Compare sines and cosines at all positions."""
         position = next((each for each in self._ours.modules() if isinstance(each, RotaryPosition)), None)
         rotary = getattr(self._theirs, "rotary_emb", None)
@@ -134,7 +148,7 @@ class _Pair:
             raise ProofError("one of the two models has rotary position embeddings, and the other has not")
         if position is None or rotary is None:
             return
-        length = min(_TABLE, sides.checkpoint.architecture.max_positions)
+        length = min(_TABLE, self._positions)
         ids = torch.arange(length).unsqueeze(0)
         theirs = rotary(torch.zeros(1, length, 1), ids)
         ours = position.tables(length, torch.device("cpu"), torch.float32)
@@ -143,11 +157,6 @@ class _Pair:
             figures.compare("rotary tables", mine[:length], half, where=f" ({what})")
 
 
-def one_layer(resolved: Resolved, layer: int) -> Resolved:
-    """Return a model with one layer of the kind of layer `layer`."""
-    kind = resolved.derived.attention_types[layer]
-    config = resolved.config
-    return resolved.replaced(
-        model=config.model.replaced(num_layers=1, num_unique_layers=None),
-        attention=config.attention.replaced(attention_config=(kind,)),
-    )
+def one_layer(spec: ModelSpec, layer: int) -> ModelSpec:
+    """Return a model with one layer, like layer `layer`."""
+    return replace(spec, layers=(replace(spec.layers[layer], owner=None),))

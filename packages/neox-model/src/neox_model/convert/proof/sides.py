@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from neox_data.tokenizers import Tokenizer
-from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.families import Family
 from neox_model.convert.reference import load_config
+from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import WeightFiles
 
 __all__ = ["Sides", "TokenizerSides", "dtype_of"]
@@ -38,7 +38,7 @@ class Sides:
     """A checkpoint of ours and a folder of transformers.
 
     Args:
-        checkpoint: our side.
+        weights: those of the checkpoint.
         folder: their side.
         family: the class of theirs.
         tokenizer: our tokenizer.
@@ -46,7 +46,7 @@ class Sides:
         as_stored: as in `TokenizerSides`.
     """
 
-    checkpoint: Checkpoint
+    weights: StoredWeights
     folder: Path
     family: Family
     tokenizer: Tokenizer

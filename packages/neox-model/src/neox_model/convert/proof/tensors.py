@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from neox_config.counted import counted
+from neox_config.spec.model import ModelSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY
 from neox_model.convert.errors import ProofError
@@ -25,7 +26,7 @@ __all__ = ["compare_tensors"]
 logger = logging.getLogger(__name__)
 
 
-def compare_tensors(sides: Sides, files: WeightFiles) -> list[str]:
+def compare_tensors(sides: Sides, model: ModelSpec, files: WeightFiles) -> list[str]:
     """Compare every tensor, ours rounded to the dtype of theirs; of the vocabulary, the rows of both.
 
     Returns:
@@ -36,10 +37,10 @@ def compare_tensors(sides: Sides, files: WeightFiles) -> list[str]:
     """
     shapes = {
         name: (sides.rows, *shape[1:]) if name in VOCABULARY else shape
-        for name, shape in sides.checkpoint.shapes.items()
+        for name, shape in sides.weights.shapes.items()
     }
     roundings = Roundings(("the checkpoint", "the model of transformers"))
-    tensors = list(sides.family.tensors(sides.checkpoint.architecture, shapes))
+    tensors = list(sides.family.tensors(model, shapes))
     logger.info("comparing %s", counted(len(tensors), "tensor"))
     with tracked(tensors, len(tensors), "tensors compared") as each:
         for tensor in each:
@@ -50,7 +51,7 @@ def compare_tensors(sides: Sides, files: WeightFiles) -> list[str]:
             pairs = _pairs(sides, files, tensor, names)
             # Of parts with several, the one that holds all: nothing is rounded before it is compared.
             theirs = reduce(torch.promote_types, (files.tensors[name].dtype for name in names))
-            found = compare_values(pairs, (sides.checkpoint.dtype(tensor.ours), theirs))
+            found = compare_values(pairs, (sides.weights.dtype(tensor.ours), theirs))
             roundings.add(found)
             if found.apart and found.rounded != 1:
                 why = found.why(("the checkpoint", "the other"))
@@ -66,8 +67,8 @@ def _pairs(
     """Yield parts of our tensor with theirs."""
     if tensor.form.is_same:
         rows = tensor.shape[0]
-        chunks = sides.checkpoint.row_chunks(tensor.ours, rows), files.row_chunks(names[0], rows)
+        chunks = sides.weights.row_chunks(tensor.ours, rows), files.row_chunks(names[0], rows)
         yield from zip(*chunks, strict=True)
         return
     parts = tuple(files.whole(name) for name in names)
-    yield sides.checkpoint.whole(tensor.ours), tensor.form.to_ours(parts, sides.checkpoint.architecture)
+    yield sides.weights.whole(tensor.ours), tensor.joined(parts)

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neox_config.spec.model import ModelSpec
+from neox_config.spec.run import RunSpec
 from neox_model.convert.checkpoints import build_sequential, load_into
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.layers import longest
+from neox_model.convert.proof.layers import Lengths, lengths_of
 from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.proof.texts import real_text
 from neox_model.convert.reference import computed, load_model
@@ -22,23 +24,24 @@ _TEXT, _RANDOM, _CACHED, _PREFILL = 256, 64, 24, 10
 _COMPARED_POSITIONS = 256
 
 
-def compare_whole(sides: Sides, files: WeightFiles, figures: Figures) -> None:
+def compare_whole(sides: Sides, model: ModelSpec, run: RunSpec, files: WeightFiles, figures: Figures) -> None:
     """Compare the logits of both models for several inputs.
 
     Raises:
         ProofError: transformers does not load the model completely, or logits differ.
     """
     theirs = load_model(sides.folder, sides.family)
-    ours = build_sequential(sides.checkpoint.resolved, sides.checkpoint.vocab_size)
-    load_into(ours, sides.checkpoint, dtype_of(sides, files))
-    compare_logits(sides, ours, theirs, figures)
+    ours = build_sequential(model, run, sides.weights.vocab_size)
+    load_into(ours, sides.weights, dtype_of(sides, files))
+    compare_logits(sides, lengths_of(model), ours, theirs, figures)
 
 
-def compare_logits(sides: Sides, ours: nn.Module, theirs: Any, figures: Figures) -> None:
+def compare_logits(sides: Sides, lengths: Lengths, ours: nn.Module, theirs: Any, figures: Figures) -> None:
     """Compare the logits of two models in memory for several inputs.
 
     Args:
-        sides: the tokenizer, the vocabulary and the lengths of inputs.
+        sides: the tokenizer and the vocabulary.
+        lengths: of inputs.
         ours: a model of neox-model.
         theirs: a model of transformers.
         figures: collects the differences.
@@ -46,7 +49,7 @@ def compare_logits(sides: Sides, ours: nn.Module, theirs: Any, figures: Figures)
     Raises:
         ProofError: logits differ.
     """
-    longest_tokens = longest(sides)
+    longest_tokens = lengths.longest
     generator = torch.Generator().manual_seed(0)
 
     def random(batch: int, length: int) -> Tensor:
@@ -68,7 +71,7 @@ def compare_logits(sides: Sides, ours: nn.Module, theirs: Any, figures: Figures)
             )
         _compare_padded(ours, theirs, random(3, min(_RANDOM, longest_tokens)), sides.rows, figures)
         _compare_cached(ours, theirs, random(2, min(_CACHED, longest_tokens)), sides.rows, figures)
-        _compare_windows(sides, ours, theirs, random, figures)
+        _compare_windows(sides, lengths, ours, theirs, random, figures)
 
 
 def _ours(model: nn.Module, tokens_BS: Tensor, rows: int) -> Tensor:
@@ -114,10 +117,11 @@ def _compare_cached(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, 
     figures.compare("cached and whole", mine, _theirs(theirs, tokens_BS, rows), where=" logits")
 
 
-def _compare_windows(sides: Sides, ours: nn.Module, theirs: Any, random: Any, figures: Figures) -> None:
+def _compare_windows(
+    sides: Sides, lengths: Lengths, ours: nn.Module, theirs: Any, random: Any, figures: Figures
+) -> None:
     """Compare a sequence that is longer than the window."""
-    windows = [window for window in sides.checkpoint.architecture.windows if window is not None]
-    if windows:
-        tokens_BS = random(1, min(longest(sides), max(windows) + 8))
+    if lengths.beyond_windows:
+        tokens_BS = random(1, min(lengths.longest, lengths.beyond_windows))
         mine, there = _ours(ours, tokens_BS, sides.rows), _theirs(theirs, tokens_BS, sides.rows)
         figures.compare("beyond a sliding window", mine, there, where=" logits")
