@@ -108,9 +108,10 @@ def unigram_loss(config: NeoXConfig, prefix: str, tokenizer: Tokenizer) -> tuple
         counts += np.bincount(indexed[document], minlength=len(counts))
     losses = -np.log(counts / counts.sum())
     resolved = resolved_for(config, "train")
-    datasets = samples_of_objective(build_datasets(resolved, ("valid",)), config, tokenizer)
+    datasets = samples_of_objective(build_datasets(resolved, ("valid",)), resolved.data, tokenizer)
     streams = open_streams(
-        resolved,
+        resolved.data,
+        resolved.run,
         datasets,
         SINGLE_PROCESS,
         vocab_size=len(counts),

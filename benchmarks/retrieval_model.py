@@ -122,7 +122,7 @@ def bm25_recall(config: NeoXConfig) -> dict[int, float]:
     """
     resolved = resolved_for(config, "evaluate")
     tokenizer = build_tokenizer("HFTokenizer", vocab_file=config.tokenizer.vocab_file)
-    part, ((_, blocks),) = held_out_blocks(resolved)[0], held_out_blocks(resolved)[1].items()
+    part, ((_, blocks),) = held_out_blocks(resolved.data)[0], held_out_blocks(resolved.data)[1].items()
 
     def words(tokens: np.ndarray) -> list[str]:
         return re.findall(r"\w+", tokenizer.decode(tokens.tolist()).lower())

@@ -62,7 +62,7 @@ def trained(tmp_path_factory) -> dict[str, Any]:
 def blocks_of_all(settings: dict[str, Any]) -> Any:
     from neox_model.train.data.datasets import all_blocks
 
-    ((_, blocks),) = all_blocks(resolved_from(settings)).items()
+    ((_, blocks),) = all_blocks(resolved_from(settings).data).items()
     return blocks
 
 
@@ -169,7 +169,7 @@ def test_recall_is_that_of_a_plain_reading(tmp_path, trained):
     settings = trained | SEARCH | {"block_data_path": str(tmp_path / "index")}
     run_ranks(retrieve, size=1, program="index", settings=settings)
     (found,) = run_ranks(retrieve, size=1, program="find", settings=settings)
-    part, held_out = held_out_blocks(resolved_from(trained))
+    part, held_out = held_out_blocks(resolved_from(trained).data)
     assert part == "valid"
     ((_, held_out),) = held_out.items()
     dataset = InverseClozeDataset(

@@ -146,8 +146,10 @@ def validation_batches(data: str, first: int = 0):
 
     resolved = resolved_from(SETTINGS | {"data_path": data})
     tokenizer = build_tokenizer("CharLevelTokenizer")
-    datasets = samples_of_objective(build_datasets(resolved), resolved.config, tokenizer)
-    streams = open_streams(resolved, datasets, SINGLE_PROCESS, vocab_size=512, end_of_document=0)
+    datasets = samples_of_objective(build_datasets(resolved), resolved.data, tokenizer)
+    streams = open_streams(
+        resolved.data, resolved.run, datasets, SINGLE_PROCESS, vocab_size=512, end_of_document=0
+    )
     with closing(streams["valid"](first)) as stream:
         return [next(stream) for _ in range(EVALUATED * resolved.derived.accumulation)]
 

@@ -239,7 +239,7 @@ def start(resolved: Resolved) -> Started:
         optimizer, learning_rate_curve(resolved.config, decay_iterations=ITERATIONS)
     )
     engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
-    weighting = choose_weighting(resolved.config, groups)
+    weighting = choose_weighting(resolved.update.normalization, groups)
     step = EngineStep(engine, accumulation=derived.accumulation, weighting=weighting)
     return Started(engine, step, groups, schedule)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from neox_config.errors import ConfigError
 from neox_config.facts.difficulty import DifficultySchedule, fixed_discrete, fixed_linear, fixed_root
-from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.data_efficiency import (
     TRUNCATES,
     Curriculum,
     CurriculumLearning,
+    DataEfficiencySection,
     DataSampling,
     Metric,
 )
@@ -36,41 +36,41 @@ NO_DIFFICULTIES: Mapping[str, DifficultySchedule] = {}
 METRICS = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics"
 
 
-def curricula_of_lengths(config: NeoXConfig) -> list[str]:
+def curricula_of_lengths(section: DataEfficiencySection) -> list[str]:
     """Return the names of the enabled blocks that set the length of samples."""
-    found = [LEGACY] if config.data_efficiency.curriculum_learning.enabled else []
-    return found + [f"{METRICS}.{TRUNCATES}"] * (TRUNCATES in enabled_metrics(config))
+    found = [LEGACY] if section.curriculum_learning.enabled else []
+    return found + [f"{METRICS}.{TRUNCATES}"] * (TRUNCATES in enabled_metrics(section))
 
 
-def enabled_sampling(config: NeoXConfig) -> DataSampling | None:
+def enabled_sampling(section: DataEfficiencySection) -> DataSampling | None:
     """Return the block data_sampling if it and the block around it are enabled, else None."""
-    efficiency = config.data_efficiency.data_efficiency
+    efficiency = section.data_efficiency
     return efficiency.data_sampling if efficiency.enabled and efficiency.data_sampling.enabled else None
 
 
-def enabled_curriculum(config: NeoXConfig) -> Curriculum | None:
+def enabled_curriculum(section: DataEfficiencySection) -> Curriculum | None:
     """Return the curriculum of data_sampling if it and all blocks around it are enabled, else None."""
-    sampling = enabled_sampling(config)
+    sampling = enabled_sampling(section)
     is_on = sampling is not None and sampling.curriculum_learning.enabled
     return sampling.curriculum_learning if sampling is not None and is_on else None
 
 
-def enabled_metrics(config: NeoXConfig) -> Mapping[str, Metric]:
+def enabled_metrics(section: DataEfficiencySection) -> Mapping[str, Metric]:
     """Return the metrics of the enabled curriculum; empty without one."""
-    curriculum = enabled_curriculum(config)
+    curriculum = enabled_curriculum(section)
     return {} if curriculum is None else curriculum.curriculum_metrics
 
 
 def length_schedule(
-    config: NeoXConfig, difficulties: Mapping[str, DifficultySchedule] = NO_DIFFICULTIES
+    section: DataEfficiencySection, difficulties: Mapping[str, DifficultySchedule] = NO_DIFFICULTIES
 ) -> DifficultySchedule | None:
     """Return the schedule of sequence lengths by iteration; None: always the whole length.
 
     Args:
-        config: the configuration.
+        section: the curricula.
         difficulties: the schedules of custom curricula, by the name of their block.
     """
-    legacy, metrics = config.data_efficiency.curriculum_learning, enabled_metrics(config)
+    legacy, metrics = section.curriculum_learning, enabled_metrics(section)
     if legacy.enabled:
         return difficulty_schedule(legacy, difficulties.get(LEGACY))
     if TRUNCATES not in metrics:
@@ -78,20 +78,20 @@ def length_schedule(
     return difficulty_schedule(metrics[TRUNCATES], difficulties.get(TRUNCATES))
 
 
-def custom_curricula(config: NeoXConfig) -> dict[str, CurriculumLearning | Metric]:
+def custom_curricula(section: DataEfficiencySection) -> dict[str, CurriculumLearning | Metric]:
     """Return the enabled blocks whose schedule is a function of a program, by name."""
-    legacy = config.data_efficiency.curriculum_learning
-    blocks: dict[str, CurriculumLearning | Metric] = {**enabled_metrics(config)}
+    legacy = section.curriculum_learning
+    blocks: dict[str, CurriculumLearning | Metric] = {**enabled_metrics(section)}
     if legacy.enabled:
         blocks[LEGACY] = legacy
     return {name: block for name, block in blocks.items() if block.schedule_type == CUSTOM}
 
 
-def drawn_difficulties(config: NeoXConfig) -> dict[str, DifficultySchedule]:
+def drawn_difficulties(section: DataEfficiencySection) -> dict[str, DifficultySchedule]:
     """Return the largest difficulty of samples that a curriculum draws, by metric; empty without one."""
     return {
         f"largest {name}": difficulty_schedule(metric)
-        for name, metric in enabled_metrics(config).items()
+        for name, metric in enabled_metrics(section).items()
         if metric.clustering_type == "schedule_based" and metric.schedule_type != CUSTOM
     }
 

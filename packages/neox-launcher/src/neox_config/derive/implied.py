@@ -322,7 +322,7 @@ def _curriculum_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Itera
 
 
 def _measures(config: NeoXConfig) -> Mapping[str, Metric]:
-    sampling = enabled_sampling(config)
+    sampling = enabled_sampling(config.data_efficiency)
     return {} if sampling is None else sampling.curriculum_learning.curriculum_metrics
 
 

@@ -30,7 +30,7 @@ def why_layers_stay_uncompiled(config: NeoXConfig, *, zero_stage: int | None = N
         ),
         "objective: ict, because layers of two towers are not tried together": is_retrieval(config),
         "a curriculum of lengths, because layers would be recompiled for every length": bool(
-            curricula_of_lengths(config)
+            curricula_of_lengths(config.data_efficiency)
         ),
         "random_ltd, because layers would be recompiled for every number of kept tokens": (
             drops_tokens(config)

@@ -61,7 +61,7 @@ def token_dropping_fits_the_model(c: NeoXConfig) -> Iterator[Problem]:
 
 def curricula_choose_samples_or_cut_them(c: NeoXConfig) -> Iterator[Problem]:
     """Require supported combinations of clustering_type and difficulty_type for each metric."""
-    sampling = enabled_sampling(c)
+    sampling = enabled_sampling(c.data_efficiency)
     if sampling is None:
         return
     for key, metric in sampling.curriculum_learning.curriculum_metrics.items():
@@ -83,7 +83,7 @@ def curricula_cut_to_lengths_that_there_are(c: NeoXConfig) -> Iterator[Problem]:
     if legacy.enabled and (legacy.max_difficulty or 0) > longest:
         what = f"is longer than seq-length: {longest:,}"
         yield Problem("curriculum_learning.max_difficulty", what, f"use at most {longest:,}")
-    sampling = enabled_sampling(c)
+    sampling = enabled_sampling(c.data_efficiency)
     metric = sampling and sampling.curriculum_learning.curriculum_metrics.get(TRUNCATES)
     if not metric:
         return

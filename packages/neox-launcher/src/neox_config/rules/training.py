@@ -62,7 +62,7 @@ def a_pass_reads_one_dataset_in_order(c: NeoXConfig) -> Iterator[Problem]:
     if c.data.pack_impl != "packed":
         what, remedy = _PASSES_OF_WHOLE_DOCUMENTS[c.data.pack_impl == "best_fit"]
         yield Problem("train_epochs", f"{what} (pack-impl: {c.data.pack_impl})", remedy)
-    if enabled_sampling(c) is not None:
+    if enabled_sampling(c.data_efficiency) is not None:
         yield Problem(
             "train_epochs",
             "is not defined with data_efficiency.data_sampling, which chooses samples by difficulty",

@@ -111,6 +111,8 @@ def _batch(config: NeoXConfig, sizes: Sizes) -> Batch:
         accumulation=sizes.accumulation,
         whole=sizes.batch,
         resets_attention=config.data.reset_attention_mask,
+        # Sinusoidal and rotary positions always count from the start of the window.
+        resets_positions=config.data.reset_position_ids and config.attention.pos_emb == "learned",
         has_padding=has_padding(config),
     )
 

@@ -124,6 +124,7 @@ class Batch:
         accumulation: micro-batches per update.
         whole: samples per update over all devices.
         resets_attention: tokens see only tokens of their own document.
+        resets_positions: positions count from the start of each document.
         has_padding: tokens would see padding, which is hidden from them.
     """
 
@@ -132,6 +133,7 @@ class Batch:
     accumulation: int = of("gradient_accumulation_steps")
     whole: int = of("train_batch_size")
     resets_attention: bool = of("reset_attention_mask")
+    resets_positions: bool = of("reset_position_ids", "pos_emb")
     has_padding: bool = of("pack_impl", "short_seq_prob", "objective")
 
     @property

@@ -385,7 +385,7 @@ def _difficulties(
     Raises:
         ConfigError: there are other curricula than functions, or one gives a value that is not possible.
     """
-    blocks = custom_curricula(config)
+    blocks = custom_curricula(config.data_efficiency)
     if isinstance(curriculum, Mapping):
         functions = dict(curriculum)
     else:

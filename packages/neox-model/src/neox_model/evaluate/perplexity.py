@@ -62,16 +62,18 @@ def evaluate_parts(resolved: Resolved) -> str:
     folder = folder_with_weights(load, groups, cache=config.checkpoint.store_cache, storage=storage)
     prepare_engine(resolved.run)
     tokenizer = load_tokenizer(config)
-    check_tokenizers(resolved, tokenizer)
-    check_special_tokens(config, tokenizer)
+    entries = resolved.model.embedding.entries(tokenizer.vocab_size)
+    check_tokenizers(resolved.data, tokenizer, entries=entries)
+    check_special_tokens(resolved.data, tokenizer)
     state = read_training_state(folder, groups=groups)
     position = Position.from_state(state)
     datasets = build_datasets(resolved, ("valid", "test"), position=position)
     streams = open_streams(
-        resolved,
-        samples_of_objective(datasets, config, tokenizer),
+        resolved.data,
+        resolved.run,
+        samples_of_objective(datasets, resolved.data, tokenizer),
         groups,
-        vocab_size=resolved.model.embedding.entries(tokenizer.vocab_size),
+        vocab_size=entries,
         end_of_document=tokenizer.end_of_document,
     )
     losses, accuracies = _load_model(without_zero(resolved), folder, groups, tokenizer)

@@ -83,9 +83,9 @@ def find_in(groups: Groups, resolved: Resolved) -> "str | Recall":
     """Search the index, as `find_from`, in process groups that exist. Collective."""
     config = resolved.config
     tokenizer = load_tokenizer(config)
-    check_tokenizers(resolved, tokenizer)
+    check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(tokenizer.vocab_size))
     towers = load_model_of_towers(resolved, groups, tokenizer)
-    blocks = all_blocks(resolved)
+    blocks = all_blocks(resolved.data)
     origin = made_with(config, towers, blocks, tokenizer, groups)
     with shared_outcome(groups.control, "opening the index", keeps_bugs=True):
         index = open_block_index(index_folder(config))
@@ -133,7 +133,7 @@ def _recall(resolved: Resolved, towers: Towers, index: BlockIndex, prefixes: lis
     The sentence is taken out of its block, which competes with all other blocks of the index.
     """
     config = resolved.config
-    part, blocks = held_out_blocks(resolved)
+    part, blocks = held_out_blocks(resolved.data)
     samples = [
         _Sample(prefixes.index(prefix), dataset, item)
         for prefix, source in blocks.items()

@@ -47,9 +47,9 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
     """Embed all blocks of the data, as `index_from`, in process groups that exist. Collective."""
     config = resolved.config
     folder, tokenizer = index_folder(config), load_tokenizer(config)
-    check_tokenizers(resolved, tokenizer)
+    check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(tokenizer.vocab_size))
     towers = load_model_of_towers(resolved, groups, tokenizer)
-    blocks = all_blocks(resolved)
+    blocks = all_blocks(resolved.data)
     origin = made_with(config, towers, blocks, tokenizer, groups)
     places_4N = _places(blocks)
     is_complete = any(gather(groups.control, folder.exists()))

@@ -49,7 +49,7 @@ def build_step(training: Training) -> TrainStep:
         training.engine,
         accumulation=derived.accumulation,
         tokens=derived.train_batch_size * training.config.model.seq_length,
-        weighting=choose_weighting(training.config, training.groups),
+        weighting=choose_weighting(training.resolved.update.normalization, training.groups),
     )
     step = _with_lengths(training, _with_eigenvalues(training, _with_warning(training, step)))
     return LeftOutBatches(
@@ -85,14 +85,17 @@ def _with_eigenvalues(training: Training, step: TrainStep) -> TrainStep:
         state=training.state,
         interval=training.config.engine.eigenvalue.gas_boundary_resolution,
         accumulation=training.resolved.derived.accumulation,
-        weighting=choose_weighting(training.config, training.groups),
+        weighting=choose_weighting(training.resolved.update.normalization, training.groups),
         device=training.engine.device,
     )
 
 
 def _with_lengths(training: Training, step: TrainStep) -> TrainStep:
     """Wrap the step for a curriculum's sequence lengths, if one is configured."""
-    schedule, derived = length_schedule(training.config, training.difficulties), training.resolved.derived
+    schedule, derived = (
+        length_schedule(training.resolved.data.efficiency, training.difficulties),
+        training.resolved.derived,
+    )
     if schedule is None:
         return step
     return VaryingLengths(

@@ -173,15 +173,16 @@ def _build_training(
     uploads = build_uploads(config, groups)
     prepare_engine(resolved.run)
     tokenizer = load_tokenizer(config)
-    check_tokenizers(resolved, tokenizer)
-    check_special_tokens(config, tokenizer)
+    entries = resolved.model.embedding.entries(tokenizer.vocab_size)
+    check_tokenizers(resolved.data, tokenizer, entries=entries)
+    check_special_tokens(resolved.data, tokenizer)
     if groups.world.rank == 0:
         check_export(resolved, tokenizer)
     # Before the model is built, so that an unknown task is reported at once.
     texts = TextEvaluation(resolved, tokenizer, groups) if evaluates_texts(config) else None
     load = folder_to_load(config, groups, storage)
     position = position_in(config, load, groups)
-    check_passes(resolved, position)
+    check_passes(config.training, config.data, resolved.run.batch, position)
     datasets = build_datasets(resolved, position=position, difficulties=additions.difficulties)
     progress.describe(phase="building the model")
     model = build_model(resolved.model, resolved.run, groups, vocab_size=tokenizer.vocab_size)
@@ -282,11 +283,13 @@ def _opened(
         training.compression.start(state.iteration)
     if state.finished:
         logger.info("all %d iterations are finished: only evaluation remains", state.last_iteration)
+    resolved = training.resolved
     streams = open_streams(
-        training.resolved,
-        samples_of_objective(training.datasets, config, training.tokenizer),
+        resolved.data,
+        resolved.run,
+        samples_of_objective(training.datasets, resolved.data, training.tokenizer),
         groups,
-        vocab_size=training.resolved.model.embedding.entries(training.tokenizer.vocab_size),
+        vocab_size=resolved.model.embedding.entries(training.tokenizer.vocab_size),
         end_of_document=training.tokenizer.end_of_document,
         largest_id=training.tokenizer.largest_id,
         difficulties=training.difficulties,

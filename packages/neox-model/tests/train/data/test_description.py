@@ -58,7 +58,9 @@ def test_trace_equals_the_samples_of_a_new_and_a_resumed_training(settings, chan
         groups = Groups(
             data=here, model=SINGLE_RANK, pipe=SINGLE_RANK, world=SINGLE_RANK, control=SINGLE_RANK
         )
-        open_train = open_streams(resolved, datasets, groups, vocab_size=512, end_of_document=0)["train"]
+        open_train = open_streams(
+            resolved.data, resolved.run, datasets, groups, vocab_size=512, end_of_document=0
+        )["train"]
         for first in (0, 4):
             stream = open_train(first * resolved.derived.train_batch_size, first)
             for iteration in range(first, 6):
@@ -77,10 +79,12 @@ def test_trace_equals_the_samples_of_a_new_and_a_resumed_training(settings, chan
 def test_trace_of_a_masked_model_has_the_tokens_of_its_input_alone(settings, changes):
     resolved = resolved_from(settings | {"objective": "masked", "short_seq_prob": 0.0} | changes)
     datasets = samples_of_objective(
-        build_datasets(resolved), resolved.config, build_tokenizer("CharLevelTokenizer")
+        build_datasets(resolved), resolved.data, build_tokenizer("CharLevelTokenizer")
     )
     data = training_data_of(resolved)
-    opened = open_streams(resolved, datasets, SINGLE_PROCESS, vocab_size=512, end_of_document=0)
+    opened = open_streams(
+        resolved.data, resolved.run, datasets, SINGLE_PROCESS, vocab_size=512, end_of_document=0
+    )
     stream = opened["train"](0)
     for iteration in range(6):
         traced = iter(readings_at(data, iteration, 0))

@@ -92,7 +92,7 @@ def engine_run(settings: dict[str, Any], groups: Groups) -> tuple[list[float], n
     engine = build_engine(
         resolved.run, resolved.update, model, optimizer, LearningRateSchedule(optimizer, curve), groups=groups
     )
-    weighting = choose_weighting(resolved.config, groups)
+    weighting = choose_weighting(resolved.update.normalization, groups)
     step = EngineStep(engine, accumulation=ACCUMULATION, weighting=weighting)
     mine: Iterator[Batch] = iter(all_batches(groups.data.size)[groups.data.rank :: groups.data.size])
     return [float(step(mine).loss) for _ in range(ITERATIONS)], model

@@ -34,8 +34,10 @@ def settings(prefix, **changes):
 
 
 def batches(resolved, part: str, count: int, first: int = 0):
-    datasets = samples_of_objective(build_datasets(resolved), resolved.config, TOKENIZER)
-    opened = open_streams(resolved, datasets, SINGLE_PROCESS, vocab_size=512, end_of_document=END)
+    datasets = samples_of_objective(build_datasets(resolved), resolved.data, TOKENIZER)
+    opened = open_streams(
+        resolved.data, resolved.run, datasets, SINGLE_PROCESS, vocab_size=512, end_of_document=END
+    )
     with closing(opened[part](first)) as stream:
         return [next(stream) for _ in range(count)]
 
@@ -66,12 +68,12 @@ def test_a_resumed_training_continues_with_the_same_documents(prefix) -> None:
 
 
 def test_a_tokenizer_without_the_tokens_is_refused(prefix) -> None:
-    config = settings(prefix, fim_rate=0.5, fim_middle_token="<|middle|>").config
+    data = settings(prefix, fim_rate=0.5, fim_middle_token="<|middle|>").data
     with pytest.raises(
         TokenizerError, match=r"fim-middle-token: the vocabulary has no token '<\|middle\|>'; "
     ):
-        check_special_tokens(config, TOKENIZER)
-    check_special_tokens(settings(prefix, fim_middle_token="<|middle|>").config, TOKENIZER)
+        check_special_tokens(data, TOKENIZER)
+    check_special_tokens(settings(prefix, fim_middle_token="<|middle|>").data, TOKENIZER)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_the_end_of_documents_stands_for_nothing_else(prefix, changes, monkeypat
     with pytest.raises(
         TokenizerError, match=r"(mask|fim-suffix)-token: '<end>' ends documents, .*; name another token"
     ):
-        check_special_tokens(settings(prefix, **changes).config, TOKENIZER)
+        check_special_tokens(settings(prefix, **changes).data, TOKENIZER)
 
 
 MASK, PADDING = TOKENIZER.token_id("<|mask|>"), TOKENIZER.padding
@@ -168,14 +170,14 @@ def test_a_curriculum_of_lengths_cuts_masked_samples(prefix) -> None:
 
 
 def test_the_mask_token_is_that_of_the_vocabulary_or_the_named_one(prefix, monkeypatch) -> None:
-    check_special_tokens(masked(prefix).config, TOKENIZER)
+    check_special_tokens(masked(prefix).data, TOKENIZER)
     with pytest.raises(TokenizerError, match=r"mask-token: the vocabulary has no token '<x>'; name one that"):
-        check_special_tokens(masked(prefix, mask_token="<x>").config, TOKENIZER)
+        check_special_tokens(masked(prefix, mask_token="<x>").data, TOKENIZER)
     monkeypatch.setattr(type(TOKENIZER), "token_id", lambda self, token: 300 if token == "[MASK]" else None)
-    check_special_tokens(masked(prefix).config, TOKENIZER)
+    check_special_tokens(masked(prefix).data, TOKENIZER)
     monkeypatch.setattr(type(TOKENIZER), "token_id", lambda self, token: None)
     with pytest.raises(
         TokenizerError, match=r"objective: masked: the vocabulary has no mask token \(<\|mask\|>, "
     ):
-        check_special_tokens(masked(prefix).config, TOKENIZER)
-    check_special_tokens(settings(prefix).config, TOKENIZER)
+        check_special_tokens(masked(prefix).data, TOKENIZER)
+    check_special_tokens(settings(prefix).data, TOKENIZER)

@@ -39,7 +39,9 @@ def windows(resolved, stream, count):
 
 def test_sample_counts_equal_those_of_gpt_neox():
     # Two devices, two samples, two micro-batches: eight samples per update.
-    assert num_samples(settings(data_path="x")) == {"train": 80, "valid": 72, "test": 24}
+    resolved = settings(data_path="x")
+    found = num_samples(resolved.config.training, resolved.run.batch.whole)
+    assert found == {"train": 80, "valid": 72, "test": 24}
 
 
 def test_one_prefix_is_split_by_documents(tmp_path):
@@ -97,7 +99,9 @@ def test_replicas_read_separate_slices_and_resume_continues(tmp_path):
     seen = []
     for rank in (0, 1):
         here = groups(data=Group(rank, 2, None, (0, 1)))
-        open_train = open_streams(resolved, datasets, here, vocab_size=512, end_of_document=END)["train"]
+        open_train = open_streams(
+            resolved.data, resolved.run, datasets, here, vocab_size=512, end_of_document=END
+        )["train"]
         whole = [batch.tokens_BS for batch, _ in zip(open_train(0), range(6), strict=False)]
         resumed = [batch.tokens_BS for batch, _ in zip(open_train(2 * 8), range(2), strict=False)]
         assert all((a == b).all() for a, b in zip(whole[4:], resumed, strict=True))
@@ -118,7 +122,9 @@ def test_the_lazy_order_writes_nothing_and_is_the_same_for_any_ranks_and_after_r
         datasets, rows = build_datasets(resolved), {}
         for rank in (0, 1):
             here = groups(data=Group(rank, 2, None, (0, 1)))
-            open_train = open_streams(resolved, datasets, here, vocab_size=512, end_of_document=END)["train"]
+            open_train = open_streams(
+                resolved.data, resolved.run, datasets, here, vocab_size=512, end_of_document=END
+            )["train"]
             for iteration in (0, 1):
                 stream = open_train(iteration * 8)
                 for step in range(resolved.derived.accumulation):
@@ -157,9 +163,9 @@ def test_blend_is_built_for_the_samples_it_takes_despite_rounding(tmp_path):
 
 def test_a_documents_end_can_be_left_out_of_the_loss(tmp_path):
     resolved = settings(data_path=write(tmp_path, "text", documents=20, token=5), eod_mask_loss=True)
-    stream = open_streams(resolved, build_datasets(resolved), groups(), vocab_size=512, end_of_document=END)[
-        "train"
-    ](0)
+    stream = open_streams(
+        resolved.data, resolved.run, build_datasets(resolved), groups(), vocab_size=512, end_of_document=END
+    )["train"](0)
     batches = [next(stream) for _ in range(4)]
     assert all(((batch.tokens_BS == END) == (batch.loss_mask_BS == 0)).all() for batch in batches)
     assert any((batch.loss_mask_BS == 0).any() for batch in batches)
@@ -171,7 +177,9 @@ def test_a_documents_end_can_be_left_out_of_the_loss(tmp_path):
 def test_learned_positions_alone_restart_after_a_documents_end(tmp_path, position, restarts):
     data = write(tmp_path, "text", documents=20, token=5)
     resolved = settings(data_path=data, reset_position_ids=True, reset_attention_mask=True, pos_emb=position)
-    parts = open_streams(resolved, build_datasets(resolved), groups(), vocab_size=512, end_of_document=END)
+    parts = open_streams(
+        resolved.data, resolved.run, build_datasets(resolved), groups(), vocab_size=512, end_of_document=END
+    )
     batches = [next(parts["train"](0)) for _ in range(2)]
     for batch in batches:
         ends = (batch.tokens_BS == END).cumsum(1) - (batch.tokens_BS == END).long()
@@ -183,7 +191,9 @@ def test_learned_positions_alone_restart_after_a_documents_end(tmp_path, positio
 def test_token_outside_the_vocabulary_is_reported(tmp_path):
     resolved = settings(data_path=write(tmp_path, "text", documents=20, token=600))
     datasets = build_datasets(resolved)
-    stream = open_streams(resolved, datasets, groups(), vocab_size=600, end_of_document=END)["train"](0)
+    stream = open_streams(
+        resolved.data, resolved.run, datasets, groups(), vocab_size=600, end_of_document=END
+    )["train"](0)
     with pytest.raises(
         DataError, match=r"contains token 600, but the model's vocabulary has 600 entries; .*token"
     ):
@@ -195,7 +205,9 @@ def test_a_token_that_no_text_has_is_a_warning(tmp_path, caplog, token, warnings
     resolved = settings(data_path=write(tmp_path, "text", documents=20, token=token))
     tokenizer = build_tokenizer("CharLevelTokenizer")
     sizes = {"vocab_size": 512, "largest_id": tokenizer.largest_id}
-    streams = open_streams(resolved, build_datasets(resolved), groups(), end_of_document=END, **sizes)
+    streams = open_streams(
+        resolved.data, resolved.run, build_datasets(resolved), groups(), end_of_document=END, **sizes
+    )
     for part in ("train", "valid"):
         with closing(streams[part](0)) as stream:
             assert {token, END} == {*next(stream).tokens_BS.flatten().tolist()}
@@ -208,9 +220,9 @@ def test_a_token_that_no_text_has_is_a_warning(tmp_path, caplog, token, warnings
 def test_stages_in_the_middle_read_nothing(tmp_path):
     resolved = settings(data_path=write(tmp_path, "text", documents=20, token=5))
     middle = groups(pipe=Group(1, 3, None, (0, 1, 2)))
-    stream = open_streams(resolved, build_datasets(resolved), middle, vocab_size=512, end_of_document=END)[
-        "train"
-    ](0)
+    stream = open_streams(
+        resolved.data, resolved.run, build_datasets(resolved), middle, vocab_size=512, end_of_document=END
+    )["train"](0)
     assert list(stream) == []
     stream.close()
 
@@ -223,15 +235,15 @@ def test_a_missing_file_is_named(tmp_path):
 def test_data_made_with_another_tokenizer_is_refused(tmp_path):
     prefix = write(tmp_path, "text", documents=2, token=5)
     tokenizer = build_tokenizer("CharLevelTokenizer")
-    check_tokenizers(settings(data_path=prefix), tokenizer)
+    check_tokenizers(settings(data_path=prefix).data, tokenizer, entries=512)
     made = describe_tokenizer(tokenizer)
     write_manifest(prefix, inputs=[], tokenizer=made, options={}, counts={})
-    check_tokenizers(settings(data_path=prefix), tokenizer)
+    check_tokenizers(settings(data_path=prefix).data, tokenizer, entries=512)
     write_manifest(prefix, inputs=[], tokenizer=made | {"sha256": "0"}, options={}, counts={})
     lists = {f"{part}_data_paths": [prefix] for part in ("train", "valid", "test")}
     for paths in ({"data_path": prefix}, lists):
         with pytest.raises(DataError, match="was tokenized with another tokenizer"):
-            check_tokenizers(settings(**paths), tokenizer)
+            check_tokenizers(settings(**paths).data, tokenizer, entries=512)
 
 
 @pytest.mark.parametrize("changed", [{}, {"sample_order": "lazy"}, {"data_impl": "cached"}])
@@ -253,15 +265,14 @@ def test_a_token_outside_the_vocabulary_in_the_manifest_is_refused_before_traini
     prefix = write(tmp_path, "text", documents=20, token=5)
     tokenizer = build_tokenizer("CharLevelTokenizer")
     arguments = {"inputs": [], "tokenizer": describe_tokenizer(tokenizer), "options": {}, "counts": {}}
-    # The vocabulary of 512 is a multiple of 128 already.
     for largest in (-1, 511):
         write_manifest(prefix, **arguments, largest_token=largest)
-        check_tokenizers(settings(data_path=prefix), tokenizer)
+        check_tokenizers(settings(data_path=prefix).data, tokenizer, entries=512)
     write_manifest(prefix, **arguments, largest_token=512)
     with pytest.raises(
         TokenizerError, match="contains token 512, but the model's vocabulary has 512 entries"
     ):
-        check_tokenizers(settings(data_path=prefix), tokenizer)
+        check_tokenizers(settings(data_path=prefix).data, tokenizer, entries=512)
 
 
 def test_a_negative_token_is_reported(tmp_path):
@@ -269,9 +280,9 @@ def test_a_negative_token_is_reported(tmp_path):
         for _ in range(20):
             writer.append([5] * 30 + [-1])
     resolved = settings(data_path=str(tmp_path / "text"))
-    stream = open_streams(resolved, build_datasets(resolved), groups(), vocab_size=600, end_of_document=END)[
-        "train"
-    ](0)
+    stream = open_streams(
+        resolved.data, resolved.run, build_datasets(resolved), groups(), vocab_size=600, end_of_document=END
+    )["train"](0)
     with pytest.raises(DataError, match=r"contains token -1, .* or check the data with neox-data verify"):
         next(stream)
 
@@ -289,7 +300,9 @@ def write_labelled(folder, labels):
 def test_a_stream_of_whole_documents_has_labels_and_padding(tmp_path, pack_impl):
     given = write_labelled(tmp_path, [-100, -100, -100, 8, 9, 5, END])
     resolved = settings(**given, pack_impl=pack_impl)
-    streams = open_streams(resolved, build_datasets(resolved), groups(), vocab_size=10, end_of_document=END)
+    streams = open_streams(
+        resolved.data, resolved.run, build_datasets(resolved), groups(), vocab_size=10, end_of_document=END
+    )
     with closing(streams["train"](0)) as stream:
         batch = next(stream)
     # Twelve are predicted, and the document has seven.
@@ -300,7 +313,9 @@ def test_a_stream_of_whole_documents_has_labels_and_padding(tmp_path, pack_impl)
 
 def test_a_label_outside_the_vocabulary_is_refused(tmp_path):
     resolved = settings(**write_labelled(tmp_path, [-100, -100, -100, 11, 9, 5, END]), pack_impl="unpacked")
-    streams = open_streams(resolved, build_datasets(resolved), groups(), vocab_size=10, end_of_document=END)
+    streams = open_streams(
+        resolved.data, resolved.run, build_datasets(resolved), groups(), vocab_size=10, end_of_document=END
+    )
     with closing(streams["train"](0)) as stream, pytest.raises(DataError, match="contains label 11, but"):
         next(stream)
 

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 
-from neox_config import NeoXConfig, Resolved
 from neox_config.counted import counted
 from neox_config.derive.curricula import (
     NO_DIFFICULTIES,
     difficulty_schedule,
     enabled_curriculum,
-    enabled_metrics,
 )
 from neox_config.facts.difficulty import DifficultySchedule
+from neox_config.schema.sections.data_efficiency import Curriculum, DataEfficiencySection
 from neox_data.batch_sizes import BatchSizes
 from neox_data.blend import SampleDataset
 from neox_data.curriculum.dataset import CurriculumDataset, load_or_build_clusters
@@ -18,22 +17,16 @@ from neox_data.curriculum.metric_index import MetricIndex
 from neox_data.errors import DataError
 from neox_model.train.data.position import Position
 
-__all__ = ["drawn_by_difficulty", "prefetch_threads"]
-
-
-def prefetch_threads(config: NeoXConfig) -> int:
-    """Return the number of threads that prefetch training samples."""
-    efficiency = config.data_efficiency.data_efficiency
-    if efficiency.enabled and efficiency.data_sampling.enabled:
-        return efficiency.data_sampling.num_workers
-    return config.data.num_workers
+__all__ = ["drawn_by_difficulty"]
 
 
 def drawn_by_difficulty(
-    resolved: Resolved,
+    section: DataEfficiencySection,
     dataset: SampleDataset,
     position: Position,
     *,
+    iterations: int,
+    batch: int,
     difficulties: Mapping[str, DifficultySchedule] = NO_DIFFICULTIES,
 ) -> SampleDataset:
     """Return the training samples in the order of the configured curriculum; unchanged without one.
@@ -44,21 +37,21 @@ def drawn_by_difficulty(
     of samples, the samples drawn are unknown.
 
     Args:
-        resolved: the configuration.
+        section: the curricula.
         dataset: the training samples.
         position: position in the data from which the training resumes.
+        iterations: updates of the training.
+        batch: samples per update over all devices.
         difficulties: the schedules of custom curricula, by the name of their block.
 
     Raises:
         DataError: an analysis is missing, damaged, of other data or of another order; or the batch sizes of
             the iterations before `position` are unknown.
     """
-    config = resolved.config
-    indices = _indices(config, difficulties)
-    curriculum = enabled_curriculum(config)
+    curriculum = enabled_curriculum(section)
+    indices = {} if curriculum is None else _indices(curriculum, difficulties)
     if curriculum is None or not indices:
         return dataset
-    iterations, batch = config.training.iterations, resolved.derived.train_batch_size
     if not position.knows_batch_sizes:
         raise DataError(
             f"the checkpoint's training read {counted(position.samples, 'sample')} in "
@@ -72,7 +65,7 @@ def drawn_by_difficulty(
     clusters = load_or_build_clusters(
         indices, dataset, iterations=iterations, folder=curriculum.data_cluster_path
     )
-    efficiency = config.data_efficiency.data_efficiency
+    efficiency = section.data_efficiency
     return CurriculumDataset(
         dataset,
         clusters,
@@ -83,7 +76,9 @@ def drawn_by_difficulty(
     )
 
 
-def _indices(config: NeoXConfig, difficulties: Mapping[str, DifficultySchedule]) -> dict[str, MetricIndex]:
+def _indices(
+    curriculum: Curriculum, difficulties: Mapping[str, DifficultySchedule]
+) -> dict[str, MetricIndex]:
     """Return the analysis of each metric whose difficulty increases by a schedule."""
     return {
         name: MetricIndex(
@@ -93,6 +88,6 @@ def _indices(config: NeoXConfig, difficulties: Mapping[str, DifficultySchedule])
             largest=metric.max_difficulty,
             schedule=difficulty_schedule(metric, difficulties.get(name)),
         )
-        for name, metric in enabled_metrics(config).items()
+        for name, metric in curriculum.curriculum_metrics.items()
         if metric.clustering_type == "schedule_based"
     }

@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from neox_config import NeoXConfig, Resolved
+from neox_config import Resolved
 from neox_config.counted import counted
 from neox_config.derive.curricula import NO_DIFFICULTIES
-from neox_config.derive.objective import is_retrieval, tokens_behind_input
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.facts.difficulty import DifficultySchedule
-from neox_config.facts.vocabulary import pad_vocabulary
+from neox_config.schema.sections.data import DataSection
+from neox_config.schema.sections.training import TrainingSection
+from neox_config.spec.run import Batch
+from neox_config.spec.update import DataSpec
 from neox_data.blend import SampleDataset, build_blend
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
@@ -34,11 +36,9 @@ __all__ = [
     "ORDERS",
     "Datasets",
     "all_blocks",
-    "blocks_of",
     "build_datasets",
     "check_passes",
     "check_tokenizers",
-    "data_weights",
     "held_out_blocks",
     "num_samples",
 ]
@@ -48,12 +48,16 @@ Datasets = dict[str, SampleDataset]
 PARTS = ("train", "valid", "test")
 
 
-def num_samples(resolved: Resolved, position: Position = START) -> dict[str, int]:
+def num_samples(training: TrainingSection, batch: int, position: Position = START) -> dict[str, int]:
     """Return the number of samples that the whole training reads from each part, before and after `position`.
 
     Source: GPT-NeoX, so that datasets are shuffled the same.
+
+    Args:
+        training: its length and evaluations.
+        batch: samples per update over all devices.
+        position: position in the data from which the training resumes.
     """
-    training, batch = resolved.config.training, resolved.derived.train_batch_size
     iterations = max(0, training.iterations - position.iteration)
     evaluations = training.iterations // training.eval_interval + 1
     evaluations = max(1, evaluations - position.iteration // training.eval_interval)
@@ -88,88 +92,99 @@ def build_datasets(
         DataError: files are missing, damaged or too small; or a curriculum that selects samples requires the
             batch sizes before `position`, which are unknown.
     """
-    counts = num_samples(resolved, position)
-    datasets = _before_curriculum(
-        resolved, {part: count for part, count in counts.items() if count and part in parts}
-    )
+    training, data, batch = resolved.config.training, resolved.data, resolved.run.batch.whole
+    counts = num_samples(training, batch, position)
+    wanted = {part: count for part, count in counts.items() if count and part in parts}
+    make = partial(_dataset, data)
+    if data.files.data_path is not None:
+        datasets = _split_one(data.files, data.files.data_path, wanted, make)
+    else:
+        passes = {"train"} if training.train_epochs is not None else ()
+        datasets = {
+            part: _blend(data.files, part, count, make, counts_passes=part in passes)
+            for part, count in wanted.items()
+            if _paths(data.files, part)
+        }
     if "train" in datasets:
         datasets["train"] = drawn_by_difficulty(
-            resolved, datasets["train"], position, difficulties=difficulties
+            data.efficiency,
+            datasets["train"],
+            position,
+            iterations=training.iterations,
+            batch=batch,
+            difficulties=difficulties,
         )
     return datasets
 
 
-def check_passes(resolved: Resolved, position: Position = START) -> None:
+def check_passes(
+    training: TrainingSection, data: DataSection, batch: Batch, position: Position = START
+) -> None:
     """Check the number of iterations that was computed from `train_epochs` against the data of this host.
 
     Args:
-        resolved: the configuration.
+        training: its length.
+        data: the datasets.
+        batch: what an update reads of them.
         position: position in the data from which the training resumes.
 
     Raises:
         DataError: the data differs from that of the host that computed the number of iterations, or the
             checkpoint was written with another batch size.
     """
-    config, batch = resolved.config, resolved.derived.train_batch_size
-    epochs, data, iterations = config.training.train_epochs, config.data, config.training.iterations
+    epochs, iterations = training.train_epochs, training.iterations
     if epochs is None:
         return
-    prefix = data.data_path if data.data_path is not None else _paths(resolved, "train")[0]
-    indexed = _open(resolved, prefix)
+    prefix = data.data_path if data.data_path is not None else _paths(data, "train")[0]
+    indexed = _open(data, prefix)
     whole = range(len(indexed))
     documents = whole if data.data_path is None else split_documents(data.split, len(indexed))["train"]
     tokens = int(indexed.sizes[documents.start : documents.stop].sum(dtype=np.int64))
-    samples = samples_of_passes(
-        epochs, tokens, seq_length=config.model.seq_length, is_lazy=data.sample_order == "lazy"
-    )
-    if samples // batch != iterations:
+    samples = samples_of_passes(epochs, tokens, seq_length=batch.length, is_lazy=data.sample_order == "lazy")
+    if samples // batch.whole != iterations:
         raise DataError(
             f"{prefix} has {tokens:,} tokens for training on this host, which are "
-            f"{counted(samples // batch, 'iteration')} (train-epochs: {epochs:,}), but the training was "
-            f"started with {iterations:,}; make sure that all hosts read the same files"
+            f"{counted(samples // batch.whole, 'iteration')} (train-epochs: {epochs:,}), but the training "
+            f"was started with {iterations:,}; make sure that all hosts read the same files"
         )
-    if position.samples != position.iteration * batch:
-        left = position.iteration + max(0, samples - position.samples) // batch
+    if position.samples != position.iteration * batch.whole:
+        left = position.iteration + max(0, samples - position.samples) // batch.whole
         raise DataError(
             f"the checkpoint of iteration {position.iteration:,} was written with another batch size than "
-            f"{batch:,}, so train-epochs is not {iterations:,} iterations any more; replace train-epochs by "
-            f"train-iters: {left}, which ends after the same samples, and set lr-decay-iters to keep the "
-            "learning rate schedule"
+            f"{batch.whole:,}, so train-epochs is not {iterations:,} iterations any more; replace "
+            f"train-epochs by train-iters: {left}, which ends after the same samples, and set lr-decay-iters "
+            "to keep the learning rate schedule"
         )
 
 
-def _before_curriculum(resolved: Resolved, wanted: dict[str, int]) -> Datasets:
-    if resolved.config.data.data_path is not None:
-        return _split_one(resolved, resolved.config.data.data_path, wanted)
-    return {part: _blend(resolved, part, count) for part, count in wanted.items() if _paths(resolved, part)}
-
-
-def check_tokenizers(resolved: Resolved, tokenizer: Tokenizer) -> None:
+def check_tokenizers(data: DataSpec, tokenizer: Tokenizer, *, entries: int) -> None:
     """Refuse data whose manifest names another tokenizer or a token outside the vocabulary.
+
+    Args:
+        data: the data.
+        tokenizer: the model's tokenizer.
+        entries: size of the model's vocabulary.
 
     Raises:
         TokenizerError: it was made with another one, or contains such a token.
         IndexedDatasetError: a manifest is damaged.
     """
-    vocab_size = pad_vocabulary(tokenizer.vocab_size, resolved.config.model.make_vocab_size_divisible_by)
-    titles = [resolved.config.objective.titles_data_path] if is_retrieval(resolved.config) else []
-    for prefix in dict.fromkeys([*_prefixes(resolved), *filter(None, titles)]):
+    titles = [data.targets.titles_data_path] if data.objective == "ict" else []
+    for prefix in dict.fromkeys([*_prefixes(data.files), *filter(None, titles)]):
         check_tokenizer(prefix, tokenizer)
-        check_largest_token(prefix, vocab_size)
+        check_largest_token(prefix, entries)
 
 
-def _prefixes(resolved: Resolved) -> list[str]:
+def _prefixes(data: DataSection) -> list[str]:
     """Return the prefixes of all datasets of the data, each once."""
-    whole = resolved.config.data.data_path
-    if whole is not None:
-        return [whole]
-    prefixes = [path for part in PARTS for path in (*_paths(resolved, part), *_labels(resolved, part))]
+    if data.data_path is not None:
+        return [data.data_path]
+    prefixes = [path for part in PARTS for path in (*_paths(data, part), *_labels(data, part))]
     return list(dict.fromkeys(prefixes))
 
 
-def data_weights(resolved: Resolved, part: str, sources: Sequence[IndexedDataset]) -> list[float]:
+def _weights(data: DataSection, part: str, sources: Sequence[IndexedDataset]) -> list[float]:
     """Return the relative weights of a blend's datasets."""
-    data = resolved.config.data
     if data.weight_by_num_documents:
         lengths = [len(source) for source in sources]
         return weights_by_num_documents(lengths, data.weighted_sampler_alpha).tolist()
@@ -179,29 +194,27 @@ def data_weights(resolved: Resolved, part: str, sources: Sequence[IndexedDataset
     return checked(weights, len(sources)).tolist()
 
 
-def _split_one(resolved: Resolved, prefix: str, wanted: dict[str, int]) -> Datasets:
-    indexed = _open(resolved, prefix)
-    parts = split_documents(resolved.config.data.split, len(indexed))
+def _split_one(data: DataSection, prefix: str, wanted: dict[str, int], make: "_Make") -> Datasets:
+    indexed = _open(data, prefix)
+    parts = split_documents(data.split, len(indexed))
     return {
-        part: _dataset(resolved, _Source(indexed, None, prefix), part, parts[part], count)
+        part: make(_Source(indexed, None, prefix), part, parts[part], count)
         for part, count in wanted.items()
         if parts[part]
     }
 
 
-def _blend(resolved: Resolved, part: str, count: int) -> SampleDataset:
-    sources = _sources(resolved, part)
-    counts_passes = part == "train" and resolved.config.training.train_epochs is not None
+def _blend(data: DataSection, part: str, count: int, make: "_Make", *, counts_passes: bool) -> SampleDataset:
+    sources = _sources(data, part)
 
     def build(number: int, share: int) -> SampleDataset:
         source = sources[number]
         # GPT-NeoX's reserve of half a percent would mix the documents of a further pass into these.
         share = count if counts_passes else share
-        return _dataset(resolved, source, f"{part}_{number}", range(len(source.tokens)), share)
+        return make(source, f"{part}_{number}", range(len(source.tokens)), share)
 
-    order = ORDERS[resolved.config.data.sample_order]
-    weights = data_weights(resolved, part, [source.tokens for source in sources])
-    return order.blend(build, weights, count)
+    weights = _weights(data, part, [source.tokens for source in sources])
+    return ORDERS[data.sample_order].blend(build, weights, count)
 
 
 class _Source(NamedTuple):
@@ -212,84 +225,69 @@ class _Source(NamedTuple):
     prefix: str
 
 
-def _sources(resolved: Resolved, part: str) -> list[_Source]:
-    prefixes = _paths(resolved, part)
-    given: list[IndexedDataset | None] = [_open(resolved, label) for label in _labels(resolved, part)]
+# (source, name, documents, number of samples) -> dataset
+_Make = Callable[[_Source, str, range, int], SampleDataset]
+
+
+def _sources(data: DataSection, part: str) -> list[_Source]:
+    prefixes = _paths(data, part)
+    given: list[IndexedDataset | None] = [_open(data, label) for label in _labels(data, part)]
     labels = given or [None] * len(prefixes)
     return [
-        _Source(_open(resolved, prefix), label, prefix)
-        for prefix, label in zip(prefixes, labels, strict=True)
+        _Source(_open(data, prefix), label, prefix) for prefix, label in zip(prefixes, labels, strict=True)
     ]
 
 
-def _dataset(resolved: Resolved, source: _Source, name: str, documents: range, count: int) -> SampleDataset:
-    config = resolved.config
-    if is_retrieval(config):
-        return _inverse_cloze(config, source, name, documents, count)
-    is_whole = config.data.pack_impl != "packed"
-    settings: dict[str, Any] = {
-        "name": name,
-        "documents": documents,
-        "num_samples": count,
-        # Samples have one token more, for which whole documents do not have room if no model reads it.
-        "seq_length": config.model.seq_length - (1 - tokens_behind_input(config) if is_whole else 0),
-        "seed": config.training.seed,
-        "prefix": source.prefix,
-        "cache_dir": config.data.data_cache_dir,
-    }
+def _dataset(data: DataSpec, source: _Source, name: str, documents: range, count: int) -> SampleDataset:
+    files = data.files
+    shared: dict[str, Any] = {"name": name, "num_samples": count, "seed": data.seed}
+    if data.objective == "ict":
+        blocks = _blocks(data, source.tokens, documents)
+        return InverseClozeDataset(blocks, query_in_block=data.targets.query_in_block_prob, **shared)
+    is_whole = files.pack_impl != "packed"
+    # Samples have one token more, for which whole documents do not have room if no model reads it.
+    shared["seq_length"] = data.length - (1 - data.behind_input if is_whole else 0)
+    shared |= {"prefix": source.prefix, "cache_dir": files.data_cache_dir}
     if is_whole:
         return WholeDocumentDataset(
             source.tokens,
             labels=source.labels,
-            pack_impl=config.data.pack_impl,
-            allow_chopped=config.data.allow_chopped,
-            **{**settings, "documents": np.arange(documents.start, documents.stop)},
+            pack_impl=files.pack_impl,
+            allow_chopped=files.allow_chopped,
+            documents=np.arange(documents.start, documents.stop),
+            **shared,
         )
-    build = partial(ORDERS[config.data.sample_order].dataset, **settings)
+    build = partial(ORDERS[files.sample_order].dataset, documents=documents, **shared)
     if source.labels is None:
         return build(source.tokens)
     return LabelledDataset(build, source.tokens, source.labels)
 
 
-def _inverse_cloze(
-    config: NeoXConfig, source: _Source, name: str, documents: range, count: int
-) -> InverseClozeDataset:
-    return InverseClozeDataset(
-        blocks_of(config, source.tokens, documents),
-        name=name,
-        num_samples=count,
-        seed=config.training.seed,
-        query_in_block=config.objective.query_in_block_prob,
-    )
-
-
-def blocks_of(config: NeoXConfig, tokens: IndexedDataset, documents: range) -> Blocks:
+def _blocks(data: DataSpec, tokens: IndexedDataset, documents: range) -> Blocks:
     """Return the blocks of some documents of a dataset, of the objective ict."""
-    section, tokenizer = config.objective, config.tokenizer
+    section, tokenizer = data.targets, data.tokenizer
     titles = section.titles_data_path
     return Blocks(
         indexed=tokens,
-        titles=None if titles is None else open_indexed(titles, config.data.data_impl),
+        titles=None if titles is None else open_indexed(titles, data.files.data_impl),
         documents=documents,
-        seq_length=config.model.seq_length,
+        seq_length=data.length,
         ends=SentenceEnds(build_tokenizer(tokenizer.tokenizer_type, **tokenizer_files(tokenizer))),
         has_single=section.use_one_sent_docs,
     )
 
 
-def all_blocks(resolved: Resolved) -> dict[str, Blocks]:
+def all_blocks(data: DataSpec) -> dict[str, Blocks]:
     """Return the blocks of all documents of the data, by the prefix of their dataset.
 
     Raises:
         DataError: files are missing or damaged, or a dataset has no block.
     """
-    opened = {prefix: _open(resolved, prefix) for prefix in _prefixes(resolved)}
-    return {
-        prefix: blocks_of(resolved.config, tokens, range(len(tokens))) for prefix, tokens in opened.items()
-    }
+    opened = {prefix: _open(data.files, prefix) for prefix in _prefixes(data.files)}
+    return {prefix: _blocks(data, tokens, range(len(tokens))) for prefix, tokens in opened.items()}
 
 
-def held_out_blocks(resolved: Resolved) -> tuple[str, dict[str, Blocks]]:
+def held_out_blocks(data: DataSpec) -> tuple[str, dict[str, Blocks]]:
     """Return the blocks of the test documents, or of those for validation if there are none.
 
     Returns:
@@ -299,21 +297,19 @@ def held_out_blocks(resolved: Resolved) -> tuple[str, dict[str, Blocks]]:
         DataError: there are no such documents, or they have no block.
     """
     for part in ("test", "valid"):
-        documents = _documents_of(resolved, part)
+        documents = _documents_of(data.files, part)
         if any(documents.values()):
             return part, {
-                prefix: blocks_of(resolved.config, _open(resolved, prefix), each)
-                for prefix, each in documents.items()
+                prefix: _blocks(data, _open(data.files, prefix), each) for prefix, each in documents.items()
             }
-    if resolved.config.data.data_path is None:
+    if data.files.data_path is None:
         raise DataError("there is no document for the test or validation; set valid-data-paths")
     raise DataError("split leaves no document for the test or validation; give one of them a share")
 
 
-def _documents_of(resolved: Resolved, part: str) -> dict[str, range]:
-    data = resolved.config.data
-    prefixes = _paths(resolved, part) if data.data_path is None else (data.data_path,)
-    counts = {prefix: len(_open(resolved, prefix)) for prefix in prefixes}
+def _documents_of(data: DataSection, part: str) -> dict[str, range]:
+    prefixes = _paths(data, part) if data.data_path is None else (data.data_path,)
+    counts = {prefix: len(_open(data, prefix)) for prefix in prefixes}
     if data.data_path is None:
         return {prefix: range(count) for prefix, count in counts.items()}
     return {prefix: split_documents(data.split, count)[part] for prefix, count in counts.items()}
@@ -335,17 +331,16 @@ class _Order(NamedTuple):
 ORDERS = {"gpt_neox": _Order(_gpt_neox, build_blend), "lazy": _Order(_lazy, LazyBlendedDataset)}
 
 
-def _open(resolved: Resolved, prefix: str) -> IndexedDataset:
-    data = resolved.config.data
+def _open(data: DataSection, prefix: str) -> IndexedDataset:
     indexed = open_indexed(prefix, data.data_impl, warmup=data.mmap_warmup)
     # A damaged offset can be a valid place in the .bin: only the hash shows it.
     verify_manifest(prefix, (".idx",))
     return indexed
 
 
-def _paths(resolved: Resolved, part: str) -> Sequence[str]:
-    return getattr(resolved.config.data, f"{part}_data_paths") or ()
+def _paths(data: DataSection, part: str) -> Sequence[str]:
+    return getattr(data, f"{part}_data_paths") or ()
 
 
-def _labels(resolved: Resolved, part: str) -> Sequence[str]:
-    return getattr(resolved.config.data, f"{part}_label_data_paths") or ()
+def _labels(data: DataSection, part: str) -> Sequence[str]:
+    return getattr(data, f"{part}_label_data_paths") or ()

@@ -1,15 +1,16 @@
 """Describe the data that a training reads, for commands of neox-data (`neox_data.training_data`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from neox_config import NeoXConfig, Resolved, load_config, resolve
+from neox_config import Resolved, load_config, resolve
 from neox_config.derive.curricula import length_schedule
-from neox_config.derive.objective import tokens_behind_input
 from neox_config.errors import NeoXError
 from neox_config.estimate.setup import fewest_devices
 from neox_config.facts.topology import Topology
+from neox_config.schema.sections.checkpoint import CheckpointSection
+from neox_config.spec.run import Layout
 from neox_data.batch_sizes import BatchSizes
 from neox_data.errors import DataError
 from neox_data.tokenizers import build_tokenizer
@@ -44,15 +45,14 @@ def describe_training_data(
         config = load_config(paths, overrides=overrides)
         devices = devices or fewest_devices(config)
         resolved = resolve(with_iterations(config, devices=devices), devices=devices)
-        position = START if checkpoint is None else _position_at(checkpoint, config)
+        position = START if checkpoint is None else _position_at(checkpoint, config.checkpoint)
     except NeoXError as error:
         raise DataError(str(error)) from error
     return training_data_of(resolved, position)
 
 
-def _position_at(checkpoint: str, config: NeoXConfig) -> Position:
-    folders = (config.checkpoint.save, config.checkpoint.load)
-    kept = find_kept(checkpoint, folders, option="--checkpoint")
+def _position_at(checkpoint: str, section: CheckpointSection) -> Position:
+    kept = find_kept(checkpoint, (section.save, section.load), option="--checkpoint")
     if "batch_sizes" not in kept.training:
         raise DataError(
             f"{kept.path} was written by an earlier version, which did not record batch sizes; give a newer "
@@ -78,39 +78,32 @@ def training_data_of(resolved: Resolved, position: Position = START) -> Training
     Raises:
         DataError: the data is missing or damaged.
     """
-    config, derived = resolved.config, resolved.derived
-    tokenizer = config.tokenizer
+    training, data, batch = resolved.config.training, resolved.data, resolved.run.batch
+    tokenizer, schedule = data.tokenizer, length_schedule(data.efficiency)
     return TrainingData(
         datasets=build_datasets(resolved, position=position),
-        num_samples=num_samples(resolved, position),
-        train_iters=config.training.iterations,
-        seq_length=config.model.seq_length,
-        batch_sizes=BatchSizes(position.batch_sizes).then(position.iteration, derived.train_batch_size),
-        micro_batch=derived.micro_batch_size,
-        accumulation=derived.accumulation,
-        data_parallel_size=derived.data_parallel_size,
-        data_parallel_ranks=_data_parallel_ranks(resolved),
+        num_samples=num_samples(training, batch.whole, position),
+        train_iters=training.iterations,
+        seq_length=data.length,
+        batch_sizes=BatchSizes(position.batch_sizes).then(position.iteration, batch.whole),
+        micro_batch=batch.micro,
+        accumulation=batch.accumulation,
+        data_parallel_size=resolved.run.layout.data,
+        data_parallel_ranks=_data_parallel_ranks(resolved.run.layout),
         build_tokenizer=partial(
             build_tokenizer,
             tokenizer.tokenizer_type,
             vocab_file=tokenizer.vocab_file,
             merge_file=tokenizer.merge_file,
         ),
-        length_at=_length_at(resolved),
+        length_at=lambda iteration: (
+            (data.length if schedule is None else min(data.length, schedule(iteration))) + data.behind_input
+        ),
         left_out=position.left_out,
     )
 
 
-def _length_at(resolved: Resolved) -> Callable[[int], int]:
-    whole, schedule = resolved.config.model.seq_length, length_schedule(resolved.config)
-    added = tokens_behind_input(resolved.config)
-    return lambda iteration: (whole if schedule is None else min(whole, schedule(iteration))) + added
-
-
-def _data_parallel_ranks(resolved: Resolved) -> list[int]:
+def _data_parallel_ranks(layout: Layout) -> list[int]:
     """Return the data-parallel rank of each process."""
-    derived = resolved.derived
-    topology = Topology(
-        pipe=derived.pipe_parallel_size, data=derived.data_parallel_size, model=derived.model_parallel_size
-    )
+    topology = Topology(pipe=layout.stages, data=layout.data, model=layout.tensor)
     return [topology.index_along("data", rank) for rank in range(topology.world_size)]

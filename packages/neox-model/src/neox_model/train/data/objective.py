@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from neox_config import NeoXConfig
-from neox_config.derive.objective import is_masked
-from neox_data.blend import SampleDataset
+from neox_config.schema.sections.objective import ObjectiveSection
+from neox_config.spec.update import DataSpec
 from neox_data.errors import TokenizerError
 from neox_data.fill_in_middle import FillInMiddleDataset, MiddleTokens
 from neox_data.masking import MaskedDataset, Masking, WordEdges
@@ -22,47 +21,50 @@ _ADD = (
 _MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
 
 
-def check_special_tokens(config: NeoXConfig, tokenizer: Tokenizer) -> None:
+def check_special_tokens(data: DataSpec, tokenizer: Tokenizer) -> None:
     """Check that the tokenizer has what the objective requires.
 
     Raises:
         TokenizerError: it lacks a special token, or its words are unknown.
     """
-    if is_masked(config):
-        _masking(config, tokenizer)
-    if config.objective.fim_rate:
-        _middle_tokens(config, tokenizer)
+    if data.objective == "masked":
+        _masking(data.targets, tokenizer)
+    if data.targets.fim_rate:
+        _middle_tokens(data.targets, tokenizer)
 
 
-def samples_of_objective(datasets: Datasets, config: NeoXConfig, tokenizer: Tokenizer) -> Datasets:
+def samples_of_objective(datasets: Datasets, data: DataSpec, tokenizer: Tokenizer) -> Datasets:
     """Return the datasets with the samples that the model is trained and evaluated on.
 
     Args:
         datasets: the datasets by part.
-        config: the configuration.
+        data: the objective.
         tokenizer: the model's tokenizer.
 
     Raises:
         TokenizerError: as `check_special_tokens`.
     """
-    if is_masked(config):
-        return _masked(datasets, config, tokenizer)
+    section = data.targets
+    if data.objective == "masked":
+        masking = _masking(section, tokenizer)
+        return {
+            part: MaskedDataset(dataset, masking, length=data.length, key=f"{data.seed} {part}")
+            for part, dataset in datasets.items()
+        }
     found = dict(datasets)
-    if config.objective.fim_rate and "train" in found:
-        found["train"] = _with_middles(found["train"], config, tokenizer)
+    if section.fim_rate and "train" in found:
+        found["train"] = FillInMiddleDataset(
+            found["train"],
+            _middle_tokens(section, tokenizer),
+            seed=data.seed,
+            rate=section.fim_rate,
+            spm_rate=section.fim_spm_rate,
+        )
     return found
 
 
-def _masked(datasets: Datasets, config: NeoXConfig, tokenizer: Tokenizer) -> Datasets:
-    masking, seed = _masking(config, tokenizer), config.training.seed
-    return {
-        part: MaskedDataset(dataset, masking, length=config.model.seq_length, key=f"{seed} {part}")
-        for part, dataset in datasets.items()
-    }
-
-
-def _masking(config: NeoXConfig, tokenizer: Tokenizer) -> Masking:
-    section, mask = config.objective, _mask_token(config, tokenizer)
+def _masking(section: ObjectiveSection, tokenizer: Tokenizer) -> Masking:
+    mask = _mask_token(section, tokenizer)
     text_ids = sorted(set(range(tokenizer.vocab_size)) - tokenizer.special_ids - {mask})
     return Masking(
         mask=mask,
@@ -74,8 +76,8 @@ def _masking(config: NeoXConfig, tokenizer: Tokenizer) -> Masking:
     )
 
 
-def _mask_token(config: NeoXConfig, tokenizer: Tokenizer) -> int:
-    given = config.objective.mask_token
+def _mask_token(section: ObjectiveSection, tokenizer: Tokenizer) -> int:
+    given = section.mask_token
     if given is not None:
         return _needed(tokenizer, "mask-token", given)
     found = (tokenizer.token_id(token) for token in _MASK_TOKENS)
@@ -88,18 +90,7 @@ def _mask_token(config: NeoXConfig, tokenizer: Tokenizer) -> int:
     return number
 
 
-def _with_middles(dataset: SampleDataset, config: NeoXConfig, tokenizer: Tokenizer) -> SampleDataset:
-    return FillInMiddleDataset(
-        dataset,
-        _middle_tokens(config, tokenizer),
-        seed=config.training.seed,
-        rate=config.objective.fim_rate,
-        spm_rate=config.objective.fim_spm_rate,
-    )
-
-
-def _middle_tokens(config: NeoXConfig, tokenizer: Tokenizer) -> MiddleTokens:
-    section = config.objective
+def _middle_tokens(section: ObjectiveSection, tokenizer: Tokenizer) -> MiddleTokens:
     return MiddleTokens(
         prefix=_needed(tokenizer, "fim-prefix-token", section.fim_prefix_token),
         middle=_needed(tokenizer, "fim-middle-token", section.fim_middle_token),

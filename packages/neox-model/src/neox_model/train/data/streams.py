@@ -6,10 +6,10 @@ from functools import partial
 
 from torch import Tensor
 
-from neox_config import NeoXConfig, Resolved
-from neox_config.derive.curricula import NO_DIFFICULTIES, length_schedule
-from neox_config.derive.objective import has_padding, tokens_behind_input
+from neox_config.derive.curricula import NO_DIFFICULTIES, enabled_sampling, length_schedule
 from neox_config.facts.difficulty import DifficultySchedule
+from neox_config.spec.run import RunSpec
+from neox_config.spec.update import DataSpec
 from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
 from neox_data.loader import PrefetchLoader
@@ -26,7 +26,6 @@ from neox_model.train.data.batch import (
     weighted_by_micro_batch,
     weighted_globally,
 )
-from neox_model.train.data.curriculum import prefetch_threads
 from neox_model.train.data.datasets import Datasets, build_datasets, num_samples
 
 __all__ = ["Stream", "build_datasets", "choose_weighting", "num_samples", "open_streams"]
@@ -133,7 +132,8 @@ class _TokenCheck:
 
 
 def open_streams(
-    resolved: Resolved,
+    data: DataSpec,
+    run: RunSpec,
     datasets: Datasets,
     groups: Groups,
     *,
@@ -147,7 +147,8 @@ def open_streams(
     The function takes the number of samples read before and, for the lengths of a curriculum, the iteration.
 
     Args:
-        resolved: the configuration.
+        data: how samples are read.
+        run: its batch.
         datasets: the datasets by part, with samples of the objective (see `samples_of_objective`).
         groups: this rank's process groups; stages between the first and the last need no tokens.
         vocab_size: size of the model's vocabulary.
@@ -156,43 +157,42 @@ def open_streams(
         difficulties: the schedules of custom curricula, by the name of their block.
     """
     needs_tokens = groups.pipe.rank in (0, groups.pipe.size - 1)
-    data = resolved.config.data
+    batch = run.batch
     ends = DocumentEnds(
         token=end_of_document,
-        masks_loss=data.eod_mask_loss,
-        hides_others=data.reset_attention_mask,
-        # Sinusoidal and rotary positions always count from the start of the window.
-        restarts_positions=data.reset_position_ids and resolved.config.attention.pos_emb == "learned",
+        masks_loss=data.files.eod_mask_loss,
+        hides_others=batch.resets_attention,
+        restarts_positions=batch.resets_positions,
     )
 
-    schedule = length_schedule(resolved.config, difficulties)
+    schedule, sampling = length_schedule(data.efficiency, difficulties), enabled_sampling(data.efficiency)
     gpu = computing_device().index
     makers: dict[str, Callable[[Tensor], Batch]] = {
         "causal": partial(_causal_batch, ends=ends),
-        "masked": partial(as_masked_batch, ends=ends, hides_padding=has_padding(resolved.config)),
+        "masked": partial(as_masked_batch, ends=ends, hides_padding=batch.has_padding),
         "ict": as_retrieval_batch,
     }
-    make = makers[resolved.config.model.objective]
+    make = makers[data.objective]
     check = _TokenCheck(vocab_size, vocab_size if largest_id is None else largest_id)
     prepare = partial(_as_checked_batch, check=check, make=make, gpu=gpu)
     # The loader adds a token behind the input.
-    added = 1 - tokens_behind_input(resolved.config)
+    added = 1 - data.behind_input
 
     def open_stream(part: str, dataset: SampleDataset, samples: int, iteration: int = 0) -> Stream:
         if not needs_tokens:
             return Stream(None)
         sampler = BatchSampler(
             len(dataset),
-            micro_batch=resolved.derived.micro_batch_size,
+            micro_batch=batch.micro,
             data_parallel_rank=groups.data.rank,
             data_parallel_size=groups.data.size,
-            accumulation=resolved.derived.accumulation,
+            accumulation=batch.accumulation,
             start=samples,
         )
         loader = PrefetchLoader(
             dataset,
             sampler,
-            num_threads=prefetch_threads(resolved.config) if part == "train" else data.num_workers,
+            num_threads=(data.files if sampling is None or part != "train" else sampling).num_workers,
             length_at=None
             if schedule is None or part != "train"
             else lambda since: schedule(iteration + since) - added,
@@ -203,10 +203,10 @@ def open_streams(
     return {part: partial(open_stream, part, dataset) for part, dataset in datasets.items()}
 
 
-def choose_weighting(config: NeoXConfig, groups: Groups) -> TokenWeighting:
+def choose_weighting(normalization: str, groups: Groups) -> TokenWeighting:
     """Return the weighting of tokens in the loss of a training, according to `loss_normalization`."""
     weightings: dict[str, TokenWeighting] = {
         "micro_batch": weighted_by_micro_batch,
         "global": partial(weighted_globally, data=groups.data),
     }
-    return weightings[config.training.loss_normalization]
+    return weightings[normalization]
