@@ -78,7 +78,7 @@ FACTS = {
             "neox_config.schema.sections.model",
             "neox_config.derive.widths",
             "neox_config.estimate.mixers",
-            "neox_config.spec.model",
+            "neox_config.spec.mixers",
         ),
         text=r"[\"']softsign[\"'](?!: functional)|[\"']reglu[\"'](?!: functional)",
     ),
@@ -90,7 +90,7 @@ FACTS = {
             "neox_config.spec.read_model",
             "neox_config.rules.attention",
         ),
-        text=r"[\"'](sparse_variable|amlp)[\"'](?!: _)",
+        text=r"[\"'](sparse_variable|amlp)[\"'](?!: (_|SpatialMLP))",
     ),
     "epsilons and weights of norms": Fact(
         home="neox_config.facts.norms",

@@ -12,14 +12,15 @@ from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHA
 from neox_config.schema.config import all_parameters, sections
 from neox_config.schema.refused import REFUSED
 from neox_config.schema.sections.optimizer import KNOWN_OPTIMIZERS
+from neox_config.spec.positions import POSITIONS
 from neox_data.indexed import IMPLEMENTATIONS
 from neox_data.tokenizers import TOKENIZERS
+from neox_model.assembly.attention import ADDED_POSITIONS, BIASES, ROTATIONS
 from neox_model.assembly.patterns import LAYOUTS
 from neox_model.convert.families import FAMILIES
 from neox_model.initialization import INIT_METHODS
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
 from neox_model.layers.norms import NORMS
-from neox_model.layers.positions import INPUT_POSITIONS, QUERY_KEY_POSITIONS, RELATIVE_POSITIONS
 from neox_model.optim import OPTIMIZERS
 from neox_model.train.data.datasets import ORDERS
 from support.readers import HANDED_ON
@@ -105,7 +106,7 @@ IMPLEMENTED = {
     "output_layer_init_method": (choices("output_layer_init_method"), set(INIT_METHODS)),
     "pos_emb": (
         choices("pos_emb") - {"none"},
-        {*INPUT_POSITIONS, *QUERY_KEY_POSITIONS, *RELATIVE_POSITIONS},
+        {name for name, kind in POSITIONS.items() if kind in {**ADDED_POSITIONS, **ROTATIONS, **BIASES}},
     ),
     "sample_order": (choices("sample_order"), set(ORDERS)),
     "tokenizer_type": (choices("tokenizer_type"), set(TOKENIZERS)),

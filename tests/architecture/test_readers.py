@@ -36,7 +36,7 @@ def test_the_module_that_explain_names_exists_and_reads_the_section():
 
 
 def test_a_reader_is_found_by_section_and_name():
-    assert "neox_config.spec.read_model" in read_by("rotary_pct")
+    assert "neox_config.spec.positions" in read_by("rotary_pct")
     assert "neox_config.derive.learning_rate" in read_by("optimizer.params.lr")
 
 

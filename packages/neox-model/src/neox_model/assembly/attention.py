@@ -31,28 +31,31 @@ from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.low_rank import LowRank
 
-__all__ = ["build_attention", "build_input_position", "log_attention_paths"]
+__all__ = [
+    "ADDED_POSITIONS",
+    "BIASES",
+    "ROTATIONS",
+    "build_attention",
+    "build_input_position",
+    "log_attention_paths",
+]
 
 logger = logging.getLogger(__name__)
 
 Factory = Callable[[], nn.Module]
 
 
-def build_input_position(embedding: Embedding, width: int, init: InitMethod, group: Group) -> Factory | None:
-    """Return a factory of the position embedding that is added to the input; None if there is none."""
-    position = embedding.position
-    if isinstance(position, Learned):
-        return partial(
-            LearnedPosition, num_positions=position.count, hidden_size=width, init=init, group=group
-        )
-    return partial(SinusoidalPosition, hidden_size=width) if isinstance(position, Sinusoidal) else None
-
-
-def _query_key_position(mixer: Attention, operators: Operators) -> Factory | None:
-    position = mixer.position
-    if not isinstance(position, Rotary):
-        return None
-    return partial(
+# Classes of positions -> functions that return factories of modules.
+ADDED_POSITIONS: Mapping[type[Any], Callable[..., Factory]] = {
+    # (position, width, initialization, tensor-parallel ranks)
+    Learned: lambda position, width, init, group: partial(
+        LearnedPosition, num_positions=position.count, hidden_size=width, init=init, group=group
+    ),
+    Sinusoidal: lambda position, width, init, group: partial(SinusoidalPosition, hidden_size=width),
+}
+ROTATIONS: Mapping[type[Any], Callable[..., Factory]] = {
+    # (position, attention, operators)
+    Rotary: lambda position, mixer, operators: partial(
         RotaryPosition,
         head_width=mixer.head_width,
         fraction=position.fraction,
@@ -60,16 +63,12 @@ def _query_key_position(mixer: Attention, operators: Operators) -> Factory | Non
         scaling=dict(position.scaling),
         operator=operators.rotary,
         splitting=operators.split_rotary,
-    )
-
-
-def _relative_position(mixer: Attention, group: Group) -> Factory | None:
-    position = mixer.position
-    if isinstance(position, Alibi):
-        return partial(AlibiPosition, heads=mixer.heads, group=group)
-    if not isinstance(position, Rpe):
-        return None
-    return partial(
+    ),
+}
+BIASES: Mapping[type[Any], Callable[..., Factory]] = {
+    # (position, attention, tensor-parallel ranks)
+    Alibi: lambda position, mixer, group: partial(AlibiPosition, heads=mixer.heads, group=group),
+    Rpe: lambda position, mixer, group: partial(
         BucketPosition,
         num_buckets=position.buckets,
         max_distance=position.max_distance,
@@ -78,7 +77,21 @@ def _relative_position(mixer: Attention, group: Group) -> Factory | None:
         both_ways=position.both_ways,
         init=INIT_METHODS["xavier_normal"](0.0, mixer.head_width, 1),
         group=group,
-    )
+    ),
+}
+
+
+def build_input_position(embedding: Embedding, width: int, init: InitMethod, group: Group) -> Factory | None:
+    """Return a factory of the position embedding that is added to the input; None if there is none."""
+    return _position(ADDED_POSITIONS, embedding.position, width, init, group)
+
+
+def _position(
+    rows: Mapping[type[Any], Callable[..., Factory]], position: Any, *arguments: Any
+) -> Factory | None:
+    """Return a factory of a position embedding if there is a row for its class, else None."""
+    row = rows.get(type(position))
+    return None if row is None else row(position, *arguments)
 
 
 def build_attention(
@@ -117,7 +130,7 @@ def build_attention(
         recomputes_core=run.recomputation.attention,
         init=init,
         output_init=output_init,
-        position=_query_key_position(mixer, operators),
+        position=_position(ROTATIONS, mixer.position, mixer, operators),
         qkv_bias=mixer.qkv_bias,
         output_bias=mixer.output_bias,
         # A norm that adds the output to the residual does not add its bias.
@@ -138,7 +151,7 @@ def _core(
     core, _ = _path(mixer, run.batch, run.fusions, operators)
     options: dict[str, Any] = {
         "pattern": build_pattern(mixer, layer_index, length=run.batch.length, group=group),
-        "position": _relative_position(mixer, group),
+        "position": _position(BIASES, mixer.position, mixer, group),
         "is_causal": not mixer.both_ways,
         "dropout": run.dropout.attention,
         "group": group,
@@ -162,7 +175,7 @@ def _path(
     needs = {
         f"{mixer.kind} attention": mixer.kind != "global",
         "sliding-window-width": mixer.kind == "global" and is_hidden,
-        f"pos-emb: {type(position).__name__.lower()}": isinstance(position, Alibi | Rpe),
+        f"pos-emb: {type(position).__name__.lower()}": type(position) in BIASES,
         "reset-attention-mask": batch.resets_attention,
         "padding": batch.has_padding,
     }

@@ -1,6 +1,6 @@
 """Build a transformer layer, and the parts that it shares with the rest of the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from neox_config.facts.norms import NORM_FACTS
 from neox_config.spec import model as kinds
-from neox_config.spec.model import Adapters, ModelSpec, Norm
+from neox_config.spec.model import Adapters, Attention, ModelSpec, Norm
 from neox_config.spec.run import Initialization, RunSpec
 from neox_model.assembly.attention import build_attention
 from neox_model.assembly.operators import Operators
@@ -28,10 +28,13 @@ from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.low_rank import LowRank
 from neox_model.parallel.sequence import with_own_dropout
 
-__all__ = ["build_adapters", "build_init", "build_layer", "build_norm"]
+__all__ = ["MIXERS", "build_adapters", "build_init", "build_layer", "build_norm"]
 
 Factory = Callable[[], nn.Module]
 Options = dict[str, Any]
+
+# Class of a mixer -> function with the arguments of `build_attention` that returns a factory of its module.
+MIXERS: Mapping[type[Any], Callable[..., Factory]] = {Attention: build_attention}
 
 
 def build_init(spec: ModelSpec, initialization: Initialization, name: str) -> InitMethod:
@@ -104,7 +107,7 @@ def build_layer(
     drops_tokens = layer_index in run.dropout.token_layers
     adapters = build_adapters(spec.adapters, run.dropout.adapters)
     options = {
-        "attention": build_attention(
+        "attention": MIXERS[type(layer.mixer)](
             layer.mixer,
             layer_index,
             run,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["Chunk", "LayerCache", "NextTokens", "Span", "spans_of"]
+__all__ = ["Cached", "Chunk", "LayerCache", "NextTokens", "Span", "spans_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,19 @@ def spans_of(places: Sequence[int], positions_B: Tensor, *, max_waste: int) -> l
         spans.append(Span(first, stop, longest + 1, positions_B[first:stop], is_even))
         first = stop
     return spans
+
+
+class Cached(nn.Module):
+    """A module whose results depend on earlier tokens.
+
+    Attributes:
+        cache: rows of earlier tokens, if the module receives only the tokens behind them; None: it receives
+            whole sequences.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: LayerCache | None = None
 
 
 class LayerCache:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.layers.attention.dense import DenseCore
-from neox_model.layers.cache import Chunk, LayerCache, Span
+from neox_model.layers.cache import Cached, Chunk, Span
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.collectives import gather_from_group, scatter_to_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
@@ -80,7 +80,7 @@ class TinyAttention(nn.Module):
         return self.out(self.core.attend_stored(query_B1K, key_B1TK, value_B1TK, span).squeeze(1))[0]
 
 
-class SpatialGate(nn.Module):
+class SpatialGate(Cached):
     """Computes gate(v) = W norm(v) + b over positions, plus the tiny attention.
 
     Args:
@@ -113,7 +113,6 @@ class SpatialGate(nn.Module):
             mark_partial(self.weight, group)
             mark_partial(self.bias, group)
         self.attention = attention() if attention is not None else None
-        self.cache: LayerCache | None = None
 
     def forward(self, u_SBF: Tensor, v_SBF: Tensor, document_ids_BS: Tensor | None = None) -> Tensor:
         """Return `u` times the gate, [S, B, channels of this rank]."""

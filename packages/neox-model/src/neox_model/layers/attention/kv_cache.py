@@ -14,9 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from neox_model.layers.attention.parallel_attention import ParallelAttention
-from neox_model.layers.cache import Chunk, LayerCache, NextTokens, spans_of
-from neox_model.layers.gmlp_layer import SpatialGate
+from neox_model.layers.cache import Cached, Chunk, LayerCache, NextTokens, spans_of
 
 __all__ = ["KeyValueCaches", "logits_in_parts"]
 
@@ -31,9 +29,7 @@ class KeyValueCaches:
     """
 
     def __init__(self, model: nn.Module, *, slots: int, capacity: int) -> None:
-        keepers = [
-            module for module in model.modules() if isinstance(module, ParallelAttention | SpatialGate)
-        ]
+        keepers = [module for module in model.modules() if isinstance(module, Cached)]
         self._caches = [(keeper, LayerCache(slots, capacity)) for keeper in keepers]
 
     @contextmanager

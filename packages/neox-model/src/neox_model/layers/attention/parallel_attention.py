@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from neox_model.errors import LayoutError
-from neox_model.layers.cache import Chunk, LayerCache
+from neox_model.layers.cache import Cached, Chunk
 from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -37,7 +37,7 @@ COMPILE_DISABLED = (_recomputed,)
 _NO_ADAPTERS: Mapping[str, LowRank] = MappingProxyType({})
 
 
-class ParallelAttention(nn.Module):
+class ParallelAttention(Cached):
     """Computes dense(core(query, key, value)).
 
     Args:
@@ -100,7 +100,6 @@ class ParallelAttention(nn.Module):
             skip_bias=skip_bias,
             adapter=adapters.get("dense"),
         )
-        self.cache: LayerCache | None = None
 
     def forward(
         self,

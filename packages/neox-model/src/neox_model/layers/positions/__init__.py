@@ -5,24 +5,15 @@ query-key position rotates queries and keys: `position(query_SBNK, key_SBNK, sta
 bias of attention scores by distance: `position(distance_R)`.
 """
 
-from torch import nn
-
 from neox_model.layers.positions.learned import LearnedPosition
 from neox_model.layers.positions.relative import AlibiPosition, BucketPosition
 from neox_model.layers.positions.rotary import RotaryPosition
 from neox_model.layers.positions.sinusoidal import SinusoidalPosition
 
 __all__ = [
-    "INPUT_POSITIONS",
-    "QUERY_KEY_POSITIONS",
-    "RELATIVE_POSITIONS",
     "AlibiPosition",
     "BucketPosition",
     "LearnedPosition",
     "RotaryPosition",
     "SinusoidalPosition",
 ]
-
-INPUT_POSITIONS: dict[str, type[nn.Module]] = {"learned": LearnedPosition, "sinusoidal": SinusoidalPosition}
-QUERY_KEY_POSITIONS: dict[str, type[nn.Module]] = {"rotary": RotaryPosition}
-RELATIVE_POSITIONS: dict[str, type[nn.Module]] = {"rpe": BucketPosition, "alibi": AlibiPosition}

@@ -1,0 +1,194 @@
+"""What mixes the tokens of a layer, and then its channels: from the parameters and back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from neox_config.derive.attention_layers import has_qkv_bias
+from neox_config.derive.objective import sees_later_tokens
+from neox_config.derive.widths import mlp_width
+from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.schema.config import NeoXConfig
+from neox_config.schema.sections.model import ModelSection
+from neox_config.spec.patterns import Pattern, Window, read_pattern
+from neox_config.spec.positions import AttentionPosition, read_position
+from neox_config.spec.values import of
+
+__all__ = ["MLP", "Attention", "Mixer", "SpatialMLP", "read_mixer"]
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Attention over heads.
+
+    Args:
+        kind: its name in attention_config, for messages.
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_width: channels of a head.
+        pattern: which keys a query sees; None: all, or all earlier ones.
+        both_ways: queries see later tokens, too.
+        position: what attention knows about positions; None: nothing.
+        qkv_bias: the query-key-value projection has a bias.
+        output_bias: the output projection has a bias.
+    """
+
+    kind: str = of("attention_config", compare=False)
+    heads: int = of("num_attention_heads")
+    kv_heads: int = of("num_kv_heads", "num_attention_heads")
+    head_width: int = of("hidden_size", "num_attention_heads")
+    pattern: Pattern | None = of("sliding_window_width", "attention_config")
+    both_ways: bool = of("objective", "sparsity_config.attention")
+    position: AttentionPosition | None = of("pos_emb")
+    qkv_bias: bool = of("use_bias_in_qkv", "use_bias_in_attn_linear")
+    output_bias: bool = of("use_bias_in_attn_linear")
+
+    def pattern_within(self, length: int) -> Pattern | None:
+        """Return the pattern, without a sliding window into which sequences of this length fit."""
+        pattern = self.pattern
+        if isinstance(pattern, Window) and pattern.block == 1 and pattern.before >= length - 1:
+            return None
+        return pattern
+
+    @property
+    def key_width(self) -> int:
+        """Width of all key heads, which is also that of all value heads."""
+        return self.head_width * self.kv_heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads."""
+        return self.head_width * self.heads
+
+    @classmethod
+    def read(cls, config: NeoXConfig, kind: str, layer_index: int) -> Self:
+        """Return the mixer of a layer of an attention type."""
+        model = config.model
+        position = read_position(config, layer_index)
+        return cls(
+            kind=kind,
+            heads=model.num_attention_heads,
+            kv_heads=model.num_kv_heads or model.num_attention_heads,
+            head_width=model.hidden_size // model.num_attention_heads,
+            pattern=read_pattern(config, kind),
+            both_ways=sees_later_tokens(config, kind),
+            position=position if isinstance(position, AttentionPosition) else None,
+            qkv_bias=has_qkv_bias(config),
+            output_bias=model.use_bias_in_attn_linear,
+        )
+
+    def settings(self) -> Settings:
+        """Return the parameters that give it."""
+        settings: Settings = {"num-attention-heads": self.heads, "use-bias-in-attn-linear": self.output_bias}
+        if self.qkv_bias != self.output_bias:
+            settings["use-bias-in-qkv"] = self.qkv_bias
+        if self.kv_heads != self.heads:
+            settings["num-kv-heads"] = self.kv_heads
+        return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpatialMLP:
+    """The whole of a gMLP layer: two projections, a gate over positions, and a projection (arXiv:2105.08050).
+
+    Args:
+        kind: its name in attention_config, for messages.
+        width: inner width of each of the two input projections.
+        length: number of positions of the gate's matrix.
+        attention_width: width of the small attention head of amlp layers; None: there is none.
+        both_ways: tokens see later ones.
+        activation: as in `MLP`.
+        bias: the projections have biases.
+        attention_bias: the projections of the small attention have biases.
+    """
+
+    kind: str = of("attention_config", compare=False)
+    width: int = of("hidden_size")
+    length: int = of("seq_length")
+    attention_width: int | None = of("gmlp_attn_dim")
+    both_ways: bool = of("objective", "sparsity_config.attention")
+    activation: str = of("activation", "openai_gelu")
+    bias: bool = of("use_bias_in_mlp")
+    attention_bias: bool = of("use_bias_in_attn_linear")
+
+    @classmethod
+    def read(cls, config: NeoXConfig, kind: str, layer_index: int) -> Self:
+        """Return the mixer of a layer of an attention type."""
+        model = config.model
+        return cls(
+            kind=kind,
+            width=4 * model.hidden_size,
+            length=model.seq_length,
+            attention_width=model.gmlp_attn_dim if ATTENTION_FACTS[kind].has_inner_attention else None,
+            both_ways=sees_later_tokens(config, kind),
+            activation=_activation(model),
+            bias=model.use_bias_in_mlp,
+            attention_bias=model.use_bias_in_attn_linear,
+        )
+
+    def settings(self) -> Settings:
+        """Return the parameters that give it."""
+        settings: Settings = {
+            **_settings_of_activation(self.activation),
+            "use-bias-in-mlp": self.bias,
+            "use-bias-in-attn-linear": self.attention_bias,
+        }
+        if ATTENTION_FACTS[self.kind].has_inner_attention:
+            settings["gmlp-attn-dim"] = self.attention_width
+        return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """Two projections with an activation between them, or three with a gate.
+
+    Args:
+        width: width of each input projection.
+        activation: a key of `ACTIVATION_FACTS`, or gelu_tanh for the tanh form of gelu.
+        bias: the projections have biases.
+    """
+
+    width: int = of("mlp_width", "intermediate_size", "expansion_factor")
+    activation: str = of("activation", "openai_gelu")
+    bias: bool = of("use_bias_in_mlp")
+
+    @property
+    def is_gated(self) -> bool:
+        """True if there is a second input projection, whose output is activated and multiplied."""
+        return ACTIVATION_FACTS[self.activation.removesuffix("_tanh")].is_gated
+
+    @classmethod
+    def read(cls, config: NeoXConfig) -> Self:
+        """Return the MLP of the layers."""
+        model = config.model
+        return cls(width=mlp_width(config), activation=_activation(model), bias=model.use_bias_in_mlp)
+
+    def settings(self) -> Settings:
+        """Return the parameters that give it."""
+        activation = _settings_of_activation(self.activation)
+        return {"mlp-width": self.width, **activation, "use-bias-in-mlp": self.bias}
+
+
+Mixer = Attention | SpatialMLP
+
+# Attention type -> class; those that are not here are attention over heads.
+_MIXERS: Mapping[str, type[Mixer]] = {"gmlp": SpatialMLP, "amlp": SpatialMLP}
+
+
+def read_mixer(config: NeoXConfig, kind: str, layer_index: int) -> Mixer:
+    """Return the mixer of a layer of an attention type."""
+    return _MIXERS.get(kind, Attention).read(config, kind, layer_index)
+
+
+def _activation(model: ModelSection) -> str:
+    # bias_gelu_fusion implies the tanh form, even if "auto" does not choose the fused operator.
+    is_tanh = model.activation == "gelu" and (model.openai_gelu or bool(model.bias_gelu_fusion))
+    return "gelu_tanh" if is_tanh else model.activation
+
+
+def _settings_of_activation(name: str) -> Settings:
+    plain = name.removesuffix("_tanh")
+    return {"activation": plain} | ({} if plain == name else {"openai-gelu": True})
