@@ -24,11 +24,11 @@ def course_of(resolved: Resolved) -> Course:
     course: dict[str, Callable[[int], float]] = {
         LEARNING_RATE: curve.rate,
         "batch size": lambda iteration: batch,
-        "sequence length": length_schedule(resolved.config) or (lambda iteration: whole),
+        "sequence length": length_schedule(resolved.data.efficiency) or (lambda iteration: whole),
     }
     if curve.changes_momentum:
         course[MOMENTUM] = curve.momentum  # type: ignore[assignment]
-    return course | drawn_difficulties(resolved.config)
+    return course | drawn_difficulties(resolved.data.efficiency)
 
 
 def _curve(resolved: Resolved) -> Curve:

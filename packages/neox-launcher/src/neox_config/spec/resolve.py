@@ -377,7 +377,7 @@ def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterato
 
 def _unequal_shares_of_short_sequences(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
     """Yield a problem for each length of a curriculum that sequence parallelism cannot divide evenly."""
-    for block in curricula_of_lengths(config) if config.parallelism.sequence_parallel else ():
+    for block in curricula_of_lengths(config.data_efficiency) if config.parallelism.sequence_parallel else ():
         curriculum = config.value_of(block)
         settings = curriculum.schedule_config
         lengths = {

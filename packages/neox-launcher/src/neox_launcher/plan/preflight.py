@@ -433,11 +433,11 @@ def _entries_of_maker(manifest: Path) -> int | None:
 
 def _curricula(config: NeoXConfig) -> Iterator[Problem]:
     """Check the analysis files by which a curriculum chooses samples."""
-    for key in custom_curricula(config):
+    for key in custom_curricula(config.data_efficiency):
         what = "is a Python function, which a configuration file cannot contain"
         remedy = "use fixed_linear, fixed_root or fixed_discrete, or train with neox_model.Trainer"
         yield Problem(f"{key if key == LEGACY else f'{METRICS}.{key}'}.schedule_type", what, remedy)
-    for key, metric in enabled_metrics(config).items():
+    for key, metric in enabled_metrics(config.data_efficiency).items():
         name = f"{METRICS}.{key}"
         for path in ("index_to_sample_path", "index_to_metric_path"):
             found = check_indexed_files(getattr(metric, path))
