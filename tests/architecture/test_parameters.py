@@ -16,7 +16,7 @@ from neox_config.spec.positions import POSITIONS
 from neox_data.indexed import IMPLEMENTATIONS
 from neox_data.tokenizers import TOKENIZERS
 from neox_model.assembly.attention import ADDED_POSITIONS, BIASES, ROTATIONS
-from neox_model.assembly.patterns import LAYOUTS
+from neox_model.assembly.patterns import PATTERNS
 from neox_model.convert.families import FAMILIES
 from neox_model.initialization import INIT_METHODS
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
@@ -93,7 +93,7 @@ def choices(name: str) -> set[str]:
 # name -> (what may be written, what is implemented). gelu_tanh is what openai_gelu asks for.
 IMPLEMENTED = {
     "activation": (choices("activation"), {*ACTIVATIONS, *GATED_ACTIVATIONS} - {"gelu_tanh"}),
-    "attention_config": (set(ATTENTION_FACTS), {"global", "local", *LAYOUTS, *GMLP_TYPES}),
+    "attention_config": (set(ATTENTION_FACTS), {"global", "local", *PATTERNS, *GMLP_TYPES}),
     "data_impl": (choices("data_impl") - {"infer"}, set(IMPLEMENTATIONS)),
     "hf_family": (choices("hf_family"), set(FAMILIES)),
     "init_method": (choices("init_method"), set(INIT_METHODS)),

@@ -155,6 +155,29 @@ class RampPosition(nn.Module):
         return (positions_SB.unsqueeze(-1).float() / 100).expand(*positions_SB.shape, self.hidden_size)
 '''
 
+RAMP = """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ramp:
+    @classmethod
+    def read(cls, config: NeoXConfig, layer_index: int) -> Self:
+        return cls()
+
+    def settings(self) -> Settings:
+        return {}
+
+
+AddedPosition = AddedPosition | Ramp
+"""
+
+PENALTY = """    def _penalty(self, hidden_SBD: Tensor, weights_SB: Tensor) -> Tensor:
+        # Every rank has these hidden states, and their gradients are summed over the ranks.
+        squares_SB = hidden_SBD.float().square().mean(dim=-1) / self.group.size
+        return self.penalty * (squares_SB * weights_SB).sum()
+
+"""
+
 WRITER = '''"""Write metrics as plain lines."""
 
 __all__ = ["LinesWriter"]
@@ -299,8 +322,8 @@ RECIPES = {
             ),
             Edit(
                 "neox_model/assembly/patterns.py",
-                '    "even": lambda resolved, layer_index, group: EvenPattern,\n',
-                after='    "global": _global,\n',
+                '    "even": lambda *arguments: EvenPattern,\n',
+                after="PATTERNS: dict[str, Callable[[Attention, Blocks, int, int, Group], Factory]] = {\n",
             ),
             Edit(
                 "neox_model/assembly/patterns.py",
@@ -353,20 +376,22 @@ RECIPES = {
         most_files=4,
         edits=(
             Edit("neox_model/layers/positions/ramp.py", POSITION),
+            Edit("neox_config/spec/positions.py", RAMP, after="AddedPosition = Learned | Sinusoidal"),
             Edit(
-                "neox_model/layers/positions/__init__.py",
-                '"ramp": RampPosition, ',
-                after="INPUT_POSITIONS: dict[str, type[nn.Module]] = {",
-            ),
-            Edit(
-                "neox_model/layers/positions/__init__.py",
-                "from neox_model.layers.positions.ramp import RampPosition\n",
-                after="from neox_model.layers.positions.learned import LearnedPosition\n",
+                "neox_config/spec/positions.py",
+                '    "ramp": Ramp,\n',
+                after="POSITIONS: Mapping[str, type[AddedPosition | AttentionPosition]] = {\n",
             ),
             Edit(
                 "neox_model/assembly/attention.py",
-                '        "ramp": {"hidden_size": model.hidden_size},\n',
-                after='        "sinusoidal": {"hidden_size": model.hidden_size},\n',
+                "    Ramp: lambda position, width, init, group: partial(RampPosition, width),\n",
+                after="    # (position, width, initialization, tensor-parallel ranks)\n",
+            ),
+            Edit(
+                "neox_model/assembly/attention.py",
+                "from neox_config.spec.positions import Ramp\n"
+                "from neox_model.layers.positions.ramp import RampPosition\n",
+                after="from neox_model.initialization import INIT_METHODS\n",
             ),
             Edit("neox_config/schema/sections/attention.py", '"ramp", ', after="    pos_emb: Literal["),
         ),
@@ -402,40 +427,97 @@ RECIPES = {
         words="File for lines",
         in_effect=writer_wrote,
     ),
-    "parameter": Recipe(
-        row="a parameter",
+    "loss term": Recipe(
+        row="a loss term",
         most_files=3,
         edits=(
             Edit(
-                "neox_config/schema/sections/model.py",
-                "    embedding_scale: float = param(\n"
-                '        1.0, origin="ours", gt=0, doc="Factor of the embeddings."\n    )\n',
-                after='doc="Number of transformer layers.")\n',
+                "neox_config/schema/sections/objective.py",
+                "    hidden_penalty: float = param(\n"
+                '        0.0, origin="ours", ge=0, doc="Weight of the mean square of hidden states."\n'
+                "    )\n",
+                after=' to predict the next token or masked tokens, or to find blocks of text."""\n\n',
             ),
             Edit(
                 "neox_model/assembly/model.py",
-                '            "scale": config.model.embedding_scale,\n',
-                after='            "dropout": config.model.hidden_dropout,\n',
+                "        penalty=run.targets.hidden_penalty,\n",
+                after="        keeps_gradients=run.layout.splits_backward,\n",
             ),
             Edit(
-                "neox_model/layers/embedding.py",
-                "        scale: float = 1.0,\n",
-                after="        dropout: float = 0.0,\n",
+                "neox_model/layers/lm_head.py",
+                "        penalty: float = 0.0,\n",
+                after="        operator: LossOperator | None = None,\n",
             ),
             Edit(
-                "neox_model/layers/embedding.py",
-                "        self.scale = scale\n",
-                after="        self.dropout = dropout\n",
+                "neox_model/layers/lm_head.py",
+                "        self.penalty = penalty\n",
+                after="        self.operator = operator\n",
             ),
             Edit(
-                "neox_model/layers/embedding.py",
-                " * self.scale",
-                after="        hidden_SBD = self.word_embeddings(tokens_BS.t())",
+                "neox_model/layers/lm_head.py",
+                " + self._penalty(hidden_SBD, weights_SB)",
+                after="            operator=self.operator,\n        )",
+            ),
+            Edit(
+                "neox_model/layers/lm_head.py",
+                PENALTY,
+                after="labels_BS).float() * loss_mask_BS.float()).sum()\n\n",
             ),
         ),
-        settings={"embedding_scale": 3.0},
-        explained="embedding-scale",
-        words="Factor of the embeddings",
+        settings={"hidden_penalty": 0.5},
+        explained="hidden-penalty",
+        words="mean square of hidden states",
+    ),
+    "parameter": Recipe(
+        row="a parameter",
+        most_files=4,
+        edits=(
+            Edit(
+                "neox_config/schema/sections/attention.py",
+                "    query_scale: float = param(\n"
+                '        1.0, origin="ours", gt=0, doc="Factor of the queries."\n    )\n',
+                after='class AttentionSection(Section, resume="model"):\n'
+                '    """Attention types and position embeddings."""\n\n',
+            ),
+            Edit(
+                "neox_config/spec/mixers.py",
+                '    query_scale: float = of("query_scale", default=1.0)\n',
+                after='    qkv_bias: bool = of("use_bias_in_qkv", "use_bias_in_attn_linear")\n',
+            ),
+            Edit(
+                "neox_config/spec/mixers.py",
+                "            query_scale=config.attention.query_scale,\n",
+                after="            qkv_bias=has_qkv_bias(config),\n",
+            ),
+            Edit(
+                "neox_config/spec/mixers.py",
+                '        settings["query-scale"] = self.query_scale\n',
+                after='            settings["num-kv-heads"] = self.kv_heads\n',
+            ),
+            Edit(
+                "neox_model/assembly/attention.py",
+                "        query_scale=mixer.query_scale,\n",
+                after="        qkv_bias=mixer.qkv_bias,\n",
+            ),
+            Edit(
+                "neox_model/layers/attention/parallel_attention.py",
+                "        query_scale: float = 1.0,\n",
+                after="        recomputes_core: bool = False,\n",
+            ),
+            Edit(
+                "neox_model/layers/attention/parallel_attention.py",
+                "        self.query_scale = query_scale\n",
+                after="        self.recomputes_core = recomputes_core\n",
+            ),
+            Edit(
+                "neox_model/layers/attention/parallel_attention.py",
+                "        query_SBNK = query_SBNK * self.query_scale\n",
+                after="        query_SBNK, key, value = self.heads(projected, position_ids_SB)\n",
+            ),
+        ),
+        settings={"query_scale": 3.0},
+        explained="query-scale",
+        words="Factor of the queries",
     ),
 }
 

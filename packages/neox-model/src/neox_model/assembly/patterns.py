@@ -20,7 +20,7 @@ from neox_model.layers.attention import (
 from neox_model.layers.attention.block_layouts import Draw
 from neox_model.parallel.groups import Group
 
-__all__ = ["LAYOUTS", "build_pattern"]
+__all__ = ["PATTERNS", "build_pattern"]
 
 Factory = Callable[[], Pattern]
 Layout = Callable[["_Request"], Tensor]
@@ -89,11 +89,40 @@ def _bigbird(request: _Request) -> Tensor:
 
 
 # Kind of a layout of blocks -> function that returns the layout of a head.
-LAYOUTS: dict[str, Layout] = {
+_LAYOUTS: dict[str, Layout] = {
     "sparse_fixed": _fixed,
     "sparse_variable": _variable,
     "bslongformer": _bslongformer,
     "bigbird": _bigbird,
+}
+
+
+def _blocks(mixer: Attention, pattern: Blocks, layer_index: int, length: int, group: Group) -> Factory:
+    """Return a factory of a layout of blocks; one for all heads if they do not differ."""
+    is_causal = not mixer.both_ways
+
+    def layout_of(num_blocks: int, head: int) -> Tensor:
+        among = None if is_causal else num_blocks
+        draw = random_blocks(
+            pattern.random_blocks, seed=pattern.seed, layer=layer_index, head=head, among=among
+        )
+        return _LAYOUTS[pattern.kind](_Request(pattern, num_blocks, head, draw, is_causal))
+
+    return partial(
+        BlockPattern,
+        num_blocks=-(-length // pattern.block),
+        block=pattern.block,
+        layout=layout_of,
+        heads=mixer.heads,
+        is_per_head=pattern.is_per_head,
+        group=group,
+    )
+
+
+# Attention type -> function of attention, pattern, layer index, longest sequence and ranks, which
+# returns a factory of the pattern.
+PATTERNS: dict[str, Callable[[Attention, Blocks, int, int, Group], Factory]] = {
+    **dict.fromkeys(_LAYOUTS, _blocks),
 }
 
 
@@ -106,27 +135,11 @@ def build_pattern(mixer: Attention, layer_index: int, *, length: int, group: Gro
         length: longest sequence.
         group: the ranks over which the heads are split.
     """
-    pattern, is_causal = mixer.pattern_within(length), not mixer.both_ways
+    pattern = mixer.pattern_within(length)
     if pattern is None:
         return None
     if isinstance(pattern, Window):
         return partial(
             LocalPattern, block=pattern.block, blocks_before=pattern.before, both_ways=mixer.both_ways
         )
-
-    def layout_of(num_blocks: int, head: int) -> Tensor:
-        among = None if is_causal else num_blocks
-        draw = random_blocks(
-            pattern.random_blocks, seed=pattern.seed, layer=layer_index, head=head, among=among
-        )
-        return LAYOUTS[pattern.kind](_Request(pattern, num_blocks, head, draw, is_causal))
-
-    return partial(
-        BlockPattern,
-        num_blocks=-(-length // pattern.block),
-        block=pattern.block,
-        layout=layout_of,
-        heads=mixer.heads,
-        is_per_head=pattern.is_per_head,
-        group=group,
-    )
+    return PATTERNS[pattern.kind](mixer, pattern, layer_index, length, group)
