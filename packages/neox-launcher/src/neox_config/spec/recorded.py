@@ -1,7 +1,7 @@
 """The model of a checkpoint, from what its manifest records."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,11 +20,22 @@ from neox_config.schema.config import NeoXConfig, sections
 from neox_config.schema.sections.model import Fusion
 from neox_config.spec.resolve import Resolved, resolve
 
-__all__ = ["MODEL_SECTIONS", "contents_of", "fusions_off", "latest_checkpoint", "model_of", "recorded_model"]
+__all__ = [
+    "FORMER_WIDTH",
+    "MODEL_SECTIONS",
+    "contents_of",
+    "fusions_off",
+    "latest_checkpoint",
+    "model_of",
+    "recorded_model",
+    "recorded_sections",
+]
 
 MODEL_SECTIONS = ("model", "attention", "tokenizer")
 """Sections of the configuration that determine the logits, and the tokenizer."""
 
+FORMER_WIDTH = "intermediate_size"
+"""Versions without mlp_width recorded it under this name, whose meaning is another one today."""
 
 _CONTENTS = ("config", "files", "layout", "schedule", "tensors")
 
@@ -56,6 +67,18 @@ def contents_of(checkpoint: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
+def recorded_sections(recorded: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return recorded parameters by section, under today's names; others are left out."""
+    kinds = sections()
+    values: dict[str, dict[str, Any]] = {
+        section: {name: recorded[name] for name in kinds[section].model_fields.keys() & recorded.keys()}
+        for section in names
+    }
+    if "mlp_width" not in recorded:
+        values["model"]["mlp_width"] = values["model"].pop(FORMER_WIDTH, None)
+    return values
+
+
 def model_of(recorded: Mapping[str, Any]) -> Resolved:
     """Return the model's parameters in recorded values, without what affects only how it is computed.
 
@@ -66,14 +89,7 @@ def model_of(recorded: Mapping[str, Any]) -> Resolved:
         ConfigError: they are not those of a model of this version.
         ValidationError: likewise.
     """
-    kinds = sections()
-    values: dict[str, dict[str, Any]] = {
-        section: {name: recorded[name] for name in kinds[section].model_fields.keys() & recorded.keys()}
-        for section in (*MODEL_SECTIONS, "objective")
-    }
-    if "mlp_width" not in recorded:
-        # Earlier versions recorded it under this name.
-        values["model"]["mlp_width"] = values["model"].pop("intermediate_size", None)
+    values = recorded_sections(recorded, (*MODEL_SECTIONS, "objective"))
     # Required of every configuration, and without effect on the model.
     values["training"] = {"train_micro_batch_size_per_gpu": 1, "train_iters": 1}
     values["optimizer"] = {"optimizer": {"type": "Adam", "params": {"lr": 1.0, "weight_decay": 0.0}}}

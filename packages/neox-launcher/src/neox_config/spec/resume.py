@@ -29,10 +29,11 @@ from neox_config.errors import ConfigError
 from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import in_words
-from neox_config.schema.config import NeoXConfig, all_parameters, section_of, sections
+from neox_config.schema.config import NeoXConfig, all_parameters, sections
 from neox_config.schema.parameter import Resume, Section, entry_section, inner_section, resume_of
 from neox_config.schema.sections.optimizer import OptimizerParams, Scheduler, SchedulerParams
 from neox_config.spec.model import Blocks, Learned, SpatialMLP
+from neox_config.spec.recorded import FORMER_WIDTH, recorded_sections
 from neox_config.spec.resolve import Resolved, resolve
 
 __all__ = [
@@ -60,8 +61,6 @@ LEARNING_RATE = (
 )
 
 _ARGUMENTS = "optimizer.params."
-# Versions without mlp_width recorded it under this name, whose meaning is another one today.
-_FORMER_WIDTH = "intermediate_size"
 # Null means every earlier token. A window has an effect only in samples that are longer.
 _WINDOW = "sliding_window_width"
 _UNUSED: Any = object()
@@ -197,8 +196,8 @@ def recorded_effects(recorded: Mapping[str, Any]) -> Mapping[str, Mapping[str, A
 def _renamed(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return values in effect under today's names: mlp_width was recorded as intermediate_size before."""
     model = dict(values.get("model", {}))
-    if "mlp_width" not in model and _FORMER_WIDTH in model:
-        model["mlp_width"] = model.pop(_FORMER_WIDTH)
+    if "mlp_width" not in model and FORMER_WIDTH in model:
+        model["mlp_width"] = model.pop(FORMER_WIDTH)
     return {**values, "model": model}
 
 
@@ -231,18 +230,13 @@ def _absent(label: str, recorded: Mapping[str, Any]) -> Any:
     if found is not _UNUSED or label in (_GELU, _LOCAL, _SEED, _LENGTH):
         return _UNUSED
     if label.startswith(_ARGUMENTS):
-        return _default_argument(label, recorded)
+        facts = OPTIMIZER_FACTS.get(optimizer_kind(recorded))
+        own = {} if facts is None else facts.arguments
+        # An argument that the optimizer does not take has no default.
+        return _plain(own.get(label.removeprefix(_ARGUMENTS), _defaults().get(label, _UNUSED)))
     # Groups named by the user are absent if they were not given.
     default = _defaults().get(label)
     return _UNUSED if default is None and label in _FOLLOWS else default
-
-
-def _default_argument(label: str, recorded: Mapping[str, Any]) -> Any:
-    """Return the default of an argument that was not given; _UNUSED if the optimizer does not take it."""
-    kind = optimizer_kind(recorded)
-    arguments = OPTIMIZER_FACTS[kind].arguments if kind in OPTIMIZER_FACTS else {}
-    default = arguments.get(label.removeprefix(_ARGUMENTS), _defaults().get(label, _UNUSED))
-    return _plain(default)
 
 
 def optimizer_kind(recorded: Mapping[str, Any]) -> str:
@@ -261,14 +255,8 @@ def _reconstructed(recorded: Mapping[str, Any], devices: int) -> dict[str, dict[
     Raises:
         ConfigError: The parameters are not a valid configuration of this version.
     """
-    values: dict[str, dict[str, Any]] = {name: {} for name in sections()}
-    known = {name for kind in sections().values() for name in kind.model_fields}
-    for name in known & recorded.keys():
-        values[section_of(name)][name] = recorded[name]
-    if "mlp_width" not in recorded:
-        values["model"]["mlp_width"] = values["model"].pop(_FORMER_WIDTH, None)
     try:
-        config = NeoXConfig.from_sections(values)
+        config = NeoXConfig.from_sections(recorded_sections(recorded, sections()))
         if not types_in(config):
             raise ConfigError("its attention_config does not describe its layers")
         resolved = resolve(config, devices=devices)
