@@ -31,8 +31,12 @@ def test_every_parameter_is_read():
 def test_the_module_that_explain_names_exists_and_reads_the_section():
     trees = {source.module: source.tree for source in sources()}
     for section, module in READERS.items():
-        attributes = {node.attr for node in ast.walk(trees[module]) if isinstance(node, ast.Attribute)}
-        assert section.rpartition(".")[2] in attributes, f"{module} does not read {section}"
+        nodes, name = list(ast.walk(trees[module])), section.rpartition(".")[2]
+        read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        taken = {node.id for node in nodes if isinstance(node, ast.Name)}
+        assert name in read or f"{name.title().replace('_', '')}Section" in taken, (
+            f"{module} does not read {section}"
+        )
 
 
 def test_a_reader_is_found_by_section_and_name():

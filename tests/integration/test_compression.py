@@ -60,7 +60,7 @@ def trained(
 
     resolved = resolved_from(settings, devices=ranks)
     engine, step, groups, _ = layouts.start(resolved)
-    compression = build_compression(resolved, engine, groups)
+    compression = build_compression(resolved.run, engine, groups)
     assert compression is not None
     if breaks == "masks":
         for matrix in compression.matrices:

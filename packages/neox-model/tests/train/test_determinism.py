@@ -19,7 +19,7 @@ def _as_before(monkeypatch):
 
 
 def test_an_operator_without_a_deterministic_algorithm_is_an_error():
-    use_deterministic_algorithms(resolved_from({"deterministic": True}).config)
+    use_deterministic_algorithms(resolved_from({"deterministic": True}).config.training, compiles=True)
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -29,7 +29,7 @@ def test_an_operator_without_a_deterministic_algorithm_is_an_error():
 
 
 def test_nothing_is_set_by_default():
-    use_deterministic_algorithms(resolved_from({}).config)
+    use_deterministic_algorithms(resolved_from({}).config.training, compiles=True)
     assert not torch.are_deterministic_algorithms_enabled()
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
@@ -39,7 +39,7 @@ def test_a_program_and_its_training_keep_their_own_settings():
     torch.set_deterministic_debug_mode("warn")
     with own.exchanged():
         assert torch.get_deterministic_debug_mode() == 0
-        use_deterministic_algorithms(resolved_from({"deterministic": True}).config)
+        use_deterministic_algorithms(resolved_from({"deterministic": True}).config.training, compiles=True)
         with own.exchanged():
             assert torch.get_deterministic_debug_mode() == 1
         assert torch.get_deterministic_debug_mode() == 2

@@ -2,7 +2,6 @@ import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -349,8 +348,7 @@ def test_samples_to_leave_out_are_logged_as_far_as_the_data_goes(monkeypatch, ca
     monkeypatch.setattr(loading, "documents_of", lambda dataset, samples: f"documents of {samples}")
     state = TrainState(last_iteration=9, samples_per_iteration=4, samples=8)
     state.left_out = ((0, 4), (12, 24), (28, 32))
-    training = SimpleNamespace(state=state, datasets={"train": range(18)})
-    loading._log_left_out(training)
+    loading._log_left_out(state, range(18))
     assert [record.getMessage() for record in caplog.records] == [
         "samples 12 to 17, from documents of range(12, 16); documents of range(14, 18), are left out"
     ]

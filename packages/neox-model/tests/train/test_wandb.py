@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from neox_model.train.writers import open_writers
 from support.settings import resolved_from
+from support.writers import writers_of
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def offline(tmp_path, monkeypatch):
 
 
 def write(settings, metrics):
-    for writer in open_writers(resolved_from(settings)):
+    for writer in writers_of(resolved_from(settings)):
         for iteration, values in metrics.items():
             writer.write(values, iteration)
         writer.close()

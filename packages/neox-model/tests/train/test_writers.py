@@ -12,12 +12,18 @@ from neox_model.optional import MissingPackageError
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.data.position import START, Position
 from neox_model.train.run import train_in
-from neox_model.train.writers import check_services, open_writers
+from neox_model.train.writers import check_services
 from support.settings import resolved_from
+from support.writers import writers_of
+
+
+def check_services_of(settings):
+    config = resolved_from(settings).config
+    check_services(config.logging, config.monitors)
 
 
 def write_one(settings, *, position=START):
-    for writer in open_writers(resolved_from(settings, devices=2), position=position):
+    for writer in writers_of(resolved_from(settings, devices=2), position):
         writer.write({"loss/train": 2.5, "optimizer/learning_rate": 0.1}, position.iteration + 1)
         writer.close()
 
@@ -68,7 +74,7 @@ def test_folder_that_cannot_be_created_is_reported_before_training(tmp_path):
 
 
 def write_losses(settings, iterations, *, position=START):
-    for writer in open_writers(resolved_from(settings), position=position):
+    for writer in writers_of(resolved_from(settings), position):
         for iteration in iterations:
             writer.write({"loss/train": float(iteration)}, iteration)
         writer.close()
@@ -240,12 +246,11 @@ def packages_with_keys(monkeypatch, keys, *, mode="online"):
     ],
 )
 def test_a_service_without_a_key_is_refused_before_the_model_is_built(monkeypatch, settings, key, message):
-    config = resolved_from(settings).config
     packages_with_keys(monkeypatch, {})
     with pytest.raises(ModelError, match=message):
-        check_services(config)
+        check_services_of(settings)
     packages_with_keys(monkeypatch, {key: "secret"})
-    check_services(config)
+    check_services_of(settings)
     assert sys.modules["wandb"].setup().settings.base_url == "https://own"
     monkeypatch.setattr(
         "neox_model.train.run.prepare_engine", lambda resolved: pytest.fail("the training started")
@@ -262,10 +267,10 @@ def test_a_key_that_is_not_valid_is_refused_before_the_model_is_built(monkeypatc
     packages_with_keys(monkeypatch, {})
     monkeypatch.setattr(sys.modules["wandb"], "login", login)
     with pytest.raises(ModelError, match="cannot be used: API key is too short; correct its API key or"):
-        check_services(resolved_from({"use_wandb": True}).config)
+        check_services_of({"use_wandb": True})
 
 
 def test_metrics_that_stay_on_this_host_require_no_key(monkeypatch):
     packages_with_keys(monkeypatch, {}, mode="offline")
-    check_services(resolved_from({"use_wandb": True, "comet": {"enabled": True, "online": False}}).config)
-    check_services(resolved_from({}).config)
+    check_services_of({"use_wandb": True, "comet": {"enabled": True, "online": False}})
+    check_services_of({})

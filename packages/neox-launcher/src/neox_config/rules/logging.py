@@ -48,7 +48,8 @@ def profiled_iterations_are_in_order(c: NeoXConfig) -> Iterator[Problem]:
     """
     if not (c.logging.profile or c.logging.memory_profiling):
         return
-    iterations, last = profiled_iterations(c), c.training.train_iters
+    last = c.training.train_iters
+    iterations = profiled_iterations(c.logging, last)
     if not iterations:
         yield Problem(
             "profile_step_stop",
@@ -74,9 +75,9 @@ def operations_are_counted_before_the_end(c: NeoXConfig) -> Iterator[Problem]:
 
 def profilers_have_a_folder(c: NeoXConfig) -> Iterator[Problem]:
     """Require a folder for traces and for memory snapshots."""
-    if c.logging.profile and trace_folder(c) is None:
+    if c.logging.profile and trace_folder(c.logging) is None:
         yield Problem("profile", "has no folder for its traces", "set log-dir, such as log-dir: logs")
-    if c.logging.memory_profiling and memory_folder(c) is None:
+    if c.logging.memory_profiling and memory_folder(c.logging) is None:
         yield Problem(
             "memory_profiling",
             "has no folder for its snapshots",

@@ -17,4 +17,5 @@ MEMORY = "memory-profiling: true\nlog-dir: logs\n"
     ],
 )
 def test_the_range_of_iterations(load, text, expected):
-    assert profiled_iterations(load(text)) == expected
+    config = load(text)
+    assert profiled_iterations(config.logging, config.training.train_iters) == expected

@@ -65,7 +65,9 @@ def examine(resolved: Resolved, rank: int, local_rank: int) -> dict[str, Any]:
 
 def _attention(resolved: Resolved, device: torch.device) -> dict[str, Any]:
     """Return the backends of attention in this training, and why they are not cuDNN's."""
-    use_deterministic_algorithms(resolved.config)
+    use_deterministic_algorithms(
+        resolved.config.training, compiles=resolved.run.compilation.requested is not False
+    )
     found = attention_backends(resolved.model, resolved.run, device)
     return {
         "attention": {backend.kind: backend.name for backend in found},

@@ -83,7 +83,7 @@ def evaluate_parts(resolved: Resolved) -> str:
         iterations=config.training.eval_iters,
         accumulation=resolved.derived.accumulation,
         samples_per_iteration=resolved.derived.train_batch_size,
-        characters=character_count(config, tokenizer, groups),
+        characters=character_count(config.generation, tokenizer, groups),
         accuracies=accuracies,
     )
     when = "" if state is None else f", after iteration {state['iteration']:,}"

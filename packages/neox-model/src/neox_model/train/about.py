@@ -5,7 +5,6 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 
 import torch
 
-from neox_config import NeoXConfig, Resolved
-from neox_config.derive.objective import is_retrieval
 from neox_config.estimate.resolved import estimate_resolved
+from neox_config.schema.sections.compression import LayerReduction
 from neox_config.spec.resolve import derived_values
+from neox_config.spec.update import DataSpec
 from neox_launcher.worker.reporting import RESTART_VARIABLE
 from neox_model.metrics.peaks import peak_tflops
 from neox_model.processes import flat_values
+from neox_model.train.training import Training
 from neox_model.versions import package_versions
 
 __all__ = ["about_run", "code_version", "device_name"]
@@ -28,23 +28,20 @@ _OURS = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_mode
 _GIT_SECONDS = 5.0
 
 
-def about_run(
-    resolved: Resolved, *, vocab_size: int, weights: str | None, attention: Mapping[str, str]
-) -> dict[str, Any]:
+def about_run(training: Training, *, weights: str | None) -> dict[str, Any]:
     """Return the content of the event `start` as plain values, without secrets.
 
     Args:
-        resolved: the configuration.
-        vocab_size: entries of the tokenizer.
+        training: its parts.
         weights: where the weights come from that it starts with; None: they are new, but for those of the
             base of adapters.
-        attention: backend of scaled_dot_product_attention by kind of attention.
     """
+    resolved = training.resolved
     config, layout = resolved.config, resolved.run.layout
     restart = os.environ.get(RESTART_VARIABLE)
     peak, reason = peak_tflops(device_name(), resolved.run.precision.weights)
     device = "cuda" if device_name() else "cpu"
-    estimate, _ = estimate_resolved(resolved, vocab_size=vocab_size, device=device)
+    estimate, _ = estimate_resolved(resolved, vocab_size=training.tokenizer.vocab_size, device=device)
     memory = estimate.memory[estimate.fullest_stage]
     return {
         "restart": None if restart is None else int(restart),
@@ -59,10 +56,10 @@ def about_run(
         "peak_tflops": peak,
         "peak_reason": reason,
         "packages": package_versions(),
-        "attention": dict(attention),
+        "attention": dict(training.attention),
         "code": code_version(),
         "config": flat_values(config),
-        "origins": _origins(config),
+        "origins": {name: str(place) for name, place in config.sources.items()},
         "derived": {
             name: value
             for name, value in derived_values(resolved).items()
@@ -84,11 +81,10 @@ def about_run(
     }
 
 
-def first_weights(config: NeoXConfig) -> str | None:
+def first_weights(data: DataSpec, reduction: LayerReduction) -> str | None:
     """Return where the first weights of a model come from, besides `load` and the base of adapters."""
-    reduction = config.compression.compression_training.layer_reduction
-    if is_retrieval(config) and config.objective.bert_load:
-        return config.objective.bert_load
+    if data.objective == "ict" and data.targets.bert_load:
+        return data.targets.bert_load
     return reduction.teacher if reduction.enabled else None
 
 
@@ -113,11 +109,6 @@ def _folder_of(package: str) -> Path:
     assert found is not None, f"{package} is imported by the training"
     assert found.origin is not None, f"{package} has an __init__.py"
     return Path(found.origin).parent
-
-
-def _origins(config: NeoXConfig) -> dict[str, str]:
-    """Return the place of each given value: `FILE line N`."""
-    return {name: str(place) for name, place in config.sources.items()}
 
 
 def _commit(folder: Path) -> str | None:

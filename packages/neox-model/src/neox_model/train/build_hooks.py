@@ -187,7 +187,7 @@ def _before_save(
 
 def _stragglers(training: Training, outputs: Outputs, log: LogHook) -> Iterator[Hook]:
     return straggler_hooks(
-        training.config,
+        training.config.logging,
         training.engine,
         training.groups,
         writers=outputs.writers,
@@ -417,5 +417,5 @@ def _measure_model(training: Training) -> Throughput:
         flops_per_token=flops(),
         causal_flops_per_token=flops(convention="causal"),
         num_devices=training.groups.world.size,
-        peak_tflops=peak_tflops(device_name(), training.resolved.derived.precision)[0],
+        peak_tflops=peak_tflops(device_name(), training.resolved.run.precision.weights)[0],
     )

@@ -1,6 +1,6 @@
 """Build the training step and what wraps it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
@@ -8,16 +8,16 @@ from itertools import islice
 
 from torch.distributed import ReduceOp
 
-from neox_config import NeoXConfig, Resolved
 from neox_config.derive.curricula import length_schedule
-from neox_config.derive.objective import is_masked
 from neox_config.estimate import flops_per_token
+from neox_config.schema.sections.engine import Eigenvalue
+from neox_config.spec.run import RunSpec
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.compression import snip_rules
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import Engine
 from neox_model.parallel.collectives import all_reduce
-from neox_model.parallel.groups import Groups
+from neox_model.parallel.groups import Group, Groups
 from neox_model.train.compression import TrainedCompression
 from neox_model.train.data.streams import Stream, choose_weighting
 from neox_model.train.eigenvalues import Eigenvalues, MeasuringStep
@@ -27,7 +27,6 @@ from neox_model.train.evaluate import Evaluator
 from neox_model.train.flops_profile import ProfiledStep
 from neox_model.train.forward_check import ForwardCheck
 from neox_model.train.hooks.record import sample_digests
-from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.spikes import LeftOutBatches, SpikeDetection
 from neox_model.train.step import TrainStep
 from neox_model.train.training import Training
@@ -37,24 +36,23 @@ __all__ = [
     "build_compression",
     "build_eigenvalues",
     "build_forward_check",
-    "build_recent_losses",
     "build_step",
 ]
 
 
 def build_step(training: Training) -> TrainStep:
     """Build the step of one iteration, with all that is configured around it."""
-    derived = training.resolved.derived
+    batch = training.resolved.run.batch
     step: TrainStep = EngineStep(
         training.engine,
-        accumulation=derived.accumulation,
-        tokens=derived.train_batch_size * training.config.model.seq_length,
+        accumulation=batch.accumulation,
+        tokens=batch.whole * batch.length,
         weighting=choose_weighting(training.resolved.update.normalization, training.groups),
     )
     step = _with_lengths(training, _with_eigenvalues(training, _with_warning(training, step)))
     return LeftOutBatches(
         _with_profile(training, _with_spikes(training, step)),
-        accumulation=derived.accumulation,
+        accumulation=batch.accumulation,
         is_left_out=lambda: training.state.leaves_out_next,
     )
 
@@ -62,9 +60,9 @@ def build_step(training: Training) -> TrainStep:
 def _with_warning(training: Training, step: TrainStep) -> TrainStep:
     """Wrap the step to warn of micro-batches without a target, if there may be some and they are averaged."""
     config, state = training.config, training.state
-    data = config.data
+    data, is_masked = config.data, training.resolved.data.objective == "masked"
     has_labels = data.train_label_data_paths is not None
-    leaves_out = data.eod_mask_loss or has_labels or data.pack_impl != "packed" or is_masked(config)
+    leaves_out = data.eod_mask_loss or has_labels or data.pack_impl != "packed" or is_masked
     if not leaves_out or config.training.loss_normalization != "micro_batch":
         return step
 
@@ -84,7 +82,7 @@ def _with_eigenvalues(training: Training, step: TrainStep) -> TrainStep:
         training.eigenvalues,
         state=training.state,
         interval=training.config.engine.eigenvalue.gas_boundary_resolution,
-        accumulation=training.resolved.derived.accumulation,
+        accumulation=training.resolved.run.batch.accumulation,
         weighting=choose_weighting(training.resolved.update.normalization, training.groups),
         device=training.engine.device,
     )
@@ -147,31 +145,20 @@ def _with_profile(training: Training, step: TrainStep) -> TrainStep:
     )
 
 
-def build_recent_losses(config: NeoXConfig, engine: Engine) -> RecentLosses | None:
-    """Build the memory of recent losses that spikes are compared with; None without `on_spike`."""
-    section = config.training
-    return None if section.on_spike is None else RecentLosses(section.spike_window, engine.device)
-
-
-def build_eigenvalues(resolved: Resolved, engine: Engine, groups: Groups) -> Eigenvalues | None:
+def build_eigenvalues(
+    section: Eigenvalue, engine: Engine, groups: Groups, *, seed: int, owners: Sequence[int | None]
+) -> Eigenvalues | None:
     """Build what measures eigenvalues; None if nothing does."""
-    section = resolved.config.engine.eigenvalue
     if not section.enabled:
         return None
-    return Eigenvalues(
-        engine.model,
-        section,
-        data=groups.data,
-        seed=resolved.config.training.seed,
-        owners=resolved.derived.weight_owners,
-    )
+    whole = [number if owner is None else owner for number, owner in enumerate(owners)]
+    return Eigenvalues(engine.model, section, data=groups.data, seed=seed, owners=whole)
 
 
 def build_compression(
-    resolved: Resolved, engine: Engine, groups: Groups, eigenvalues: Eigenvalues | None = None
+    run: RunSpec, engine: Engine, groups: Groups, eigenvalues: Eigenvalues | None = None
 ) -> TrainedCompression | None:
     """Build what compresses the model in training; None if nothing does."""
-    run = resolved.run
     if not run.compressible:
         return None
     dtype, rules = DTYPES[run.precision.weights], snip_rules(run.compression, run.compressible)
@@ -186,26 +173,26 @@ def build_forward_check(
     """Build the comparison of a loaded checkpoint's loss with the saved one, if it is configured."""
     if not training.config.checkpoint.checkpoint_validation_with_forward_pass:
         return None
-    derived = training.resolved.derived
+    batch = training.resolved.run.batch
     evaluator = Evaluator(
         step.evaluate,
         streams,
         iterations=1,
-        accumulation=derived.accumulation,
-        samples_per_iteration=derived.train_batch_size,
+        accumulation=batch.accumulation,
+        samples_per_iteration=batch.whole,
     )
     return ForwardCheck(
         lambda: evaluator.evaluate("train", 0).loss,
-        partial(_digest_of_first_batch, training, streams["train"]),
-        samples=derived.train_batch_size,
-        computes_in=derived.computes_in,
+        partial(_digest_of_first_batch, streams["train"], batch.accumulation, training.groups.control),
+        samples=batch.whole,
+        computes_in=training.resolved.run.precision.computes_in,
     )
 
 
-def _digest_of_first_batch(training: Training, open_stream: Callable[..., Stream]) -> str:
+def _digest_of_first_batch(open_stream: Callable[..., Stream], accumulation: int, control: Group) -> str:
     """Digest the samples of the first batch on every rank. Collective over all ranks."""
     with closing(open_stream(0)) as stream:
-        batches = list(islice(stream, training.resolved.derived.accumulation))
+        batches = list(islice(stream, accumulation))
     held = [digest for batch in batches for digest in sample_digests(batch)]
-    found = {digest for digests in gather(training.groups.control, held) for digest in digests}
+    found = {digest for digests in gather(control, held) for digest in digests}
     return sha256(" ".join(sorted(found)).encode()).hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from neox_config import NeoXConfig
+from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import Tokenizer
 from neox_model.checkpoint.outcome import gather
 from neox_model.parallel.groups import Groups
@@ -32,9 +32,11 @@ class CharacterCount:
         return tokens / characters if characters else 0.0
 
 
-def character_count(config: NeoXConfig, tokenizer: Tokenizer, groups: Groups) -> CharacterCount | None:
+def character_count(
+    section: GenerationSection, tokenizer: Tokenizer, groups: Groups
+) -> CharacterCount | None:
     """Return the counter for evaluations if `char_level_ppl` is set."""
-    return CharacterCount(tokenizer.decode, groups) if config.generation.char_level_ppl else None
+    return CharacterCount(tokenizer.decode, groups) if section.char_level_ppl else None
 
 
 def noted(batches: Iterator[Batch], sequences: list[list[int]]) -> Iterator[Batch]:

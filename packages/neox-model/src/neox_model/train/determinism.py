@@ -4,22 +4,26 @@ import os
 
 import torch
 
-from neox_config import NeoXConfig
+from neox_config.schema.sections.training import TrainingSection
 from neox_model.torch_compat import compile_deterministically, leave_new_memory_unfilled
 
 __all__ = ["use_deterministic_algorithms"]
 
 
-def use_deterministic_algorithms(config: NeoXConfig) -> None:
+def use_deterministic_algorithms(section: TrainingSection, *, compiles: bool) -> None:
     """Let torch use only deterministic algorithms if `deterministic` is true, for the rest of this process.
 
     Call it before the first matrix product on a GPU.
+
+    Args:
+        section: of the training.
+        compiles: layers may be compiled.
     """
-    if not config.training.deterministic:
+    if not section.deterministic:
         return
     # cuBLAS is deterministic if its workspace has a fixed size; torch requires the variable.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     leave_new_memory_unfilled()
-    if config.model.compile is not False and torch.cuda.is_available():
+    if compiles and torch.cuda.is_available():
         compile_deterministically()

@@ -9,6 +9,7 @@ from pathlib import Path
 from neox_config import Resolved
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
+from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import Progress
 from neox_model.convert import PARENT
@@ -40,13 +41,12 @@ def check_export(resolved: Resolved, tokenizer: Tokenizer) -> None:
         raise NeoXError(f"hf-export: {error}; or remove hf-export") from error
 
 
-def export(resolved: Resolved, state: TrainState, progress: Progress) -> None:
+def export(section: CheckpointSection, state: TrainState, progress: Progress) -> None:
     """Export the last checkpoint in another process, on the CPU, unless the training was stopped. On rank 0.
 
     Raises:
         NeoXError: it failed; the checkpoint is not affected.
     """
-    section = resolved.config.checkpoint
     if section.hf_export is None or section.save is None:
         return
     if state.stop_reason is not None:

@@ -6,22 +6,27 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from neox_config import NeoXConfig
 from neox_config.facts.checkpoints import complete_checkpoints, is_checkpoint, iteration_of
 from neox_config.facts.spikes import LEFT_OUT
 from neox_config.facts.stores import is_url
+from neox_config.schema.sections.adapters import AdaptersSection
+from neox_config.schema.sections.checkpoint import CheckpointSection
+from neox_config.schema.sections.lr_schedule import LrScheduleSection
 from neox_config.spec.resume import in_effect
+from neox_data.blend import SampleDataset
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.storage import Storage
 from neox_model.checkpoint.store_claim import warn_of_newer
+from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.documents import documents_of
 from neox_model.train.data.position import START, Position, Ranges
 from neox_model.train.data.sample_digest import digest_of_samples
 from neox_model.train.left_out import Owner, forget_left_out, merged, read_left_out
+from neox_model.train.state import TrainState
 from neox_model.train.training import Training
 
 __all__ = ["add_left_out", "folder_to_load", "has_start", "load_into", "owner_of", "position_in"]
@@ -29,13 +34,14 @@ __all__ = ["add_left_out", "folder_to_load", "has_start", "load_into", "owner_of
 logger = logging.getLogger(__name__)
 
 
-def folder_to_load(config: NeoXConfig, groups: Groups, storage: Storage) -> Path | None:
+def folder_to_load(
+    section: CheckpointSection, adapters: AdaptersSection, groups: Groups, storage: Storage
+) -> Path | None:
     """Return the folder of checkpoints to load from, None to start anew. Collective over all ranks.
 
     Raises:
         CheckpointError: an object store contains no checkpoint, and this training does not save to it.
     """
-    section = config.checkpoint
     if section.load is None:
         return None
     folder = local_folder(
@@ -48,7 +54,7 @@ def folder_to_load(config: NeoXConfig, groups: Groups, storage: Storage) -> Path
                 f"{section.load} contains no checkpoint; to start from new weights, leave load out or set it "
                 "to the same URL as checkpoint-store"
             )
-        logger.info("%s contains no checkpoint: starting from %s", section.load, _new(config))
+        logger.info("%s contains no checkpoint: starting from %s", section.load, _new(adapters))
     elif is_url(section.load) and section.save is not None and not section.finetune:
         _warn_of_newer(folder, Path(section.save), section.load, groups)
     return folder
@@ -61,9 +67,9 @@ def _warn_of_newer(folder: Path, save: Path, url: str, groups: Groups) -> None:
             warn_of_newer(save, url, iteration_of(loaded.name) or 0)
 
 
-def position_in(config: NeoXConfig, load: Path | None, groups: Groups) -> Position:
+def position_in(load: Path | None, groups: Groups, *, finetune: bool) -> Position:
     """Return the position from which the data continues. Collective over all ranks."""
-    if load is None or config.checkpoint.finetune:
+    if load is None or finetune:
         return START
     return Position.from_state(read_training_state(load, groups=groups))
 
@@ -88,11 +94,13 @@ def load_into(training: Training, position: Position) -> bool:
         finetune=section.finetune,
         load_optimizer=not section.no_load_optim,
         load_rng=not section.no_load_rng,
-        schedule_source=_schedule_source(training.config),
+        schedule_source=_schedule_source(training.config.lr_schedule),
     )
     if iteration is None:
-        logger.info("%s contains no checkpoint: starting from %s", section.load, _new(training.config))
-    _check_momentum(training)
+        logger.info(
+            "%s contains no checkpoint: starting from %s", section.load, _new(training.config.adapters)
+        )
+    _check_momentum(training.schedule, training.state.last_iteration)
     if training.state.position != position:
         raise CheckpointError(
             f"another checkpoint appeared in {section.load} while this training was starting; start again, "
@@ -101,9 +109,8 @@ def load_into(training: Training, position: Position) -> bool:
     return iteration is not None
 
 
-def has_start(config: NeoXConfig, resumes: bool) -> bool:
+def has_start(section: CheckpointSection, resumes: bool) -> bool:
     """Return whether `save` already contains the state from which this training starts."""
-    section = config.checkpoint
     if section.load is None or section.save is None or not resumes:
         return False
     starts_anew = section.finetune or section.no_load_optim or section.no_load_rng
@@ -112,9 +119,9 @@ def has_start(config: NeoXConfig, resumes: bool) -> bool:
     return not starts_anew and folder == Path(section.save).resolve()
 
 
-def _check_momentum(training: Training) -> None:
+def _check_momentum(schedule: LearningRateSchedule, last_iteration: int) -> None:
     """Check that a checkpoint's schedule, whose momentum may grow, keeps it below 1 until the end."""
-    momentum = training.schedule.curve.momentum(training.state.last_iteration - 1)
+    momentum = schedule.curve.momentum(last_iteration - 1)
     if momentum is not None and momentum >= 1:
         raise CheckpointError(
             f"the checkpoint's learning-rate schedule makes the momentum {momentum:.6g} in the last "
@@ -122,10 +129,10 @@ def _check_momentum(training: Training) -> None:
         )
 
 
-def _schedule_source(config: NeoXConfig) -> ScheduleSource:
-    if config.lr_schedule.override_lr_scheduler:
+def _schedule_source(section: LrScheduleSection) -> ScheduleSource:
+    if section.override_lr_scheduler:
         return "config"
-    return "checkpoint" if config.lr_schedule.use_checkpoint_lr_scheduler else "agreement"
+    return "checkpoint" if section.use_checkpoint_lr_scheduler else "agreement"
 
 
 def add_left_out(training: Training) -> None:
@@ -143,7 +150,7 @@ def add_left_out(training: Training) -> None:
         found = [] if control.rank else [_left_out_in(folder, training) for folder in _distinct(folders)]
     state.left_out = merged(state.left_out, *(ranges for each in gather(control, found) for ranges in each))
     if control.rank == 0:
-        _log_left_out(training)
+        _log_left_out(state, training.datasets.get("train"))
 
 
 def owner_of(training: Training) -> Owner:
@@ -172,9 +179,8 @@ def _left_out_in(folder: Path, training: Training) -> Ranges:
     return ()
 
 
-def _log_left_out(training: Training) -> None:
+def _log_left_out(state: TrainState, dataset: SampleDataset | None) -> None:
     """Report the ranges that are still to come, with the documents of their first and last batch."""
-    state, dataset = training.state, training.datasets.get("train")
     size, count = state.samples_per_iteration, 0 if dataset is None else len(dataset)
     for first, stop in state.left_out:
         if stop <= state.samples:
@@ -187,5 +193,5 @@ def _log_left_out(training: Training) -> None:
         logger.warning("samples %d to %d, from %s, are left out", first, stop - 1, named)
 
 
-def _new(config: NeoXConfig) -> str:
-    return "newly initialized adapters" if config.adapters.lora_rank else "newly initialized weights"
+def _new(adapters: AdaptersSection) -> str:
+    return "newly initialized adapters" if adapters.lora_rank else "newly initialized weights"

@@ -5,8 +5,9 @@ from contextlib import ExitStack, closing, contextmanager
 
 import torch
 
-from neox_config import NeoXConfig
 from neox_config.derive.profiling import memory_folder, profiled_iterations, trace_folder
+from neox_config.schema.sections.engine import CommsLogger
+from neox_config.schema.sections.logging import LoggingSection
 from neox_launcher.worker.reporting import Progress
 from neox_model.engine.contract import Engine
 from neox_model.metrics.collective_times import CollectiveTimes
@@ -20,13 +21,15 @@ __all__ = ["profilers", "recorded_memory"]
 
 
 @contextmanager
-def recorded_memory(config: NeoXConfig, groups: Groups, progress: Progress) -> Iterator[MemoryHook | None]:
+def recorded_memory(
+    section: LoggingSection, groups: Groups, progress: Progress, *, last_iteration: int | None
+) -> Iterator[MemoryHook | None]:
     """Record allocations on this process's GPU within the block, from before the model is built."""
-    folder = memory_folder(config)
-    if not config.logging.memory_profiling or folder is None or not torch.cuda.is_available():
+    folder = memory_folder(section)
+    if not section.memory_profiling or folder is None or not torch.cuda.is_available():
         yield None
         return
-    last = profiled_iterations(config)[-1]
+    last = profiled_iterations(section, last_iteration)[-1]
     hook = MemoryHook(last, folder, rank=groups.world.rank, while_writing=progress.repeated)
     with closing(hook):
         hook.start()
@@ -35,29 +38,38 @@ def recorded_memory(config: NeoXConfig, groups: Groups, progress: Progress) -> I
 
 @contextmanager
 def profilers(
-    config: NeoXConfig, engine: Engine, groups: Groups, progress: Progress, memory: MemoryHook | None
+    section: LoggingSection,
+    comms: CommsLogger,
+    engine: Engine,
+    groups: Groups,
+    progress: Progress,
+    memory: MemoryHook | None,
+    *,
+    last_iteration: int | None,
 ) -> Iterator[list[Hook]]:
     """Provide the configured hooks; after the block, also after an error, nothing is measured any more.
 
     They must follow all others, so that they measure what those do, too.
 
     Args:
-        config: of the training.
+        section: what is profiled, and where it is recorded.
+        comms: what is logged of communication.
         engine: of the training.
         groups: of this process.
         progress: reports that traces are being written.
         memory: records allocations already; None: it is not requested.
+        last_iteration: of the training.
     """
-    rank, section, on_gpu = groups.world.rank, config.logging, engine.device.type == "cuda"
-    iterations = profiled_iterations(config)
+    rank, on_gpu = groups.world.rank, engine.device.type == "cuda"
+    iterations = profiled_iterations(section, last_iteration)
     # There are no snapshots of a host's memory.
     traces_memory = section.memory_profiling and not on_gpu
     with ExitStack() as stack:
         hooks: list[ProfileHook | MemoryHook | CollectivesHook] = []
         if section.profile or traces_memory:
             folders = [
-                trace_folder(config) if section.profile else None,
-                memory_folder(config) if traces_memory else None,
+                trace_folder(section) if section.profile else None,
+                memory_folder(section) if traces_memory else None,
             ]
             hooks.append(
                 ProfileHook(
@@ -71,15 +83,17 @@ def profilers(
             )
         if memory is not None:
             hooks.append(memory)
-        if config.engine.comms_logger.enabled:
-            hooks.append(_collectives(config, engine, groups))
+        if comms.enabled:
+            interval = section.log_interval if comms.verbose else None
+            hooks.append(_collectives(comms, engine, groups, interval))
         for hook in hooks:
             stack.callback(hook.close)
         yield [*hooks]
 
 
-def _collectives(config: NeoXConfig, engine: Engine, groups: Groups) -> CollectivesHook:
-    section = config.engine.comms_logger
+def _collectives(
+    section: CommsLogger, engine: Engine, groups: Groups, interval: int | None
+) -> CollectivesHook:
     # The later ones count: over gloo the control group is the world, which an axis of all ranks is, too.
     everyone = {"control": groups.control, "world": groups.world}
     axes = {"data": groups.data, "model": groups.model, "pipe": groups.pipe}
@@ -91,5 +105,4 @@ def _collectives(config: NeoXConfig, engine: Engine, groups: Groups) -> Collecti
         is_verbose=section.verbose,
         names_callers=section.debug,
     )
-    interval = config.logging.log_interval if section.verbose else None
     return CollectivesHook(times, interval=interval, rank=groups.world.rank)

@@ -10,8 +10,8 @@ from pathlib import Path
 from neox_config import Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.evaluation import evaluates_texts
-from neox_config.derive.objective import is_retrieval
 from neox_config.errors import NeoXError
+from neox_config.schema.sections.training import TrainingSection
 from neox_launcher.protocol.verification import Recording
 from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.attention_backend import attention_backends, log_backends
@@ -31,7 +31,7 @@ from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import seed_streams
-from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
+from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer, recorded_values
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.about import about_run, first_weights
 from neox_model.train.accuracies import retrieval_accuracies
@@ -40,7 +40,6 @@ from neox_model.train.build_step import (
     build_compression,
     build_eigenvalues,
     build_forward_check,
-    build_recent_losses,
     build_step,
 )
 from neox_model.train.characters import character_count
@@ -64,6 +63,7 @@ from neox_model.train.hooks.record import RecordHook
 from neox_model.train.loading import add_left_out, folder_to_load, has_start, load_into, position_in
 from neox_model.train.loop import Loop
 from neox_model.train.profilers import profilers, recorded_memory
+from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.saving import (
     build_background_saves,
     build_uploads,
@@ -135,7 +135,7 @@ class Run:
     def export(self) -> None:
         """Export the last checkpoint, if that is configured; on rank 0."""
         if self.training.groups.world.rank == 0:
-            export(self.training.resolved, self.training.state, self.progress)
+            export(self.training.config.checkpoint, self.training.state, self.progress)
 
 
 @contextmanager
@@ -151,7 +151,9 @@ def open_training(groups: Groups, resolved: Resolved, additions: Additions = NO_
     with (
         reported_progress(groups.world.rank) as progress,
         claim_folder(resolved.config.checkpoint.save, groups, storage),
-        recorded_memory(resolved.config, groups, progress) as memory,
+        recorded_memory(
+            resolved.config.logging, groups, progress, last_iteration=resolved.update.iterations
+        ) as memory,
     ):
         training, position = _build_training(groups, resolved, storage, progress, additions)
         with _opened(training, position, progress, memory, additions) as run:
@@ -164,13 +166,13 @@ def _build_training(
     """Build the data, the model and the engine; return also the position in the data to continue from."""
     config = resolved.config
     progress.describe(phase="preparing the data", last_iteration=config.training.iterations)
-    use_deterministic_algorithms(config)
-    check_saves(config)
+    use_deterministic_algorithms(config.training, compiles=resolved.run.compilation.requested is not False)
+    check_saves(config.checkpoint)
     if groups.world.rank == 0:
-        check_services(config)
+        check_services(config.logging, config.monitors)
     if config.training.adlr_autoresume:
         find_service(config.training.adlr_autoresume_service)
-    uploads = build_uploads(config, groups)
+    uploads = build_uploads(config.checkpoint, groups)
     prepare_engine(resolved.run)
     tokenizer = load_tokenizer(config)
     entries = resolved.model.embedding.entries(tokenizer.vocab_size)
@@ -180,8 +182,8 @@ def _build_training(
         check_export(resolved, tokenizer)
     # Before the model is built, so that an unknown task is reported at once.
     texts = TextEvaluation(resolved, tokenizer, groups) if evaluates_texts(config) else None
-    load = folder_to_load(config, groups, storage)
-    position = position_in(config, load, groups)
+    load = folder_to_load(config.checkpoint, config.adapters, groups, storage)
+    position = position_in(load, groups, finetune=config.checkpoint.finetune)
     check_passes(config.training, config.data, resolved.run.batch, position)
     datasets = build_datasets(resolved, position=position, difficulties=additions.difficulties)
     progress.describe(phase="building the model")
@@ -190,7 +192,8 @@ def _build_training(
     log_backends(backends)
     recorded = recorded_values(resolved, tokenizer)
     start_from_teacher(
-        resolved,
+        config.compression.compression_training.layer_reduction,
+        resolved.model.kinds,
         model,
         load=load,
         groups=groups,
@@ -199,7 +202,7 @@ def _build_training(
     )
     additions.fill(model, groups)
     load_towers(
-        config.objective.bert_load if is_retrieval(config) else None,
+        config.objective.bert_load if resolved.data.objective == "ict" else None,
         model,
         tower_names=(QUERY, BLOCK),
         load=load,
@@ -229,14 +232,20 @@ def _build_training(
         model, resolved.run, groups, width=resolved.model.width, iterations=config.training.iterations
     )
     seed_streams(config.training.seed, groups)
-    eigenvalues = build_eigenvalues(resolved, engine, groups)
-    compression = build_compression(resolved, engine, groups, eigenvalues)
+    eigenvalues = build_eigenvalues(
+        config.engine.eigenvalue,
+        engine,
+        groups,
+        seed=config.training.seed,
+        owners=[layer.owner for layer in resolved.model.layers],
+    )
+    compression = build_compression(resolved.run, engine, groups, eigenvalues)
     training = Training(
         resolved=resolved,
         groups=groups,
         engine=engine,
         schedule=schedule,
-        state=_new_state(resolved, engine),
+        state=_new_state(config.training, resolved.run.batch.whole, engine),
         # What was downloaded is whole on every host.
         storage=storage,
         tokenizer=tokenizer,
@@ -257,12 +266,9 @@ def _build_training(
     return training, position
 
 
-def _new_state(resolved: Resolved, engine: Engine) -> TrainState:
-    return TrainState(
-        last_iteration=resolved.config.training.iterations,
-        samples_per_iteration=resolved.derived.train_batch_size,
-        recent_losses=build_recent_losses(resolved.config, engine),
-    )
+def _new_state(section: TrainingSection, batch: int, engine: Engine) -> TrainState:
+    losses = None if section.on_spike is None else RecentLosses(section.spike_window, engine.device)
+    return TrainState(last_iteration=section.iterations, samples_per_iteration=batch, recent_losses=losses)
 
 
 @contextmanager
@@ -274,16 +280,18 @@ def _opened(
     additions: Additions,
 ) -> Iterator[Run]:
     """Load the checkpoint, open what must be closed after the training, and build its loop."""
-    config, groups, state = training.config, training.groups, training.state
+    resolved, groups, state = training.resolved, training.groups, training.state
+    config = resolved.config
     progress.describe(phase="loading the checkpoint" if config.checkpoint.load else "preparing the data")
     resumes = load_into(training, position)
-    weights = config.checkpoint.load if resumes else first_weights(config) or additions.source
+    reduction = config.compression.compression_training.layer_reduction
+    first = first_weights(resolved.data, reduction) or additions.source
+    weights = config.checkpoint.load if resumes else first
     add_left_out(training)
     if training.compression is not None:
         training.compression.start(state.iteration)
     if state.finished:
         logger.info("all %d iterations are finished: only evaluation remains", state.last_iteration)
-    resolved = training.resolved
     streams = open_streams(
         resolved.data,
         resolved.run,
@@ -302,22 +310,43 @@ def _opened(
     state.forward_pass = None
     with ExitStack() as resources:
         batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
-        opened = open_writers(training.resolved, position=state.position) if groups.world.rank == 0 else []
+        opened: list[MetricWriter] = []
+        if groups.world.rank == 0:
+            opened = open_writers(
+                config.logging,
+                config.monitors,
+                config.checkpoint,
+                last_iteration=config.training.iterations,
+                batch=resolved.run.batch.whole,
+                values=flat_values(config),
+                position=state.position,
+            )
         writers = [resources.enter_context(closing(writer)) for writer in opened]
         writers += [ProgressWriter(progress)] if progress.is_shown else []
         events = resources.enter_context(_run_events(training, writers, weights=weights))
         outputs = Outputs(writers=writers, progress=progress, events=events)
-        background = build_background_saves(training)
+        background = build_background_saves(
+            config.checkpoint, groups, training.engine.device, patience=config.launch.hang_timeout
+        )
         if background is not None:
             resources.callback(background.close)
         if training.uploads is not None:
             resources.enter_context(closing(training.uploads))
-        saves_start = not has_start(config, resumes)
+        saves_start = not has_start(config.checkpoint, resumes)
         built = build_hooks(
             training, evaluator, outputs, background, saves_start=saves_start, forward=forward
         )
         hooks = [*built.called, *additions.hooks]
-        hooks += resources.enter_context(profilers(config, training.engine, groups, progress, memory))
+        measured = profilers(
+            config.logging,
+            config.engine.comms_logger,
+            training.engine,
+            groups,
+            progress,
+            memory,
+            last_iteration=config.training.iterations,
+        )
+        hooks += resources.enter_context(measured)
         yield Run(
             training=training,
             loop=Loop(state, step, *_recorded(training, batches, hooks)),
@@ -330,14 +359,14 @@ def _opened(
 def _build_evaluator(
     training: Training, step: TrainStep, streams: Mapping[str, Callable[..., Stream]]
 ) -> Evaluator:
-    derived = training.resolved.derived
+    batch = training.resolved.run.batch
     return Evaluator(
         step.evaluate,
         streams,
         iterations=training.config.training.eval_iters,
-        accumulation=derived.accumulation,
-        samples_per_iteration=derived.train_batch_size,
-        characters=character_count(training.config, training.tokenizer, training.groups),
+        accumulation=batch.accumulation,
+        samples_per_iteration=batch.whole,
+        characters=character_count(training.config.generation, training.tokenizer, training.groups),
         accuracies=retrieval_accuracies(training.engine.model),
     )
 
@@ -364,12 +393,7 @@ def _run_events(
 def _record_start(training: Training, events: Events, *, weights: str | None) -> None:
     """Describe this attempt in the record; a failure is logged, because a report must not end a training."""
     try:
-        about = about_run(
-            training.resolved,
-            vocab_size=training.tokenizer.vocab_size,
-            weights=weights,
-            attention=training.attention,
-        )
+        about = about_run(training, weights=weights)
     except _NOT_DESCRIBED:
         logger.exception("the record does not describe this attempt, training continues")
         return

@@ -6,9 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
-from neox_config import NeoXConfig
+import torch
+
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
+from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_launcher.worker.reporting import is_restart
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.outcome import shared_outcome
@@ -47,13 +49,12 @@ def claim_folder(folder: str | None, groups: Groups, storage: Storage) -> Abstra
     return save_lock(Path(folder), groups, storage=storage, patience=patience)
 
 
-def check_saves(config: NeoXConfig) -> None:
+def check_saves(section: CheckpointSection) -> None:
     """Check that the configured saves are possible on this operating system.
 
     Raises:
         NeoXError: it has no files in memory, which asynchronous saves need.
     """
-    section = config.checkpoint
     if section.save is not None and section.async_save and not hasattr(os, "memfd_create"):
         raise NeoXError("async-save requires Linux; set async-save: false")
 
@@ -74,13 +75,13 @@ def save_training(
     )
 
 
-def build_background_saves(training: Training) -> BackgroundSaves | None:
+def build_background_saves(
+    section: CheckpointSection, groups: Groups, device: torch.device, *, patience: float | None
+) -> BackgroundSaves | None:
     """Build saves in the background, if they are configured."""
-    section = training.config.checkpoint
     if section.save is None or not section.async_save:
         return None
-    patience = training.config.launch.hang_timeout
-    return BackgroundSaves(training.groups, training.engine.device, patience=patience)
+    return BackgroundSaves(groups, device, patience=patience)
 
 
 def build_checkpoint_hook(
@@ -120,7 +121,7 @@ def build_checkpoint_hook(
         before_save=before_save,
         while_saving=partial(while_saving, outputs.progress),
         events=outputs.events,
-        after_save=_after_save(training, directory, saved),
+        after_save=_after_save(training.uploads, directory, saved),
         keep_last=section.keep_last_n_checkpoints,
     )
 
@@ -134,14 +135,13 @@ def _background(training: Training, directory: Path, saves: BackgroundSaves) -> 
     )
 
 
-def build_uploads(config: NeoXConfig, groups: Groups) -> Uploads | None:
+def build_uploads(section: CheckpointSection, groups: Groups) -> Uploads | None:
     """Build the uploads to an object store, on rank 0, if they are configured. Collective over all ranks.
 
     Raises:
         CheckpointError: the store cannot be written to, or contains checkpoints of another training; the same
             on all ranks.
     """
-    section = config.checkpoint
     if section.save is None or section.checkpoint_store is None:
         return None
     save, url = Path(section.save).absolute(), section.checkpoint_store
@@ -154,10 +154,9 @@ def build_uploads(config: NeoXConfig, groups: Groups) -> Uploads | None:
 
 
 def _after_save(
-    training: Training, directory: Path, saved: Callable[[int], None] | None
+    uploads: Uploads | None, directory: Path, saved: Callable[[int], None] | None
 ) -> Callable[[int], None]:
     """Return a function that reports a complete checkpoint, and uploads it if that is configured."""
-    uploads = training.uploads
 
     def after_save(iteration: int) -> None:
         if saved is not None:

@@ -73,7 +73,8 @@ def teacher_names(names: Iterable[str], section: LayerReduction) -> dict[str, st
 
 
 def start_from_teacher(
-    resolved: Resolved,
+    section: LayerReduction,
+    kinds: Sequence[str],
     model: nn.Module,
     *,
     load: Path | None,
@@ -84,7 +85,8 @@ def start_from_teacher(
     """Copy layers and modules of the teacher, unless a checkpoint of the student will be loaded. Collective.
 
     Args:
-        resolved: the configuration.
+        section: what is copied, and from where.
+        kinds: attention type of each layer of the student.
         model: this rank's part of the student, initialized.
         load: folder of the checkpoints to continue from.
         groups: this rank's process groups.
@@ -95,7 +97,6 @@ def start_from_teacher(
         CheckpointError: the teacher is missing or damaged, does not have what the student copies, or
             computes something else with it.
     """
-    section = resolved.config.compression.compression_training.layer_reduction
     copies = section.module_name_prefix or section.other_module_name
     if not (section.enabled and copies) or is_continued(load, groups):
         return
@@ -108,7 +109,7 @@ def start_from_teacher(
     every = {name: each for found in gather(groups.control, sources) for name, each in found.items()}
     wanted = [wanted_weight(sources[name], parameter) for name, parameter in named.items() if name in sources]
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
-        _check(resolved, checkpoint, wanted, every, changes)
+        _check(section, kinds, checkpoint, wanted, every, changes)
         reader = ShardReader(folder, checkpoint.manifest.files)
         check_wanted(wanted, checkpoint.manifest, reader)
     fill_wanted(wanted, checkpoint.manifest, reader, writable=writable)
@@ -131,14 +132,14 @@ def _open_teacher(section: LayerReduction, groups: Groups) -> tuple[Path, Checkp
 
 
 def _check(
-    resolved: Resolved,
+    section: LayerReduction,
+    kinds: Sequence[str],
     checkpoint: Checkpoint,
     wanted: Sequence[WantedWeight],
     every: dict[str, str],
     changes: Changes,
 ) -> None:
     """Require that both models have all weights of what is copied, and compute the same with them."""
-    section = resolved.config.compression.compression_training.layer_reduction
     stored, sources = checkpoint.manifest.weight_names, set(every.values())
     copied = [f"{_LAYERS}.{layer}." for layer in section.teacher_layer or () if section.module_name_prefix]
     copied += [f"{other}." for other in section.other_module_name or ()]
@@ -158,7 +159,7 @@ def _check(
         problems += _other_tokenizer(changes)
     problems += [str(change) for change in changes.model if _decides(change, sources)]
     if not problems:
-        problems += _other_attention(resolved, checkpoint.resolved, every)
+        problems += _other_attention(kinds, checkpoint.model.kinds, every)
     if problems:
         raise CheckpointError(
             f"the teacher {checkpoint.folder} does not fit the student: {problems[0]}; set the architecture "
@@ -177,12 +178,12 @@ def _decides(change: Change, copied: Collection[str]) -> bool:
     return change.label in _OF_NORMS and any(name.startswith("final_norm.") for name in copied)
 
 
-def _other_attention(own: Resolved, theirs: Resolved, copied: Mapping[str, str]) -> list[str]:
+def _other_attention(own: Sequence[str], theirs: Sequence[str], copied: Mapping[str, str]) -> list[str]:
     """Return a clause for each copied layer with another attention type than in the teacher."""
     names = [pair for pair in copied.items() if _is_of_layer(pair[0])]
     problems = []
     for student, teacher in sorted({(_number_in(name), _number_in(source)) for name, source in names}):
-        here, there = own.derived.attention_types[student], theirs.derived.attention_types[teacher]
+        here, there = own[student], theirs[teacher]
         if here != there:
             problems.append(
                 f"attention-config: its layer {teacher} has {there} attention, and layer {student} of the "
@@ -226,11 +227,13 @@ def add_distillation(
         return
     assert isinstance(model, SequentialModel), "a rule refuses pipelines"
     folder, checkpoint = _open_teacher(section, groups)
-    like = _like(resolved, checkpoint)
+    # The teacher's parameters in the student's layout.
+    update = {"parallelism": resolved.config.parallelism, "precision": resolved.config.precision}
+    like = Resolved.of(checkpoint.resolved.config.model_copy(update=update), resolved.sizes)
     teacher = build_stage(like.model, like.run, groups, vocab_size=vocab_size).eval()
     for parameter in teacher.parameters():
         parameter.requires_grad_(False)
-        parameter.data = parameter.data.to(DTYPES[resolved.derived.precision])
+        parameter.data = parameter.data.to(DTYPES[resolved.run.precision.weights])
     wanted = [wanted_weight(*named) for named in named_logical_parameters(teacher)]
     own, theirs = resolved.config.model, checkpoint.resolved.config.model
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
@@ -266,10 +269,3 @@ def add_distillation(
         group=groups.model,
     )
     logger.info("the loss of the student is compared with that of the teacher %s", folder)
-
-
-def _like(resolved: Resolved, checkpoint: Checkpoint) -> Resolved:
-    """Return the teacher's parameters in the student's layout."""
-    own = resolved.config
-    update = {"parallelism": own.parallelism, "precision": own.precision}
-    return Resolved.of(checkpoint.resolved.config.model_copy(update=update), resolved.sizes)

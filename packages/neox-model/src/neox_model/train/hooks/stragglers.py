@@ -4,7 +4,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 
-from neox_config import NeoXConfig
+from neox_config.schema.sections.logging import LoggingSection
 from neox_model.checkpoint.outcome import collect
 from neox_model.engine.contract import Engine
 from neox_model.metrics.compute_time import HOST_CLOCK, Clock, ComputeTime, device_clock
@@ -148,7 +148,7 @@ class StragglersHook(Hook):
 
 
 def straggler_hooks(
-    config: NeoXConfig,
+    section: LoggingSection,
     engine: Engine,
     groups: Groups,
     *,
@@ -162,7 +162,7 @@ def straggler_hooks(
     Under ZeRO, backward passes wait for the reductions inside them, so only forward passes are measured.
 
     Args:
-        config: the configuration.
+        section: the threshold and the interval.
         engine: the engine, whose phases are measured from now on.
         groups: this rank's process groups.
         writers: receive the metrics.
@@ -170,7 +170,7 @@ def straggler_hooks(
         before_writing: called before metrics are written.
         clock: measures the phases; None: that of the engine's device.
     """
-    threshold = config.logging.straggler_threshold
+    threshold = section.straggler_threshold
     if threshold is None:
         return
     if groups.data.size == 1 and groups.world.rank == 0:
@@ -185,7 +185,7 @@ def straggler_hooks(
         time=time,
         peak=lambda: peak_bytes(engine.device),
         threshold=threshold,
-        interval=config.logging.log_interval,
+        interval=section.log_interval,
         writers=writers,
         events=events,
         before_writing=before_writing,
