@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from neox_config.facts.engines import ENGINES, Capability, EngineName, averages_early
+from neox_config.facts.engines import ENGINES, Capability, EngineName
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -13,9 +13,6 @@ __all__ = [
     "chosen_engine",
     "engine_offers",
     "only_deepspeeds",
-    "overlaps_reduction",
-    "partitions_rows",
-    "reduces_early",
     "uses_pipeline",
     "why_unused_by_engine",
 ]
@@ -143,23 +140,6 @@ def why_unused_by_engine(name: str, config: NeoXConfig) -> str:
         return ""
     unused = NO_EFFECT_ON_TORCH if _stage(config) == 1 else {**NO_EFFECT_ON_TORCH, **_NO_EFFECT_FROM_STAGE_2}
     return f"with the torch engine, {unused[name]}" if name in unused else ""
-
-
-def partitions_rows(config: NeoXConfig) -> bool:
-    """Return True if data-parallel ranks, where there are several, divide the rows of all weights."""
-    return chosen_engine(config).name == "torch" and _stage(config) > 0
-
-
-def overlaps_reduction(config: NeoXConfig) -> bool | None:
-    """Return `overlap_comm`; False in pipelines, which average gradients after all passes."""
-    return False if uses_pipeline(config) else config.zero.zero_optimization.overlap_comm
-
-
-def reduces_early(config: NeoXConfig, *, on_gpu: bool) -> bool:
-    """Return True if gradients are averaged during the backward pass (see `averages_early`)."""
-    return averages_early(
-        chosen_engine(config).name, _stage(config), overlaps=overlaps_reduction(config), on_gpu=on_gpu
-    )
 
 
 def engine_offers(config: NeoXConfig, capability: Capability) -> bool:

@@ -10,7 +10,6 @@ __all__ = [
     "is_masked",
     "is_retrieval",
     "sees_later_tokens",
-    "separates_tokens",
     "tokens_behind_input",
 ]
 
@@ -50,8 +49,3 @@ def has_padding(config: NeoXConfig) -> bool:
     """Return True if tokens would see padding: behind a causal model's samples, no token sees it."""
     is_cut = config.objective.short_seq_prob > 0 or config.data.pack_impl != "packed"
     return is_retrieval(config) or (is_masked(config) and is_cut)
-
-
-def separates_tokens(config: NeoXConfig) -> bool:
-    """Return True if layers receive document ids, which separate documents, or tokens from padding."""
-    return config.data.reset_attention_mask or has_padding(config)

@@ -15,7 +15,12 @@ from neox_config.estimate import (
     local_parameters,
 )
 from neox_config.estimate import memory as of_memory
-from neox_config.estimate.parameters import bucketed_parameters, trained_parameters, weights_within
+from neox_config.estimate.parameters import (
+    bucketed_parameters,
+    number_of_each,
+    trained_parameters,
+    weights_within,
+)
 from neox_config.estimate.step import model_bytes, step_collectives
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.facts.vocabulary import pad_vocabulary
@@ -108,6 +113,14 @@ def test_shared_layers_own_the_weights_of_the_first_to_use_them(style, owners, o
     model = make(4, num_unique_layers=2, param_sharing_style=style).model
     assert weights_within(model, range(4)) == tuple(sorted(set(owners)))
     assert weights_within(model, range(2, 4)) == of_second_stage
+
+
+def test_layers_that_differ_in_their_number_alone_are_one_kind():
+    settings = {"pos_emb": "alibi", "apply_query_key_layer_scaling": True, "num_unique_layers": 2}
+    model = make(4, **settings).model
+    assert len(set(model.layers)) == 4
+    ((_, number),) = number_of_each(model, range(4))
+    assert number == 4
 
 
 def test_as_many_sets_of_weights_as_layers_share_nothing():
