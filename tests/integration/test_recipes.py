@@ -155,6 +155,95 @@ class RampPosition(nn.Module):
         return (positions_SB.unsqueeze(-1).float() / 100).expand(*positions_SB.shape, self.hidden_size)
 '''
 
+MIXER = '''"""A mixer: averages of earlier tokens, in which a token's weight falls with its distance."""
+
+import torch
+from torch import Tensor
+
+from neox_model.layers.cache import Cached, Chunk
+from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
+
+__all__ = ["DecayMixer"]
+
+
+class DecayMixer(Cached):
+    """Computes out(sum over s of decay ** (t - s) * value(s)), without tokens of other documents."""
+
+    def __init__(self, width, *, decay, init, output_init, group, skip_bias) -> None:
+        super().__init__()
+        self.decay = decay
+        self.value = ColumnParallelLinear(width, width, init=init, group=group)
+        self.out = RowParallelLinear(width, width, init=output_init, group=group, skip_bias=skip_bias)
+
+    def forward(self, hidden_SBD, document_ids_BS=None, position_ids_SB=None, entry=None):
+        value_SB1F = self.value(hidden_SBD, entry)[0].unsqueeze(2)
+        cache, length = self.cache, len(value_SB1F)
+        if cache is not None and not isinstance(cache.window, Chunk):
+            mixed_SBF = cache.of_next_tokens(value_SB1F, (value_SB1F,), self._next)
+        else:
+            rows = value_SB1F if cache is None else cache.rows_of_chunk(value_SB1F)[0]
+            keys = torch.arange(len(rows), device=rows.device)
+            weight = self._weights(keys[-length:].unsqueeze(1) - keys)
+            if document_ids_BS is not None:
+                same = document_ids_BS[:, -length:].unsqueeze(2) == document_ids_BS.unsqueeze(1)
+                weight = weight * same
+            mixed_SBF = (weight.to(rows.dtype) @ rows.squeeze(2).transpose(0, 1)).transpose(0, 1)
+        return self.out(mixed_SBF, reduces=entry is None or entry.reduces)
+
+    def _next(self, value_B1F, rows_B1TF, span):
+        distance_BT = span.positions.unsqueeze(1) - torch.arange(span.num_keys, device=rows_B1TF.device)
+        weight_B1T = self._weights(distance_BT).to(rows_B1TF.dtype).unsqueeze(1)
+        return (weight_B1T @ rows_B1TF.squeeze(1)).squeeze(1)
+
+    def _weights(self, distance: Tensor) -> Tensor:
+        return torch.where(distance < 0, 0.0, self.decay ** distance.clamp(min=0).float())
+'''
+
+DECAY = """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decay:
+    kind: str = of("attention_config", compare=False)
+    decay: float = of("mixer_decay")
+    both_ways: bool = of("objective", default=False)
+
+    @classmethod
+    def read(cls, config: NeoXConfig, kind: str, layer_index: int) -> Self:
+        return cls(kind=kind, decay=config.attention.mixer_decay)
+
+    def settings(self) -> Settings:
+        return {"mixer-decay": self.decay}
+
+
+Mixer = Mixer | Decay
+"""
+
+COST = """    Decay: Cost(
+        tensors=lambda mixer, layer, model: (
+            each
+            for is_column in (True, False)
+            for each in _linear("attention", model.width, model.width, is_column=is_column, bias=True)
+        ),
+        kept=lambda mixer, layer, setup, is_compiled, device: 2 * setup.element_bytes * setup.model.width,
+        bias=lambda mixer: True,
+        operations=lambda mixer, model, length, convention: round(
+            2 * _counted(model, length, length, convention) * model.width
+        ),
+    ),
+"""
+
+BUILT = """    Decay: lambda mixer, index, run, *, width, init, output_init, group, operators, **_: partial(
+        DecayMixer,
+        width,
+        decay=mixer.decay,
+        init=init,
+        output_init=output_init,
+        group=group,
+        skip_bias=operators.bias_dropout_add is not None and operators.norm_of_sum is None,
+    ),
+"""
+
 RAMP = """
 
 
@@ -172,9 +261,9 @@ AddedPosition = AddedPosition | Ramp
 """
 
 PENALTY = """    def _penalty(self, hidden_SBD: Tensor, weights_SB: Tensor) -> Tensor:
-        # Every rank has these hidden states, and their gradients are summed over the ranks.
-        squares_SB = hidden_SBD.float().square().mean(dim=-1) / self.group.size
-        return self.penalty * (squares_SB * weights_SB).sum()
+        term = self.penalty * (hidden_SBD.float().square().mean(dim=-1) * weights_SB).sum()
+        # Every rank has these hidden states and this term; the gradients of ranks are summed.
+        return term.detach() + (term - term.detach()) / self.group.size
 
 """
 
@@ -427,6 +516,54 @@ RECIPES = {
         words="File for lines",
         in_effect=writer_wrote,
     ),
+    "mixer": Recipe(
+        row="a mixer",
+        most_files=6,
+        edits=(
+            Edit("neox_model/layers/decay_mixer.py", MIXER),
+            Edit(
+                "neox_model/assembly/transformer.py",
+                BUILT,
+                after="MIXERS: Mapping[type[Any], Callable[..., Factory]] = {\n",
+            ),
+            Edit(
+                "neox_model/assembly/transformer.py",
+                "from neox_config.spec.mixers import Decay\n"
+                "from neox_model.layers.decay_mixer import DecayMixer\n",
+                after="from neox_model.initialization import build_init_method\n",
+            ),
+            Edit("neox_config/spec/mixers.py", DECAY, after="Mixer = Attention | SpatialMLP"),
+            Edit(
+                "neox_config/spec/mixers.py",
+                '"decay": Decay, ',
+                after="_MIXERS: Mapping[str, type[Mixer]] = {",
+            ),
+            Edit("neox_config/estimate/mixers.py", COST, after="_COSTS: Mapping[type[Any], Cost] = {\n"),
+            Edit(
+                "neox_config/estimate/mixers.py",
+                "from neox_config.spec.mixers import Decay\n",
+                after="from neox_config.facts.norms import NORM_FACTS\n",
+            ),
+            Edit(
+                "neox_config/facts/attention.py",
+                '    "decay": AttentionFacts(),\n',
+                after="ATTENTION_FACTS: Mapping[str, AttentionFacts] = {\n",
+            ),
+            Edit(
+                "neox_config/schema/sections/attention.py",
+                "    mixer_decay: float = param(\n"
+                '        0.5, origin="ours", ge=0, le=1, doc="Weight of a token relative to the next one."\n'
+                "    )\n",
+                after='    """Attention types and position embeddings."""\n\n',
+            ),
+        ),
+        settings={
+            "attention_config": [[["global", "decay"], 1]],
+            "mixer_decay": 0.8,
+        },
+        explained="mixer-decay",
+        words="relative to the next one",
+    ),
     "loss term": Recipe(
         row="a loss term",
         most_files=3,
@@ -632,3 +769,42 @@ def test_the_edits_of_the_recipe_are_enough(name, copied, before, tmp_path):
         assert run("neox-config", command, "job.yml", folder=folder, sources=sources)
     explained = run("neox-config", "explain", recipe.explained, folder=folder, sources=sources)
     assert re.search(recipe.words, " ".join(explained.split()))
+
+
+# Kinds of additions that every layout, a resume and generation must know.
+EVERYWHERE = ("mixer", "loss term", "parameter")
+LAYOUTS = {"tensor": {"model_parallel_size": 2}, "pipeline": {"pipe_parallel_size": 2}}
+GENERATED = {
+    "text_gen_type": "unconditional",
+    "temperature": 0.0,
+    "maximum_tokens": 12,
+    "num_samples": 1,
+}
+
+
+@pytest.mark.recipe
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_what_the_recipe_adds_works_on_layouts_resumes_and_generates(name, copied, tmp_path):
+    recipe, sources = RECIPES[name], copied(name)
+    for edit in recipe.edits:
+        apply(edit, sources)
+    saved = {**recipe.settings, "save": "saved", "save_interval": 2}
+    alone = tmp_path / "alone"
+    train(alone, saved, sources)
+    for layout, sizes in LAYOUTS.items():
+        folder = tmp_path / layout
+        train(folder, {**recipe.settings, **sizes, "num_gpus": 2}, sources)
+        assert losses(folder) == pytest.approx(losses(alone), rel=1e-5)
+
+    resumed = tmp_path / "resumed"
+    train(resumed, {**recipe.settings, "load": str(alone / "saved" / "global_step2")}, sources)
+    assert losses(resumed) == losses(alone)[2:]
+
+    texts = []
+    for recompute in (False, True):
+        output = alone / f"texts-{recompute}.jsonl"
+        settings = GENERATED | {"recompute": recompute, "sample_output_file": output.name, "load": "saved"}
+        sets = [word for pair in settings.items() for word in ("--set", f"{pair[0]}={json.dumps(pair[1])}")]
+        run("neox-launch", "generate", "--config", "job.yml", *sets, folder=alone, sources=sources)
+        texts.append([json.loads(line)["text"] for line in output.read_text().splitlines()])
+    assert texts[0] == texts[1] != []

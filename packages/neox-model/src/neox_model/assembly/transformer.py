@@ -34,7 +34,9 @@ Factory = Callable[[], nn.Module]
 Options = dict[str, Any]
 
 # Class of a mixer -> function with the arguments of `build_attention` that returns a factory of its module.
-MIXERS: Mapping[type[Any], Callable[..., Factory]] = {Attention: build_attention}
+MIXERS: Mapping[type[Any], Callable[..., Factory]] = {
+    Attention: build_attention,
+}
 
 
 def build_init(spec: ModelSpec, initialization: Initialization, name: str) -> InitMethod:
