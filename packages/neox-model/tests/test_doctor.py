@@ -58,7 +58,7 @@ def test_backends_are_asked_for_as_the_training_does_and_notes_are_reported_once
 ):
     asked = []
 
-    def backends(resolved, device):
+    def backends(model, run, device):
         asked.append(torch.are_deterministic_algorithms_enabled())
         return [
             AttentionBackend(kind=kind, layers=1, name="flash", note=note)

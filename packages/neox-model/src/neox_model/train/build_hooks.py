@@ -11,27 +11,35 @@ from typing import Any
 import torch
 
 from neox_config.counted import counted
-from neox_config.derive.engine import engine_offers
 from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.facts.engines import Capability
+from neox_config.schema.sections.compression import CompressionTraining
+from neox_config.schema.sections.engine import Eigenvalue, EngineSection
+from neox_config.schema.sections.logging import LoggingSection
+from neox_config.schema.sections.training import TrainingSection
 from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.token_dropping import kept_tokens
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.engine.contract import Engine, Update
 from neox_model.metrics.events import Events
 from neox_model.metrics.memory import memory_metrics
 from neox_model.metrics.peaks import peak_tflops
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Phases, Timers
 from neox_model.metrics.writers.base import MetricWriter
+from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.about import device_name
+from neox_model.train.compression import TrainedCompression
 from neox_model.train.copied_model import copied_forward
 from neox_model.train.data.documents import documents_of
 from neox_model.train.data.position import Ranges
+from neox_model.train.eigenvalues import Eigenvalues
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.forward_check import ForwardCheck
 from neox_model.train.hooks.autoresume import AutoresumeHook, find_service
@@ -89,6 +97,7 @@ def build_hooks(
 ) -> Hooks:
     """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
     config, timers, throughput = training.config, Timers(), _measure_model(training)
+    engine, groups, section = training.engine, training.groups, config.logging
     writers, progress, events = outputs.writers, outputs.progress, outputs.events
     log = _build_log(training, writers, timers, throughput)
     checkpoint: CheckpointHook | None = None
@@ -100,21 +109,25 @@ def build_hooks(
 
     spikes = _spike_handler(training, before_end, events)
     guard = _build_guard(training, before_end, events, spikes)
-    copies = _build_copies(training, before_end)
-    stop = _build_stop(training)
+    sdc_interval, copies = config.training.sdc_check_interval, None
+    if sdc_interval is not None:
+        copies = CopiesHook(engine, groups, interval=sdc_interval, before_end=before_end)
+    stop = StopHook(groups.control, exit_interval=config.training.exit_interval, save=config.checkpoint.save)
     hooks: list[Hook] = [
         ProgressHook(progress, StatusReports(progress, schedule=training.schedule, throughput=throughput)),
-        *_eigenvalues(training, writers, log),
-        *_compression(training, writers, log),
-        *_autoresume(training),
+        *_eigenvalues(training.eigenvalues, config.engine.eigenvalue, writers, log),
+        *_compression(training.compression, config.compression.compression_training, section, writers, log),
+        *_autoresume(config.training, groups.control),
         stop,
-        *_stragglers(training, outputs, log),
+        *straggler_hooks(
+            section, engine, groups, writers=writers, events=events, before_writing=log.write_pending
+        ),
         log,
         guard,
         *([] if copies is None else [copies]),
         ReserveHook(evaluator.samples, interval=config.training.eval_interval),
-        *_norms(training, writers, log),
-        *_gradient_hooks(training, writers, log),
+        *_norms(section, engine, groups, writers, log),
+        *_gradient_hooks(section, training.resolved.run.engine.offers, engine.update, groups, writers, log),
     ]
     before_save = _before_save(training, log, guard, copies, forward)
     if config.checkpoint.save is not None:
@@ -139,14 +152,6 @@ def build_hooks(
         before_save()
 
     return Hooks(hooks, before_other_save)
-
-
-def _build_stop(training: Training) -> StopHook:
-    return StopHook(
-        training.groups.control,
-        exit_interval=training.config.training.exit_interval,
-        save=training.config.checkpoint.save,
-    )
 
 
 def _last(training: Training, progress: Progress, *, saves_start: bool) -> Iterator[Hook]:
@@ -185,17 +190,6 @@ def _before_save(
     return before_save
 
 
-def _stragglers(training: Training, outputs: Outputs, log: LogHook) -> Iterator[Hook]:
-    return straggler_hooks(
-        training.config.logging,
-        training.engine,
-        training.groups,
-        writers=outputs.writers,
-        events=outputs.events,
-        before_writing=log.write_pending,
-    )
-
-
 def _build_log(
     training: Training, writers: Sequence[MetricWriter], timers: Timers, throughput: Throughput
 ) -> LogHook:
@@ -206,7 +200,7 @@ def _build_log(
         timers=timers,
         interval=training.config.logging.log_interval,
         memory=partial(memory_metrics, training.engine.device),
-        phases=_phases(training),
+        phases=_phases(training.config.engine, training.engine),
     )
 
 
@@ -225,13 +219,6 @@ def _build_guard(
         events=events,
         on_spike=spikes,
     )
-
-
-def _build_copies(training: Training, before_end: Callable[[], None]) -> CopiesHook | None:
-    interval = training.config.training.sdc_check_interval
-    if interval is None:
-        return None
-    return CopiesHook(training.engine, training.groups, interval=interval, before_end=before_end)
 
 
 def _build_evaluation(
@@ -268,14 +255,13 @@ def _nothing(state: TrainState) -> None:
     """Do nothing: it is not configured."""
 
 
-def _phases(training: Training) -> Phases | None:
+def _phases(section: EngineSection, engine: Engine) -> Phases | None:
     """Measure the phases of training steps on every rank, if it is configured."""
-    section = training.config.engine
     if not (section.wall_clock_breakdown or section.flops_profiler.enabled):
         return None
-    device = training.engine.device
+    device = engine.device
     phases = Phases(partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None)
-    training.engine.measure_phases(phases.measure)
+    engine.measure_phases(phases.measure)
     return phases
 
 
@@ -309,19 +295,24 @@ def _spike_handler(training: Training, before_end: Callable[[], None], events: E
     )
 
 
-def _autoresume(training: Training) -> Iterator[Hook]:
-    section = training.config.training
+def _autoresume(section: TrainingSection, control: Group) -> Iterator[Hook]:
     if section.adlr_autoresume:
         service = find_service(section.adlr_autoresume_service)
-        yield AutoresumeHook(service, training.groups.control, interval=section.adlr_autoresume_interval)
+        yield AutoresumeHook(service, control, interval=section.adlr_autoresume_interval)
 
 
-def _gradient_hooks(training: Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
-    section, update = training.config.logging, training.engine.update
-    if section.log_grad_norm and engine_offers(training.config, "before_update"):
+def _gradient_hooks(
+    section: LoggingSection,
+    offers: frozenset[Capability],
+    update: Update,
+    groups: Groups,
+    writers: Sequence[MetricWriter],
+    log: LogHook,
+) -> Iterator[Hook]:
+    if section.log_grad_norm and "before_update" in offers:
         yield GradientNormsHook(
             update,
-            training.groups,
+            groups,
             writers=writers,
             interval=section.log_interval,
             before_writing=log.write_pending,
@@ -341,38 +332,47 @@ def _gradient_hooks(training: Training, writers: Sequence[MetricWriter], log: Lo
         )
 
 
-def _eigenvalues(training: Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
-    if training.eigenvalues is not None:
+def _eigenvalues(
+    eigenvalues: Eigenvalues | None, section: Eigenvalue, writers: Sequence[MetricWriter], log: LogHook
+) -> Iterator[Hook]:
+    if eigenvalues is not None:
         yield EigenvaluesHook(
-            training.eigenvalues,
+            eigenvalues,
             writers=writers,
-            interval=training.config.engine.eigenvalue.gas_boundary_resolution,
+            interval=section.gas_boundary_resolution,
             before_writing=log.write_pending,
         )
 
 
-def _compression(training: Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
+def _compression(
+    compression: TrainedCompression | None,
+    settings: CompressionTraining,
+    section: LoggingSection,
+    writers: Sequence[MetricWriter],
+    log: LogHook,
+) -> Iterator[Hook]:
     """Build the hook that compresses, before all that use the model after an iteration."""
-    if training.compression is not None:
-        shared = training.config.compression.compression_training.weight_quantization.shared_parameters
+    if compression is not None:
+        shared = settings.weight_quantization.shared_parameters
         yield CompressionHook(
-            training.compression,
+            compression,
             writers=writers,
-            interval=training.config.logging.log_interval,
+            interval=section.log_interval,
             before_writing=log.write_pending,
             is_verbose=shared.enabled and shared.quantize_verbose,
         )
 
 
-def _norms(training: Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
-    section = training.config.logging
+def _norms(
+    section: LoggingSection, engine: Engine, groups: Groups, writers: Sequence[MetricWriter], log: LogHook
+) -> Iterator[Hook]:
     if not (section.log_param_norm or section.log_optimizer_states):
         return
     yield NormsHook(
         partial(
             tensor_norms,
-            training.engine,
-            training.groups,
+            engine,
+            groups,
             parameters=section.log_param_norm,
             states=section.log_optimizer_states,
         ),

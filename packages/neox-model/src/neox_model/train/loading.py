@@ -147,7 +147,13 @@ def add_left_out(training: Training) -> None:
         *(() if section.save is None else (Path(section.save),)),
     ]
     with shared_outcome(control, "reading which samples to leave out"):
-        found = [] if control.rank else [_left_out_in(folder, training) for folder in _distinct(folders)]
+        found: list[Ranges] = []
+        if control.rank == 0:
+            owner = owner_of(training)
+            found = [
+                _left_out_in(folder, owner, save=section.save, load=training.load)
+                for folder in _distinct(folders)
+            ]
     state.left_out = merged(state.left_out, *(ranges for each in gather(control, found) for ranges in each))
     if control.rank == 0:
         _log_left_out(state, training.datasets.get("train"))
@@ -164,11 +170,10 @@ def _distinct(folders: Sequence[Path]) -> list[Path]:
     return list({folder.resolve(): folder for folder in folders}.values())
 
 
-def _left_out_in(folder: Path, training: Training) -> Ranges:
-    found = read_left_out(folder, owner_of(training))
+def _left_out_in(folder: Path, owner: Owner, *, save: str | None, load: Path | None) -> Ranges:
+    found = read_left_out(folder, owner)
     if found is not None:
         return found
-    save, load = training.config.checkpoint.save, training.load
     others = "belongs to a training of another model or of other samples"
     is_saved_to = save is not None and folder.resolve() == Path(save).resolve()
     if not is_saved_to or (load is not None and folder.resolve() == load.resolve()):

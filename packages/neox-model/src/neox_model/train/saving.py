@@ -108,30 +108,26 @@ def build_checkpoint_hook(
         saved: called with the iteration of each complete checkpoint, on every rank.
     """
     section = training.config.checkpoint
-    minutes = section.save_interval_minutes
-
+    minutes, background = section.save_interval_minutes, None
+    if saves is not None:
+        background = Background(
+            start=lambda state: save_training(training, directory, save=saves.start),
+            saves=saves,
+            prepare=partial(saves.prepare, training, save_optimizer=not section.no_save_optim),
+        )
     return CheckpointHook(
         lambda state: save_training(training, directory),
         interval=section.save_interval,
         growth=section.save_growth,
         extra=extra,
         clock=None if minutes is None else SaveClock(training.groups.control, minutes=minutes),
-        background=None if saves is None else _background(training, directory, saves),
+        background=background,
         timers=timers,
         before_save=before_save,
         while_saving=partial(while_saving, outputs.progress),
         events=outputs.events,
         after_save=_after_save(training.uploads, directory, saved),
         keep_last=section.keep_last_n_checkpoints,
-    )
-
-
-def _background(training: Training, directory: Path, saves: BackgroundSaves) -> Background:
-    states = not training.config.checkpoint.no_save_optim
-    return Background(
-        start=lambda state: save_training(training, directory, save=saves.start),
-        saves=saves,
-        prepare=partial(saves.prepare, training, save_optimizer=states),
     )
 
 
