@@ -119,7 +119,7 @@ def unigram_loss(config: NeoXConfig, prefix: str, tokenizer: Tokenizer) -> tuple
     )
     found: list[np.ndarray] = []
     with closing(streams["valid"](0)) as stream:
-        for _ in range(config.training.eval_iters * resolved.derived.accumulation):
+        for _ in range(config.training.eval_iters * resolved.run.batch.accumulation):
             batch = next(stream)
             found.append(losses[batch.labels_BS[batch.loss_mask_BS == 1].numpy()])
     every = np.concatenate(found)

@@ -72,7 +72,7 @@ def add_teacher(model: Any, resolved: Any, groups: Any, options: argparse.Namesp
     teacher = build_stage(theirs.model, theirs.run, groups, vocab_size=options.vocabulary).eval()
     # The tracker requires gradients of all parameters; there are none, because the teacher runs without.
     for parameter in teacher.parameters():
-        parameter.data = parameter.data.normal_(std=0.02).to(DTYPES[resolved.derived.precision])
+        parameter.data = parameter.data.normal_(std=0.02).to(DTYPES[resolved.run.precision.weights])
     model.distillation = Distillation(
         list(teacher.stack),
         layers=list(enumerate(section.teacher_layer)),

@@ -132,7 +132,7 @@ def measure(name: str, settings: list[str], work: Path, chosen: argparse.Namespa
         rows = [json.loads(line) for line in samples.read_text().split("\n") if line]
         texts = [row["prompt"] + row["text"] for row in rows if row["text"] is not None]
     resolved = resolve(load_config([CONFIG], overrides=overrides(common)), devices=processes)
-    per_iteration = resolved.derived.train_batch_size * resolved.config.model.seq_length
+    per_iteration = resolved.run.batch.whole * resolved.config.model.seq_length
     return {
         "iterations": iterations,
         "tokens": iterations * per_iteration,

@@ -183,8 +183,8 @@ def _train_one(architecture: str, precision: str, path: Path) -> None:
 def _batches(resolved: Resolved) -> Iterator[Batch]:
     """Micro-batches of sequences that mostly increase by one, which a model can learn."""
     generator = torch.Generator().manual_seed(1)
-    shape = (resolved.derived.micro_batch_size, resolved.config.model.seq_length + 1)
-    for _ in range(ITERATIONS * resolved.derived.accumulation):
+    shape = (resolved.run.batch.micro, resolved.config.model.seq_length + 1)
+    for _ in range(ITERATIONS * resolved.run.batch.accumulation):
         steps = 1 + 4 * (torch.rand(shape, generator=generator) < 0.2).long()
         yield as_batch(steps.cumsum(dim=1) % layouts.VOCAB)
 

@@ -247,14 +247,14 @@ def teacher_of(resolved: Resolved, one: str, other: str, **settings: Any) -> Res
     given = {**settings, **(_merged(OPTIONS[one], OPTIONS[other]) or {})}
     del given["compression_training"]
     given |= {"save": "teacher", "save_interval": 3, "async_save": False, "seed": 7}
-    return resolved_from({**SETTINGS, **given}, devices=resolved.derived.world_size)
+    return resolved_from({**SETTINGS, **given}, devices=resolved.run.layout.world)
 
 
 def first_loss(resolved: Resolved, vocabulary: int) -> float:
     """The loss of a model that knows nothing, and has what its teacher has."""
-    config, derived = resolved.config, resolved.derived
+    config, run = resolved.config, resolved.run
     if config.model.objective == "ict":
-        return math.log(derived.micro_batch_size * derived.data_parallel_size)
+        return math.log(run.batch.micro * run.layout.data)
     reduction = config.compression.compression_training.layer_reduction
     return (1 - reduction.distill.logits_share * reduction.enabled) * math.log(vocabulary)
 

@@ -119,7 +119,7 @@ def test_a_training_that_is_shown_has_a_valid_configuration(place, line):
     files = [value for option, value in given if option == "--config"]
     overrides = [value for option, value in given if option == "--set"]
     config = load_config(files, overrides=overrides, directory=ROOT)
-    assert resolve(config, devices=fewest_devices(config)).derived.train_batch_size >= 1
+    assert resolve(config, devices=fewest_devices(config)).run.batch.whole >= 1
 
 
 def test_the_refused_configuration_in_the_readme_is_reported_as_shown(tmp_path, monkeypatch):

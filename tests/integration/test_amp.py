@@ -94,7 +94,7 @@ def train_each(folder: str, data_path: str, runs: list[list[Any]]) -> list[dict[
         places = {"log_dir": target, "save": target, "load": target, "data_path": data_path}
         read_run._APEX_INITIAL_SCALE = LARGE_SCALE if name.startswith(("whole", "parts")) else usual_scale
         resolved = resolved_from(SETTINGS | places | settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         run.build_engine = watching
         try:
             with Products() as products:

@@ -88,7 +88,7 @@ def train_each(folder: str, corpus: str, layout: dict[str, Any]) -> None:
             (Path(folder) / "asynchronous" / LATEST).write_text(checkpoint_name(MIDDLE))
             distributed.barrier()
         resolved = resolved_from(base | others | {"save": f"{folder}/{name}"}, devices=2)
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         run.train_in(groups, resolved)
         distributed.barrier()
 

@@ -43,7 +43,7 @@ def retrieve(program: str, settings: dict[str, Any]) -> Any:
     from neox_model.retrieve.index import index_in
 
     resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
-    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
     found = {"index": index_in, "find": find_in}[program](groups, resolved)
     # Results of ranks are JSON, whose keys are text.
     return {**asdict(found), "text": str(found)} if isinstance(found, Recall) else found

@@ -190,7 +190,7 @@ def difference_of_copy(settings: dict[str, Any], ranks: int) -> float:
 
     _, engine, groups, _ = trained(settings, ranks=ranks)
     resolved = resolved_from(settings, devices=ranks)
-    dtype = DTYPES[resolved.derived.precision]
+    dtype = DTYPES[resolved.run.precision.weights]
     copy = build_stage(as_plain_model(resolved), groups, vocab_size=VOCAB).to(dtype)
     copy_weights(engine.model, copy, groups)
     copy_compression(engine.model, copy, ITERATIONS, groups)

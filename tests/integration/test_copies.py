@@ -88,7 +88,7 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
 
         run.build_hooks = with_flip if what else build
         with world_of(2, Path(folder), name=str(number)):
-            groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+            groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             try:
                 run.train_in(groups, resolved)
                 ended[save.name] = "the end"

@@ -94,7 +94,7 @@ def train_runs(folder: str, settings: dict[str, Any], names: list[str]) -> None:
             settings | RUNS[name] | paths | {"log_dir": str(Path(folder, name.split()[-1]))},
             devices=int(os.environ["WORLD_SIZE"]),
         )
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         train_in(groups, resolved)
 
 

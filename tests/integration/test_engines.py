@@ -87,7 +87,7 @@ def evaluate_between_updates(stage: int) -> list[float]:
     settings = layouts.SETTINGS | layouts.SMALL | {"engine": "torch", "zero_optimization": {"stage": stage}}
     resolved = resolved_from(settings, devices=dist.get_world_size())
     engine, step, groups, _ = layouts.start(resolved)
-    count = resolved.derived.accumulation
+    count = resolved.run.batch.accumulation
 
     def loss() -> float:
         return float(step.evaluate(layouts.batches_of(resolved, groups), count))

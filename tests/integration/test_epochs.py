@@ -39,7 +39,7 @@ def resolved_with(folder: Path, settings: dict[str, Any], *, devices: int = 1) -
 def test_the_iterations_read_each_token_at_most_as_often_as_there_are_passes(tmp_path, way):
     resolved = resolved_with(tmp_path, WAYS[way](write_corpus(tmp_path)))
     dataset = build_datasets(resolved, ["train"])["train"]
-    count = resolved.config.training.iterations * resolved.derived.train_batch_size
+    count = resolved.config.training.iterations * resolved.run.batch.whole
     read: Counter[tuple[int, int]] = Counter()
     for item in range(count):
         *pieces, last = list(passages(dataset, item))
@@ -54,7 +54,7 @@ def test_the_iterations_read_each_token_at_most_as_often_as_there_are_passes(tmp
     assert {document for document, _ in read} <= set(documents)
     left = 3 * tokens - sum(read.values())
     # Less than a batch and, for lazy, less than a sample of each pass.
-    assert 0 < left <= 16 * (resolved.derived.train_batch_size + 3)
+    assert 0 < left <= 16 * (resolved.run.batch.whole + 3)
 
 
 def train(folder: str, data_path: str) -> list[tuple[int, str | None]]:
@@ -102,7 +102,7 @@ def test_a_training_of_passes_resumes_and_other_batches_or_data_are_refused(tmp_
     assert finished[1] is None
     total = finished[0]
     assert whole.config.training.iterations < total
-    assert whole.derived.lr_decay_iters == whole.config.training.iterations
+    assert whole.update.decay_iterations == whole.config.training.iterations
     changed = f"the checkpoint of iteration {total} was written with another batch size than 3"
     assert batch[1].startswith(changed)
     assert f"replace train-epochs by train-iters: {total}" in batch[1]

@@ -78,7 +78,7 @@ def losses(folder: str, corpus: str, **layout: Any) -> list[float]:
 
     given = SMALL_TRAINING | {"data_path": corpus} | student(Path(folder, "teacher"), **ALL) | layout
     resolved = resolved_from(given, devices=int(os.environ["WORLD_SIZE"]))
-    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
     with run.open_training(groups, resolved, Additions(hooks=[Remember()])) as opened:
         opened.loop.run()
     return found

@@ -86,7 +86,7 @@ LAYOUTS = {
 
 def curve_of(settings: dict[str, Any]) -> Curve:
     resolved = resolved_from(SETTINGS | settings)
-    return learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+    return learning_rate_curve(resolved.config, decay_iterations=resolved.update.decay_iterations)
 
 
 @pytest.mark.parametrize("name", [*STYLES, *SCHEDULES])
@@ -95,7 +95,7 @@ def test_the_optimizer_gets_the_printed_rate_and_momentum_at_every_update(name):
     resolved, curve = resolved_from(SETTINGS | settings), curve_of(settings)
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=9.0, betas=(0.87, 0.98))
     schedule = LearningRateSchedule(
-        optimizer, learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+        optimizer, learning_rate_curve(resolved.config, decay_iterations=resolved.update.decay_iterations)
     )
     used = []
     for _ in range(60):
@@ -124,7 +124,7 @@ def train_all(folder: str, runs: dict[str, dict[str, Any]]) -> None:
                 | {"data_path": f"{folder}/corpus", "log_dir": f"{folder}/{name}/{part}"},
                 devices=int(os.environ["WORLD_SIZE"]),
             )
-            groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+            groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             train_in(groups, resolved)
 
 

@@ -53,7 +53,7 @@ def train_on_hosts(folder: str, trainings: list[list[Any]]) -> list[str]:
             shutil.rmtree("save")
             Path("elsewhere").rename("save")
         resolved = resolved_from(SMALL_TRAINING | TRAINING | settings | {"save": "save"}, devices=2)
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         distributed.barrier()
         with patch.object(storage.socket, "gethostname", lambda home=home: home.name):
             try:

@@ -72,7 +72,7 @@ def train(save: str, settings: dict[str, Any]) -> dict[str, float]:
     resolved = resolved_from(
         given | {"gradient_accumulation_steps": None}, devices=int(os.environ["WORLD_SIZE"])
     )
-    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
     found: dict[str, float] = {}
     evaluate = run.Evaluator.evaluate
 

@@ -96,7 +96,7 @@ def train(parts: list[dict[str, Any]]) -> list[list[tuple[str, int, float]]]:
             return result
 
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         run.Evaluator.evaluate = noted
         try:
             run.train_in(groups, resolved)
@@ -151,7 +151,7 @@ def validation_batches(data: str, first: int = 0):
         resolved.data, resolved.run, datasets, SINGLE_PROCESS, vocab_size=512, end_of_document=0
     )
     with closing(streams["valid"](first)) as stream:
-        return [next(stream) for _ in range(EVALUATED * resolved.derived.accumulation)]
+        return [next(stream) for _ in range(EVALUATED * resolved.run.batch.accumulation)]
 
 
 def plain_loss(weights: dict[str, Tensor], data: str, first: int) -> float:

@@ -95,7 +95,7 @@ def train_with_nan_losses(
         settings = SETTINGS | LAYOUTS[layout] | PRECISIONS[precision] | files
         resolved = resolved_from(settings, devices=2)
         with world_of(2, here, name=str(number)):
-            groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+            groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             try:
                 run.train_in(groups, resolved)
                 ended[run_folder.name] = ""

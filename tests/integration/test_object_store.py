@@ -42,7 +42,7 @@ def train(trainings: list[dict[str, Any]]) -> None:
             shutil.rmtree(lost)
         distributed.barrier()
         resolved = resolved_from(SMALL_TRAINING | settings, devices=distributed.get_world_size())
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
 
         def claim_and_lose(*arguments: Any, lost: str | None = goes_away, **others: Any) -> str:
             number = claim_store(*arguments, **others, patience=0.0)

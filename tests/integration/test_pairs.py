@@ -77,9 +77,9 @@ def train(resolved: Resolved, *, world: str) -> list[float]:
     from neox_model.train import run
     from support.worlds import world_of
 
-    derived = resolved.derived
-    with world_of(derived.world_size, Path.cwd(), name=world):
-        run.train_in(create_groups(derived.model_parallel_size, derived.pipe_parallel_size), resolved)
+    layout = resolved.run.layout
+    with world_of(layout.world, Path.cwd(), name=world):
+        run.train_in(create_groups(layout.tensor, layout.stages), resolved)
         torch.distributed.barrier()
         records = list(read_metrics(Path("logs/metrics.jsonl")))
         torch.distributed.barrier()

@@ -42,7 +42,7 @@ def train_all(folder: str, data_path: str) -> None:
             }
         )
         resolved = resolved_from(settings, devices=2)
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         train_in(groups, resolved)
 
 

@@ -58,7 +58,7 @@ def train(folder: Path, **more: Any) -> None:
     forget_deepspeeds_world()
     files = {"data_path": str(folder.parent / "corpus"), "save": str(folder), "log_dir": str(folder)}
     resolved = resolved_from(SETTINGS | files | more, devices=int(os.environ["WORLD_SIZE"]))
-    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
     run.train_in(groups, resolved)
 
 

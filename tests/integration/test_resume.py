@@ -85,7 +85,7 @@ def train_parts(folder: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]
         resolved = resolved_from(
             SETTINGS | {"save": folder, "load": folder} | settings, devices=int(os.environ["WORLD_SIZE"])
         )
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         messages = Messages()
         logging.getLogger("neox_model").addHandler(messages)
         run.open_streams = opening

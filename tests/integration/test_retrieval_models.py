@@ -64,7 +64,7 @@ def train(parts: list[dict[str, Any]]) -> list[list[tuple[str, int, float, dict[
             return result
 
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         run.Evaluator.evaluate = noted
         try:
             run.train_in(groups, resolved)

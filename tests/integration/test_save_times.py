@@ -67,7 +67,7 @@ def train_each(trainings: list[dict[str, Any]], resumed_from: str) -> None:
             distributed.barrier()
             settings["load"] = resumed_from
         resolved = resolved_from(SMALL_TRAINING | {"train_iters": 10} | settings, devices=2)
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         with patch.object(saving, "SaveClock", partial(saving.SaveClock, now=Ticks(seconds))):
             run.train_in(groups, resolved)
         distributed.barrier()

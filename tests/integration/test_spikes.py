@@ -56,7 +56,7 @@ def train_case(folder: Path, settings: dict[str, Any], *, number: str, poisoned:
     resolved = resolved_from(SETTINGS | settings, devices=2)
     try:
         with world_of(2, folder, name=number):
-            groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+            groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             try:
                 run.train_in(groups, resolved)
             except NeoXError as error:

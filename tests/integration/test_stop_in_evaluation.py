@@ -75,7 +75,7 @@ def train(runs: list[dict[str, Any]]) -> list[int]:
             return streams | {"valid": lambda first: Counted(opened(first), read, at, number)}
 
         resolved = resolved_from(SETTINGS | each["settings"], devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         run.open_streams = opening
         try:
             run.train_in(groups, resolved)

@@ -64,7 +64,7 @@ def train_all(folder: str, data_path: str, cases: dict[str, tuple[dict[str, Any]
         stragglers.HOST_CLOCK = HOST_CLOCK if slow is not None else ticks
         settings = SETTINGS | layout | {"data_path": data_path, "log_dir": str(Path(folder, name))}
         resolved = resolved_from(settings, devices=torch.distributed.get_world_size())
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         train_in(groups, resolved)
 
 

@@ -95,7 +95,7 @@ def run_ours(load, tasks, layouts):
         overrides = [f"eval-tasks=[{', '.join(TASKS)}]", f"eval-include-path={tasks}", *settings]
         config = load_config([Path(load, "model.yml")], overrides=overrides)
         resolved = resolve(config, devices=dist.get_world_size())
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         tokenizer = load_tokenizer(config)
         evaluation = TextEvaluation(resolved, tokenizer, groups)
         forward, _ = load_forward(resolved, load, groups, tokenizer)

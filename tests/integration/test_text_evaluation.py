@@ -51,7 +51,7 @@ def train(folder: str, name: str, settings: dict[str, Any]) -> None:
 
     settings = SETTINGS | settings | {"data_path": f"{folder}/corpus", "log_dir": f"{folder}/{name}"}
     resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
-    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
     train_in(groups, resolved)
 
 

@@ -102,7 +102,7 @@ def train_layouts(folder: str, data_path: str, names: list[str]) -> list[str | N
         settings = SETTINGS | LAYOUTS.get(name, {"train_micro_batch_size_per_gpu": 4})
         settings |= {"data_path": data_path, "log_dir": str(Path(folder, name))}
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         results.append(train_in(groups, resolved))
     return results
 
@@ -267,7 +267,7 @@ def train_with_few_files(limit: int, folder: str, **settings: Any) -> None:
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     resolved = resolved_from(SETTINGS | settings, devices=int(os.environ["WORLD_SIZE"]))
-    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
     train_in(groups, resolved)
 
 
@@ -290,7 +290,7 @@ def train_and_count_threads(is_limited: bool, folder: str, **settings: Any) -> t
         topology.limit_gloo_threads = lambda: None
         distributed.ProcessGroupGloo.__init__ = inspect.unwrap(distributed.ProcessGroupGloo.__init__)
     resolved = resolved_from(SETTINGS | settings, devices=int(os.environ["WORLD_SIZE"]))
-    groups = topology.create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    groups = topology.create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
     train_in(groups, resolved)
     return threads_of_gloo_groups()
 

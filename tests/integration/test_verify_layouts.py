@@ -78,15 +78,15 @@ def verify(where: Path, name: str, one: dict[str, Any], other: dict[str, Any]) -
     options = {"span": SPAN, "source": None, "folder": folder, "evaluates": False}
     for phase in phases_from_start(plan, resumed, **options):
         carry_out(phase)
-    derived, second = plan.resolved.derived, resumed.resolved.derived
-    sizes = (derived.model_parallel_size, derived.pipe_parallel_size)
+    first, second = plan.resolved.run, resumed.resolved.run
+    sizes = (first.layout.tensor, first.layout.stages)
     return compare(
         comparison_of(
             folder,
             folder,
-            samples=derived.train_batch_size,
-            rounding=None if one == other else derived.precision,
-            same_sizes=sizes == (second.model_parallel_size, second.pipe_parallel_size),
+            samples=first.batch.whole,
+            rounding=None if one == other else first.precision.weights,
+            same_sizes=sizes == (second.layout.tensor, second.layout.stages),
         )
     )
 

@@ -193,7 +193,7 @@ def batches_of(resolved: Resolved, groups: Groups) -> Iterator[Batch]:
         steps = 1 + 4 * (torch.rand(shape, generator=generator) < 0.2).long()
         windows = steps.cumsum(dim=1) % VOCAB
         rows = masked_rows(resolved, windows, iteration) if is_masked else windows
-        for part in rows.split(mine)[groups.data.rank].split(resolved.derived.micro_batch_size):
+        for part in rows.split(mine)[groups.data.rank].split(resolved.run.batch.micro):
             yield masked_batch(resolved, part) if is_masked else as_batch(part)
 
 
@@ -228,8 +228,8 @@ class Started(NamedTuple):
 
 def start(resolved: Resolved) -> Started:
     """Build the model of the present world, its engine and its step, as the training program does."""
-    derived = resolved.derived
-    groups = create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
+    layout = resolved.run.layout
+    groups = create_groups(layout.tensor, layout.stages)
     prepare_engine(resolved.run)
     model = build_model(resolved.model, resolved.run, groups, vocab_size=VOCAB)
     optimizer = build_optimizer(
@@ -240,7 +240,7 @@ def start(resolved: Resolved) -> Started:
     )
     engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
     weighting = choose_weighting(resolved.update.normalization, groups)
-    step = EngineStep(engine, accumulation=derived.accumulation, weighting=weighting)
+    step = EngineStep(engine, accumulation=resolved.run.batch.accumulation, weighting=weighting)
     return Started(engine, step, groups, schedule)
 
 

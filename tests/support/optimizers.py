@@ -445,5 +445,5 @@ def _batches(resolved: Resolved, groups: Groups, first: int) -> Iterator[Batch]:
     for update in count():
         windows = torch.randint(VOCAB, shape, generator=generator)
         if update >= first:
-            for part in windows.split(mine)[groups.data.rank].split(resolved.derived.micro_batch_size):
+            for part in windows.split(mine)[groups.data.rank].split(resolved.run.batch.micro):
                 yield as_batch(part)

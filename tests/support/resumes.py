@@ -29,8 +29,8 @@ def plan_from(path: Path, settings: dict[str, Any]) -> LaunchPlan:
 
 def train_here(plan: LaunchPlan) -> None:
     """Train in the processes that are there. Collective over all ranks."""
-    derived = plan.resolved.derived
-    run.train_in(create_groups(derived.model_parallel_size, derived.pipe_parallel_size), plan.resolved)
+    layout = plan.resolved.run.layout
+    run.train_in(create_groups(layout.tensor, layout.stages), plan.resolved)
     distributed.barrier()
 
 

@@ -80,7 +80,7 @@ def inputs_of(
     resolved: Resolved, device: str, dtype: torch.dtype, *, has_documents: bool
 ) -> list[Tensor | None]:
     """Return the arguments of a layer's `block`: hidden_SBD, and document ids or None."""
-    length, batch = resolved.config.model.seq_length, resolved.derived.micro_batch_size
+    length, batch = resolved.config.model.seq_length, resolved.run.batch.micro
     hidden_SBD = torch.empty(length, batch, resolved.config.model.hidden_size, device=device, dtype=dtype)
     ids = torch.zeros(batch, length, dtype=torch.long, device=device) if has_documents else None
     return [hidden_SBD.requires_grad_(), ids]

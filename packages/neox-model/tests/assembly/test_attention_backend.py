@@ -68,7 +68,7 @@ def attention_of(resolved, operators):
 def run_layer(settings, device=CPU):
     """Run a layer of the model as in training."""
     resolved = resolved_from(settings)
-    dtype = DTYPES[resolved.derived.precision]
+    dtype = DTYPES[resolved.run.precision.weights]
     operators = choose_operators(resolved.model, resolved.run, SINGLE_PROCESS, device=device, dtype=dtype)
     layer = attention_of(resolved, operators).to(device, dtype)
     for parameter in layer.parameters():

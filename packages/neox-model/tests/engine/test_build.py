@@ -179,7 +179,7 @@ def evaluated_loss(settings: dict, devices: int) -> float:
 
     resolved = resolved_from(settings, devices=devices)
     prepare_engine(resolved.run)
-    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
     engine = build_forward(
         resolved.run, build_model(resolved.model, resolved.run, groups, vocab_size=11), groups=groups
     )
@@ -210,7 +210,7 @@ def count_read_backs(settings: dict) -> dict[str, int]:
 
     world = torch.distributed.get_world_size()
     resolved = resolved_from(settings | {"gradient_clipping": 1.0}, devices=world)
-    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
     prepare_engine(resolved.run)
     model = build_model(resolved.model, resolved.run, groups, vocab_size=11)
     optimizer = build_optimizer(

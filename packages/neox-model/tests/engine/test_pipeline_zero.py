@@ -256,7 +256,7 @@ def losses_between_updates(stage: int, schedule: str) -> list[float]:
     resolved = resolved_from(settings, devices=torch.distributed.get_world_size())
     engine, step, groups, _ = layouts.start(resolved)
     batches_again = partial(layouts.batches_of, resolved, groups)
-    loss = partial(_loss_of, step, batches_again, resolved.derived.accumulation)
+    loss = partial(_loss_of, step, batches_again, resolved.run.batch.accumulation)
     batches = layouts.batches_of(resolved, groups)
     found = [loss(), loss()]
     found.append(float(step(batches).loss))

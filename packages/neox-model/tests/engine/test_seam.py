@@ -61,9 +61,9 @@ def plain_norms() -> dict[str, float]:
     groups = create_groups(1, 0)
     model = build_model(resolved.model, resolved.run, groups, vocab_size=layouts.VOCAB)
     batches = layouts.batches_of(resolved, groups)
-    for _ in range(resolved.derived.accumulation):
+    for _ in range(resolved.run.batch.accumulation):
         (batch,) = weighted_by_micro_batch(batches, 1, torch.device("cpu"))
-        (model(batch.inputs, batch.targets) / resolved.derived.accumulation).backward()
+        (model(batch.inputs, batch.targets) / resolved.run.batch.accumulation).backward()
     return {name: float(parameter.grad.norm()) for name, parameter in named_logical_parameters(model)}
 
 

@@ -306,7 +306,7 @@ def test_generation_uses_the_configured_layout_without_zero_and_sequence_paralle
     plain = as_plain_model(resolved_from(settings, devices=8))
     assert plain.config.zero.zero_optimization.stage == 0
     assert not plain.config.parallelism.sequence_parallel
-    assert (plain.derived.pipe_parallel_size, plain.derived.model_parallel_size) == (2, 2)
+    assert (plain.run.layout.stages, plain.run.layout.tensor) == (2, 2)
 
 
 def test_a_request_for_no_tokens_is_scored_alone_and_may_fill_the_capacity():

@@ -48,9 +48,9 @@ def count_updates() -> dict[str, dict[str, Any]]:
             "calls": {f"{what} over {group}": total.count for (what, group), total in times.totals.items()},
             "bytes": {f"{what} over {group}": total.bytes for (what, group), total in times.totals.items()},
             "parameters": sum(each.numel() for each in started.engine.model.parameters()),
-            "hidden": resolved.derived.micro_batch_size * model.seq_length * model.hidden_size,
+            "hidden": resolved.run.batch.micro * model.seq_length * model.hidden_size,
             "layers": model.num_layers,
-            "accumulation": resolved.derived.accumulation,
+            "accumulation": resolved.run.batch.accumulation,
         }
     return found
 

@@ -76,7 +76,7 @@ def test_eigenvalues_are_those_of_the_dense_hessian():
 def test_layers_with_the_same_weights_have_the_same_eigenvalue():
     resolved = resolved_from(SMALL | {"num_layers": 4, "num_unique_layers": 2})
     model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCAB)
-    owners = resolved.derived.weight_owners
+    owners = tuple(layer.owner for layer in resolved.model.layers)
     found = Eigenvalues(model, section(layer_num=4), data=SINGLE_RANK, seed=1, owners=owners)
     found.measure(batches_of(1))
     first, second, *shared = found.values.tolist()

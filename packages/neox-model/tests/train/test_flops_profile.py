@@ -68,7 +68,7 @@ def profile(folder: str) -> dict[str, dict[str, Any]]:
             formula=lambda tokens: 1000,
         )
         batches = layouts.batches_of(resolved, started.groups)
-        accumulation = resolved.derived.accumulation
+        accumulation = resolved.run.batch.accumulation
         for _ in range(ITERATIONS):
             step.evaluate(batches, accumulation)
             step(batches)

@@ -132,7 +132,7 @@ def train(
         resolved = resolved_from(settings | files | layout, devices=2)
         loading.load_checkpoint = load_and_damage if name == "damaged" else load
         with world_of(2, Path(folder), name=name):
-            groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+            groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             try:
                 run.train_in(groups, resolved)
                 ended[name] = heard.pop() if heard else ""

@@ -58,7 +58,7 @@ def train(folder: str, data_path: str, runs: dict[str, dict[str, Any]]) -> None:
     for name, changes in runs.items():
         settings = SETTINGS | {"data_path": data_path, "log_dir": str(Path(folder, name))} | changes
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         train_in(groups, resolved)
 
 

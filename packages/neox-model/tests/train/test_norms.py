@@ -50,7 +50,7 @@ def train(folder: str, data_path: str, names: list[str]) -> None:
             "save_interval": 2,
         }
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         train_in(groups, resolved)
 
 

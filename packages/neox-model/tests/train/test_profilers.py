@@ -49,7 +49,7 @@ def train(folder: str, data_path: str) -> None:
         settings = SETTINGS | LAYOUTS[name] | {"data_path": data_path, "log_dir": str(path)}
         settings["memory_profiling_path"] = str(path / "memory")
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         path.mkdir(exist_ok=True)
         handler = logging.FileHandler(path / f"log-{groups.world.rank}.txt")
         root.addHandler(handler)

@@ -62,7 +62,7 @@ def test_trace_equals_the_samples_of_a_new_and_a_resumed_training(settings, chan
             resolved.data, resolved.run, datasets, groups, vocab_size=512, end_of_document=0
         )["train"]
         for first in (0, 4):
-            stream = open_train(first * resolved.derived.train_batch_size, first)
+            stream = open_train(first * resolved.run.batch.whole, first)
             for iteration in range(first, 6):
                 traced = list(readings_at(data, iteration, rank))
                 for step in range(2):
@@ -88,7 +88,7 @@ def test_trace_of_a_masked_model_has_the_tokens_of_its_input_alone(settings, cha
     stream = opened["train"](0)
     for iteration in range(6):
         traced = iter(readings_at(data, iteration, 0))
-        for batch in (next(stream) for _ in range(resolved.derived.accumulation)):
+        for batch in (next(stream) for _ in range(resolved.run.batch.accumulation)):
             for tokens, mask in zip(batch.tokens_BS, batch.loss_mask_BS, strict=True):
                 read = np.concatenate([one.tokens for one in next(traced).passages])
                 assert len(read) <= len(tokens)

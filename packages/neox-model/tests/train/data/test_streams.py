@@ -127,7 +127,7 @@ def test_the_lazy_order_writes_nothing_and_is_the_same_for_any_ranks_and_after_r
             )["train"]
             for iteration in (0, 1):
                 stream = open_train(iteration * 8)
-                for step in range(resolved.derived.accumulation):
+                for step in range(resolved.run.batch.accumulation):
                     rows[iteration, step, rank] = next(stream).tokens_BS.tolist()
         return [row for place in sorted(rows) for row in rows[place]]
 
