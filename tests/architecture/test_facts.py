@@ -69,7 +69,7 @@ FACTS = {
     ),
     "size of the padded vocabulary": Fact(
         home="neox_config.facts.vocabulary",
-        users=("neox_config.spec.model", "neox_model.processes"),
+        users=("neox_config.spec.model",),
         text=r"// multiple\b|make_vocab_size_divisible_by\)? [*/]",
     ),
     "activations, and which are gated": Fact(

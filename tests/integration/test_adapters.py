@@ -126,7 +126,7 @@ def merge_and_compare(folder: str) -> dict[str, float]:
     for name in ("base", "merged", "adapters"):
         adapted = ADAPTERS | {"lora_base": f"{folder}/base"} if name == "adapters" else {}
         resolved = resolved_from(SMALL_TRAINING | {"precision": "fp32"} | adapted)
-        tokenizer = load_tokenizer(resolved.config)
+        tokenizer = load_tokenizer(resolved.config.tokenizer)
         model = build_model(resolved.model, resolved.run, ALONE, vocab_size=tokenizer.vocab_size).eval()
         recorded = recorded_values(resolved, tokenizer)
         writable = partial(gathered_parameter, groups=ALONE)

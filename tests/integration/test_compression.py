@@ -182,7 +182,6 @@ def difference_of_copy(settings: dict[str, Any], ranks: int) -> float:
     """Train, and return the largest difference of a weight of a copy from the weight of the computation."""
     from neox_model.assembly.choices import DTYPES
     from neox_model.assembly.model import build_stage
-    from neox_model.generate.run import as_plain_model
     from neox_model.parallel.compression import compressed_matrices
     from neox_model.train.compression import copy_compression
     from neox_model.train.copied_model import copy_weights
@@ -191,7 +190,7 @@ def difference_of_copy(settings: dict[str, Any], ranks: int) -> float:
     _, engine, groups, _ = trained(settings, ranks=ranks)
     resolved = resolved_from(settings, devices=ranks)
     dtype = DTYPES[resolved.run.precision.weights]
-    copy = build_stage(as_plain_model(resolved), groups, vocab_size=VOCAB).to(dtype)
+    copy = build_stage(resolved.model, resolved.run, groups, vocab_size=VOCAB).to(dtype)
     copy_weights(engine.model, copy, groups)
     copy_compression(engine.model, copy, ITERATIONS, groups)
     copied = {matrix.name: matrix for matrix in compressed_matrices(copy)}
@@ -331,7 +330,7 @@ def continue_and_compare(folder: str, corpus: str) -> dict[str, Any]:
         found["refused"] = str(error)
     for name, settings in (("pruned", pruned), ("inputs", inputs)):
         resolved = resolved_from(SMALL_TRAINING | {"data_path": corpus} | settings)
-        tokenizer = load_tokenizer(resolved.config)
+        tokenizer = load_tokenizer(resolved.config.tokenizer)
         model = build_model(
             resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size
         ).eval()
@@ -387,7 +386,7 @@ def make_plain(folder: str, corpus: str) -> dict[str, Any]:
         logits = []
         for kind, settings in (("", block(name)), (" plain", {} if width is None else {"mlp_width": width})):
             resolved = resolved_from(SMALL_TRAINING | {"data_path": corpus} | plain | settings)
-            tokenizer = load_tokenizer(resolved.config)
+            tokenizer = load_tokenizer(resolved.config.tokenizer)
             forward, _ = load_forward(resolved, f"{folder}/{name}{kind}", SINGLE_PROCESS, tokenizer)
             with torch.no_grad():
                 logits.append(forward.model(torch.arange(16).remainder(20)[None]).double())

@@ -406,7 +406,10 @@ def resume_with_each(
 
     def logits(settings: dict[str, Any], base: dict[str, Any], saved: str) -> Any:
         """Return the model's output on what its length allows, or None where the weights do not fit."""
-        resolved, tokenizer = resolved_from(settings), load_tokenizer(resolved_from(settings).config)
+        resolved, tokenizer = (
+            resolved_from(settings),
+            load_tokenizer(resolved_from(settings).config.tokenizer),
+        )
         model = (
             build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size)
             .eval()

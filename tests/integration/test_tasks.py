@@ -96,8 +96,15 @@ def run_ours(load, tasks, layouts):
         config = load_config([Path(load, "model.yml")], overrides=overrides)
         resolved = resolve(config, devices=dist.get_world_size())
         groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
-        tokenizer = load_tokenizer(config)
-        evaluation = TextEvaluation(resolved, tokenizer, groups)
+        tokenizer = load_tokenizer(config.tokenizer)
+        evaluation = TextEvaluation(
+            config.generation,
+            resolved.run.batch,
+            tokenizer,
+            groups,
+            seed=config.training.seed,
+            configuration={},
+        )
         forward, _ = load_forward(resolved, load, groups, tokenizer)
         found = [evaluation.run(lambda: forward, iteration=0) for _ in range(2 if settings == () else 1)]  # noqa: B023
         scorer = Scorer(forward, seq_length=96, batch_tokens=200)

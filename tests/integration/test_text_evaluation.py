@@ -84,8 +84,9 @@ def signal_during_evaluation() -> Iterator[None]:
 
 def evaluate_checkpoints(folder: str, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Iteration and metrics of the latest checkpoint in each folder, from `neox-launch evaluate`."""
-    from neox_model.evaluate.run import evaluate_texts_in
+    from neox_model.evaluate.run import evaluate_in
     from neox_model.parallel.topology import create_groups
+    from neox_model.scoring.results import Results
 
     found = {}
     for name, settings in runs.items():
@@ -94,8 +95,8 @@ def evaluate_checkpoints(folder: str, runs: dict[str, dict[str, Any]]) -> dict[s
         resolved = resolved_from(
             SETTINGS | settings | texts | {"load": load, "data_path": f"{folder}/corpus"}
         )
-        results = evaluate_texts_in(create_groups(1, 1), resolved, load)
-        assert results is not None
+        results = evaluate_in(create_groups(1, 1), resolved)
+        assert isinstance(results, Results)
         found[name] = [results.iteration, results.metrics()]
     return found
 

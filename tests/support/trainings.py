@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -52,11 +51,9 @@ def tensors_of(folder: Path, iteration: int) -> dict[str, Tensor]:
 
 def evaluate_parts_here(settings: dict[str, Any]) -> str:
     """Return what neox-launch evaluate prints, in process groups that exist already."""
-    from neox_model.evaluate import perplexity
+    from neox_model.evaluate.run import evaluate_in
     from neox_model.parallel.groups import SINGLE_PROCESS
 
-    with (
-        patch.object(perplexity, "join_processes", lambda _: SINGLE_PROCESS),
-        patch.object(perplexity, "leave_processes", lambda: None),
-    ):
-        return perplexity.evaluate_parts(resolved_from(settings))
+    found = evaluate_in(SINGLE_PROCESS, resolved_from(settings))
+    assert isinstance(found, str)
+    return found

@@ -79,9 +79,9 @@ def test_rank_0_logs_untested_versions_in_one_line(rank, lines, installed, monke
     monkeypatch.setattr(processes, "read_rank", lambda: SimpleNamespace(rank=rank, local_rank=0))
     for name in ("configure_allocator", "join_process_group", "create_groups", "answer_questions"):
         monkeypatch.setattr(processes, name, lambda *given: None)
-    derived = SimpleNamespace(backend=None, world_size=2, model_parallel_size=1, pipe_parallel_size=1)
+    layout = SimpleNamespace(backend=None, world=2, tensor=1, stages=1)
     with caplog.at_level(logging.WARNING, "neox_model"):
-        processes.join_processes(SimpleNamespace(config=None, derived=derived))
+        processes.join_processes(layout, None)
     message = (
         "versions that were not tested: torch 2.16.0 (tested: >=2.13,<2.16); neox-launch doctor checks them"
     )

@@ -33,9 +33,8 @@ def folders_on_two_hosts(folder: str, is_shared: bool) -> tuple[dict[str, str], 
     home.mkdir(exist_ok=True)
     os.chdir(home)
     checkpoint = SimpleNamespace(save="save", checkpoint=SimpleNamespace(use_node_local_storage=True))
-    config = SimpleNamespace(checkpoint=checkpoint, logging=SimpleNamespace(log_dir=f"{folder}/logs"))
     with patch.object(doctor.socket, "gethostname", lambda: host):
-        return doctor._folders(config, torch.device("cpu"))
+        return doctor._folders(checkpoint, f"{folder}/logs", torch.device("cpu"))
 
 
 def test_each_host_has_its_own_folder_for_local_checkpoints(tmp_path):
@@ -46,9 +45,14 @@ def test_each_host_has_its_own_folder_for_local_checkpoints(tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def attention_of(settings):
+    resolved = resolved_from(settings)
+    return doctor._attention(resolved.model, resolved.run, resolved.config.training, torch.device("cpu"))
+
+
 def test_the_backends_of_attention_are_reported_for_the_training(monkeypatch):
     settings = {"attention_config": ["global", "local", "global"], "sparsity_config": {"block": 4}}
-    found = doctor._attention(resolved_from(settings), torch.device("cpu"))
+    found = attention_of(settings)
     assert found == {"attention": {"global": "flash", "local": "flash"}, "attention_notes": []}
 
 
@@ -58,7 +62,7 @@ def test_backends_are_asked_for_as_the_training_does_and_notes_are_reported_once
 ):
     asked = []
 
-    def backends(model, run, device):
+    def backends(spec, run, device):
         asked.append(torch.are_deterministic_algorithms_enabled())
         return [
             AttentionBackend(kind=kind, layers=1, name="flash", note=note)
@@ -67,7 +71,7 @@ def test_backends_are_asked_for_as_the_training_does_and_notes_are_reported_once
 
     monkeypatch.setattr(doctor, "attention_backends", backends)
     try:
-        found = doctor._attention(resolved_from({"deterministic": is_deterministic}), torch.device("cpu"))
+        found = attention_of({"deterministic": is_deterministic})
     finally:
         torch.use_deterministic_algorithms(False)
     assert asked == [is_deterministic]

@@ -75,7 +75,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "program_of_this_test", sys.modules[__name__])
 
     def call(function, **request):
-        arguments = {"resolved": None, "paths": (), "overrides": ()} | request
+        arguments = {"resolved": None, "paths": (), "overrides": (), "joins": False} | request
         code = run_worker(f"program_of_this_test:{function.__name__}", **arguments)
         report = tmp_path / "rank-0.error.json"
         return code, json.loads(report.read_text()) if report.exists() else None
@@ -198,6 +198,18 @@ def test_a_kernel_that_cannot_be_used_is_a_wrong_request(run):
     assert (code, report["message"], report["traceback"]) == (2, "rope-fusion: true: no GPU", None)
 
 
+def rank_of_a_group(groups, resolved):
+    assert torch.distributed.is_initialized()
+    return groups.world.size, resolved.config.training.seed
+
+
+def test_a_program_receives_the_processes_which_are_left_afterwards(run, capsys):
+    request = encode_resolved(resolved_from({"seed": 42}))
+    assert run(rank_of_a_group, resolved=request, joins=True) == (0, None)
+    assert capsys.readouterr().out == "(1, 42)\n"
+    assert not torch.distributed.is_initialized()
+
+
 def test_a_reader_that_has_gone_does_not_end_the_work():
     program = (
         "from neox_model.worker import show; show('one'); show('two'); open('/dev/stderr', 'w').write('done')"
@@ -262,8 +274,8 @@ def test_a_signal_is_reported_by_the_launcher_or_by_a_worker_without_one(run, mo
 
 def test_one_process_logs_its_device_and_several_how_they_communicate(caplog):
     caplog.set_level(logging.INFO, "neox_model")
-    _log_backend("gloo", resolved_from({}), has_gpus=False)
-    _log_backend("gloo", resolved_from({}, devices=2), has_gpus=False)
+    _log_backend("gloo", resolved_from({}).run.layout, has_gpus=False)
+    _log_backend("gloo", resolved_from({}, devices=2).run.layout, has_gpus=False)
     one, several = caplog.messages
     assert one.startswith("computing on the CPU (no GPU found), torch ")
     assert several.startswith("torch.distributed runs over gloo (no GPU found), torch ")
@@ -280,15 +292,16 @@ def allocator(monkeypatch):
 
 
 @contextmanager
-def as_worker(resolved):
-    yield join_processes(resolved)
+def as_worker(layout, engine):
+    yield join_processes(layout, engine)
     leave_processes()
 
 
 @pytest.mark.parametrize("start", [as_worker, groups_of_one])
 @pytest.mark.parametrize("is_set", [True, False])
 def test_workers_and_trainers_grow_segments_of_memory_if_that_is_set(allocator, start, is_set):
-    with start(resolved_from({"expandable-segments": is_set})):
+    resolved = resolved_from({"expandable-segments": is_set})
+    with start(resolved.run.layout, resolved.config.engine):
         assert allocator() == f"expandable_segments:{is_set}"
 
 
@@ -301,7 +314,7 @@ def test_settings_of_the_allocator_in_the_environment_win(
 ):
     caplog.set_level(logging.INFO, "neox_model")
     monkeypatch.setenv(variable, value)
-    configure_allocator(resolved_from({"expandable-segments": True}).config)
+    configure_allocator(resolved_from({"expandable-segments": True}).config.engine)
     assert allocator() == "expandable_segments:False"
     line = f"expandable-segments has no effect: the environment has {variable}={value}"
     assert caplog.messages == ([line] if is_logged else [])
@@ -320,5 +333,5 @@ def test_the_variable_that_the_setting_replaces_has_the_same_effect_in_a_new_pro
 
 def test_a_tokenizer_is_loaded_without_files_that_it_does_not_read(tmp_path):
     values = {"tokenizer-type": "CharLevelTokenizer", "vocab-file": "no.json", "merge-file": "no.txt"}
-    tokenizer = load_tokenizer(resolved_from(values).config)
+    tokenizer = load_tokenizer(resolved_from(values).config.tokenizer)
     assert tokenizer.vocab_size == 512

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import distributed
 
-from neox_config import NeoXConfig, Resolved
+from neox_config import Resolved
 from neox_config.derive.tokenizer import tokenizer_files
-from neox_config.facts.vocabulary import pad_vocabulary
+from neox_config.schema.sections.engine import EngineSection
+from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_config.spec.resume import IN_EFFECT, SAMPLES_PER_ITERATION, flat_values, in_effect
+from neox_config.spec.run import Layout
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_launcher.worker.ranks import TORCHRUN_STORE_VARIABLE, read_rank
 from neox_launcher.worker.reporting import answer_questions
@@ -48,13 +50,13 @@ LEAVE_SECONDS = 60.0
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
-def join_processes(resolved: Resolved) -> Groups:
+def join_processes(layout: Layout, engine: EngineSection) -> Groups:
     """Join the process group and create this rank's groups. Collective over all ranks."""
-    configure_allocator(resolved.config)
+    configure_allocator(engine)
     me = read_rank()
     has_gpus = torch.cuda.is_available()
-    backend = resolved.derived.backend or ("nccl" if has_gpus else "gloo")
-    _log_backend(backend, resolved, has_gpus=has_gpus)
+    backend = layout.backend or ("nccl" if has_gpus else "gloo")
+    _log_backend(backend, layout, has_gpus=has_gpus)
     untested = untested_versions()
     if untested and (me is None or me.rank == 0):
         logger.warning("versions that were not tested: %s; neox-launch doctor checks them", untested)
@@ -63,13 +65,12 @@ def join_processes(resolved: Resolved) -> Groups:
     if me is not None:
         answer_questions(me.rank, last_collectives)
     join_process_group(backend)
-    derived = resolved.derived
-    return create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
+    return create_groups(layout.tensor, layout.stages)
 
 
-def configure_allocator(config: NeoXConfig) -> None:
+def configure_allocator(engine: EngineSection) -> None:
     """Configure PyTorch's allocator of GPU memory for this process; settings in the environment win."""
-    if not config.engine.expandable_segments:
+    if not engine.expandable_segments:
         return
     given = next((name for name in _ALLOCATOR_VARIABLES if name in os.environ), None)
     if given is None:
@@ -78,13 +79,13 @@ def configure_allocator(config: NeoXConfig) -> None:
         logger.info("expandable-segments has no effect: the environment has %s=%s", given, os.environ[given])
 
 
-def _log_backend(backend: str, resolved: Resolved, *, has_gpus: bool) -> None:
-    if resolved.derived.world_size == 1 and resolved.derived.backend is None:
+def _log_backend(backend: str, layout: Layout, *, has_gpus: bool) -> None:
+    if layout.world == 1 and layout.backend is None:
         # A process alone exchanges nothing.
         device = "the GPU" if has_gpus else "the CPU (no GPU found)"
         logger.info("computing on %s, torch %s", device, torch.__version__)
         return
-    reason = "configured" if resolved.derived.backend else f"{'GPUs' if has_gpus else 'no GPU'} found"
+    reason = "configured" if layout.backend else f"{'GPUs' if has_gpus else 'no GPU'} found"
     logger.info("torch.distributed runs over %s (%s), torch %s", backend, reason, torch.__version__)
 
 
@@ -140,25 +141,22 @@ def leave_processes() -> None:
         )
 
 
-def load_tokenizer(config: NeoXConfig) -> Tokenizer:
+def load_tokenizer(section: TokenizerSection) -> Tokenizer:
     """Load the configured tokenizer.
 
     Raises:
         TokenizerError: its files are missing or unreadable.
     """
-    section = config.tokenizer
     return build_tokenizer(section.tokenizer_type, **tokenizer_files(section))
 
 
 def recorded_values(resolved: Resolved, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the values of a run that its checkpoints record and a later load compares."""
-    config = resolved.config
-    vocabulary = pad_vocabulary(tokenizer.vocab_size, config.model.make_vocab_size_divisible_by)
     files = {
         "vocab_file": f"sha256 {tokenizer.fingerprint[:16]}",
-        "make_vocab_size_divisible_by": f"{vocabulary:,} entries",
+        "make_vocab_size_divisible_by": f"{resolved.model.embedding.entries(tokenizer.vocab_size):,} entries",
     }
-    return flat_values(config) | {
-        SAMPLES_PER_ITERATION: resolved.derived.train_batch_size,
+    return flat_values(resolved.config) | {
+        SAMPLES_PER_ITERATION: resolved.run.batch.whole,
         IN_EFFECT: in_effect(resolved, tokenizer=files),
     }

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from neox_config import NeoXConfig, Resolved, decode_resolved, load_config, resolve
+from neox_config import Resolved, decode_resolved, load_config, resolve
 from neox_config.command_line import about_encoding
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.limits import allow_more_files
@@ -77,18 +77,21 @@ def run_worker(
     paths: Sequence[Path],
     overrides: Sequence[str],
     preflight: str | None = None,
+    joins: bool = True,
     saves_when_warned: bool = False,
 ) -> int:
     """Run `module:function` with the resolved configuration.
 
     Args:
-        program: `module:function`; the function takes a `Resolved` and returns the result that rank 0
-            prints, or None.
+        program: `module:function`; the function takes process groups and a `Resolved`, and returns the
+            result that rank 0 prints, or None.
         resolved: the resolved configuration, encoded by the launcher; None: use `paths` and `overrides`.
         paths: configuration files.
         overrides: `name=value` pairs that override the files.
         preflight: program (train, generate, serve or evaluate) whose preflight checks a worker by hand runs,
             as neox-launch does; None runs none.
+        joins: the process group is joined before, and left after a success; False: the function takes only a
+            `Resolved`.
         saves_when_warned: the program handles SIGUSR1, a scheduler's warning, and unblocks it once it can.
             SIGUSR1 ends other programs, which have nothing to save.
 
@@ -104,9 +107,17 @@ def run_worker(
     configure_logging(me.rank)
     try:
         request = _read_request(me, resolved, paths, overrides, preflight)
-        result = _call(program, request)
+        run = _import(program)
+        with our_errors():
+            if joins:
+                processes = importlib.import_module("neox_model.processes")
+                groups = processes.join_processes(request.run.layout, request.config.engine)
+                result = run(groups, request)
+                processes.leave_processes()
+            else:
+                result = run(request)
         if me.rank == 0 and result is not None:
-            show(result)
+            show(str(result))
     except StopRequested as stop:
         # The launcher has printed the signal.
         level = logging.DEBUG if RUN_DIR_VARIABLE in os.environ else logging.WARNING
@@ -213,7 +224,10 @@ def _read_request(
     config = config_for(preflight, config, devices=me.world_size, hosts=hosts)
     request = resolve(config, devices=me.world_size, hosts=hosts)
     if preflight is not None:
-        _print_notes(me, config)
+        notices = [*config.notices, *notes_on_data(config)]
+        notices += unused_by_hand(config) if me.world_size == 1 else ()
+        if me.rank == 0 and notices:
+            click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
         refuse_worker_by_hand(config, program=preflight)
         # Of several ranks, all notice together later; if one ended here, the others would wait for it.
         if me.world_size == 1:
@@ -221,28 +235,14 @@ def _read_request(
     return request
 
 
-def _print_notes(me: RankInfo, config: NeoXConfig) -> None:
-    notices = [*config.notices, *notes_on_data(config)]
-    notices += unused_by_hand(config) if me.world_size == 1 else ()
-    if me.rank == 0 and notices:
-        click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
-
-
-def _call(program: str, request: Resolved) -> str | None:
-    """Import the program and call it; convert the errors of the data and kernel packages.
-
-    Raises:
-        NeoXError: an error of the data or kernel package.
-        ConfigError: a requested fused operator cannot be used.
-    """
+def _import(program: str) -> Callable[..., Any]:
     module, _, name = program.partition(":")
     if "torch" not in sys.modules:
         # Nothing else is printed until this is done, which takes up to a minute with a slow disk.
         logger.info("importing torch")
     with _without_collections():
-        function: Callable[[Resolved], str | None] = getattr(importlib.import_module(module), name)
-    with our_errors():
-        return function(request)
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
 
 
 @contextmanager

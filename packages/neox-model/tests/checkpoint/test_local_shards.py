@@ -286,17 +286,18 @@ def test_a_folder_of_a_host_that_cannot_be_created_is_one_message(tmp_path):
 
 def test_two_hosts_of_one_name_are_refused():
     """Otherwise the second would wait for a folder that the first one creates on its own disk."""
-    config = resolved_from(SMALL_TRAINING | {"checkpoint": {"use_node_local_storage": True}}).config
+    settings = SMALL_TRAINING | {"checkpoint": {"use_node_local_storage": True}}
+    section = resolved_from(settings).config.checkpoint
     for places, error in (
         ([("A", 0), ("A", 1), ("B", 0)], None),
         ([("A", 0), ("B", 0), ("A", 0)], "named A"),
     ):
         with patch.object(storage_module, "gather", lambda *_, places=places: places):
             if error is None:
-                assert find_storage(config, SINGLE_PROCESS).names == ("A", "A", "B")
+                assert find_storage(section, SINGLE_PROCESS).names == ("A", "A", "B")
             else:
                 with pytest.raises(CheckpointError, match=error):
-                    find_storage(config, SINGLE_PROCESS)
+                    find_storage(section, SINGLE_PROCESS)
 
 
 def half_deleted(directory: Path) -> Path:

@@ -449,7 +449,7 @@ def _trained(imported, exported):
     """Return the configuration of a training that is to be exported, and its tokenizer."""
     changes = ["data-path=corpus", f"save={imported / 'runs'}", f"hf-export={exported}"]
     config = load_config([imported / "model.yml"], overrides=changes)
-    return resolve(config, devices=1), load_tokenizer(config)
+    return resolve(config, devices=1), load_tokenizer(config.tokenizer)
 
 
 def test_a_stored_tokenizer_requires_its_file(theirs):

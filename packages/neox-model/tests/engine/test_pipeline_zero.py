@@ -237,14 +237,13 @@ def test_each_planted_fault_is_found():
 
 
 def test_programs_without_an_optimizer_keep_the_engine_that_zero_chose():
-    from neox_config.derive.engine import chosen_engine
     from neox_model.assembly.zero_sharding import without_zero
     from support.settings import resolved_from
 
     resolved = resolved_from({"pipe_parallel_size": 2, "zero_optimization": {"stage": 2}}, devices=4)
-    plain = without_zero(resolved).config
-    assert plain.zero.zero_optimization.stage == 0
-    assert chosen_engine(plain).name == chosen_engine(resolved.config).name == "torch"
+    plain = without_zero(resolved.run)
+    assert plain.layout.zero == 0
+    assert plain.engine == resolved.run.engine
 
 
 def losses_between_updates(stage: int, schedule: str) -> list[float]:

@@ -1,6 +1,7 @@
 """Too little memory for an evaluation has a remedy, for the weights and for the samples."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,7 +30,6 @@ def alone(monkeypatch):
     """Replace what reads files and joins processes."""
     position = SimpleNamespace(from_state=lambda _: SimpleNamespace(validation_samples=0))
     monkeypatch.setattr(perplexity, "Position", position)
-    monkeypatch.setattr(perplexity, "join_processes", lambda _: SINGLE_PROCESS)
     monkeypatch.setattr(
         perplexity, "load_tokenizer", lambda _: SimpleNamespace(vocab_size=256, end_of_document=0)
     )
@@ -47,7 +47,7 @@ def alone(monkeypatch):
 
 def refusal():
     with pytest.raises(NeoXError) as caught:
-        perplexity.evaluate_parts(resolved_from({"load": "checkpoints"}))
+        perplexity.evaluate_parts(SINGLE_PROCESS, resolved_from({}), "checkpoints")
     return str(caught.value)
 
 
@@ -63,7 +63,8 @@ def test_too_little_memory_for_the_weights_asks_for_a_larger_device(monkeypatch,
 
 
 def test_too_little_memory_for_the_samples_asks_for_smaller_micro_batches(monkeypatch, alone):
-    monkeypatch.setattr(perplexity, "_load_model", lambda *_: (None, None))
+    for name in ("build_model", "recorded_values", "load_weights", "build_forward", "retrieval_accuracies"):
+        monkeypatch.setattr(perplexity, name, Mock())
     monkeypatch.setattr(perplexity, "Evaluator", Full)
     assert refusal() == (
         "the device has too little memory: CUDA out of memory; set a smaller train-micro-batch-size-per-gpu, "

@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from neox_model.assembly.model import build_model
-from neox_model.generate.run import as_plain_model
 from neox_model.layers.attention.kv_cache import logits_in_parts
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.settings import resolved_from
@@ -18,7 +17,7 @@ AMP = {"bf16": 2e-2, "fp16": 2e-3}
 
 def built(amp: dict[str, Any]) -> torch.nn.Module:
     resolved = resolved_from({"amp": amp, "pos_emb": "rotary", "num_kv_heads": 2})
-    return build_model(as_plain_model(resolved), SINGLE_PROCESS, vocab_size=VOCABULARY)
+    return build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCABULARY)
 
 
 @pytest.mark.parametrize("dtype", AMP)

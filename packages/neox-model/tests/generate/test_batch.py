@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from neox_model.assembly.model import build_stage
 from neox_model.generate.batch import Admission, Batch, NewTokens, _groups
 from neox_model.generate.forward import Forward
-from neox_model.generate.run import as_plain_model
 from neox_model.generate.sampling import GREEDY, Sampling
 from neox_model.initialization import initialize_parameters
 from neox_model.layers.cache import spans_of
@@ -39,7 +38,7 @@ SAMPLED = [
 def forward_of(
     settings: dict[str, Any], groups: Groups = SINGLE_PROCESS, vocab_size: int = VOCABULARY
 ) -> Forward:
-    resolved = as_plain_model(resolved_from(settings, devices=groups.world.size))
+    resolved = resolved_from(settings, devices=groups.world.size)
     model = build_stage(resolved.model, resolved.run, groups, vocab_size=vocab_size)
     initialize_parameters(model, seed=7, on_cpu=True)
     dtype = {"bfloat16": torch.bfloat16, "fp16": torch.float16}.get(settings.get("precision"), torch.float32)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from neox_config.derive.generation import generation_mode, without_effect
 from neox_config.errors import NeoXError
+from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import build_tokenizer
 from neox_data.tokenizers.char_level import CharLevelTokenizer
 from neox_model.generate import run
@@ -16,7 +17,7 @@ from neox_model.generate.batch import Batch
 from neox_model.generate.engine import Engine, Request
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import Job
-from neox_model.generate.run import as_plain_model, explained_shortage, job_of
+from neox_model.generate.run import explained_shortage, job_of
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.settings import resolved_from
@@ -260,7 +261,15 @@ def test_each_parameter_reaches_the_job():
 
     def job(**changes: object) -> Job:
         config = resolved_from(settings | changes).config
-        return job_of(config, forward, TOKENIZER, SINGLE_PROCESS, reads_every_token=False)
+        return job_of(
+            config.generation,
+            forward,
+            TOKENIZER,
+            SINGLE_PROCESS,
+            seed=config.training.seed,
+            seq_length=config.model.seq_length,
+            reads_every_token=False,
+        )
 
     found = job()
     assert found.sampling == Sampling(temperature=0.7, top_k=5, top_p=0.8, repetition_penalty=1.2)
@@ -291,22 +300,15 @@ def test_tokens_are_read_one_by_one_on_a_cpu_and_in_interactive_sessions(device,
     forward = scripted("abc")
     forward.device = torch.device(device)
     job = job_of(
-        resolved_from({}).config, forward, TOKENIZER, SINGLE_PROCESS, reads_every_token=reads_every_token
+        GenerationSection(),
+        forward,
+        TOKENIZER,
+        SINGLE_PROCESS,
+        seed=1,
+        seq_length=4,
+        reads_every_token=reads_every_token,
     )
     assert job.engine(1, 4)._steps_per_read == steps
-
-
-def test_generation_uses_the_configured_layout_without_zero_and_sequence_parallelism():
-    settings = {
-        "pipe_parallel_size": 2,
-        "model_parallel_size": 2,
-        "zero_optimization": {"stage": 1},
-        "sequence_parallel": True,
-    }
-    plain = as_plain_model(resolved_from(settings, devices=8))
-    assert plain.config.zero.zero_optimization.stage == 0
-    assert not plain.config.parallelism.sequence_parallel
-    assert (plain.run.layout.stages, plain.run.layout.tensor) == (2, 2)
 
 
 def test_a_request_for_no_tokens_is_scored_alone_and_may_fill_the_capacity():
@@ -363,7 +365,7 @@ def test_too_little_memory_for_the_weights_has_a_remedy(monkeypatch):
 
     monkeypatch.setattr(run, "find_storage", lambda *_: None)
     monkeypatch.setattr(run, "folder_with_weights", lambda *_, **__: None)
-    monkeypatch.setattr(run, "build_forward_model", fail)
+    monkeypatch.setattr(run, "build_forward_pass", fail)
     message = "too little memory: CUDA out of memory; use a device with more memory, or divide the model"
     with pytest.raises(NeoXError, match=message):
         run.load_forward(resolved_from({}), "checkpoints", SINGLE_PROCESS, TOKENIZER)
@@ -403,7 +405,6 @@ def test_a_limit_that_is_reached_with_the_model_is_that_of_the_request():
 
 def test_the_model_has_the_precision_of_the_configuration_and_no_dropout():
     resolved = resolved_from({"precision": "bfloat16", "hidden_dropout": 0.5, "attention_dropout": 0.5})
-    model = run.build_forward_model(resolved, SINGLE_PROCESS, TOKENIZER)
-    forward = run.forward_of(model, resolved, SINGLE_PROCESS, TOKENIZER)
+    forward = run.build_forward_pass(resolved.model, resolved.run, SINGLE_PROCESS, TOKENIZER)
     assert {parameter.dtype for parameter in forward.model.parameters()} == {torch.bfloat16}
     assert not any(module.training for module in forward.model.modules())

@@ -14,7 +14,6 @@ from neox_model.generate.batch import Batch
 from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
-from neox_model.generate.run import as_plain_model
 from neox_model.generate.sampling import GREEDY, Sampling
 from neox_model.initialization import initialize_parameters
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
@@ -35,7 +34,7 @@ TOKENIZER = build_tokenizer("CharLevelTokenizer")
 def forward_on(groups: Groups, precision: str, sizes: dict[str, int]) -> Forward:
     """Return the forward pass of a model with random weights."""
     settings = {"num_layers": 2, "init_method_std": 0.3, "seq_length": 48, "max_position_embeddings": 48}
-    resolved = as_plain_model(resolved_from(settings | sizes, devices=groups.world.size))
+    resolved = resolved_from(settings | sizes, devices=groups.world.size)
     model = build_stage(resolved.model, resolved.run, groups, vocab_size=TOKENIZER.vocab_size)
     initialize_parameters(model, seed=7, on_cpu=True)
     return Forward(
@@ -103,7 +102,12 @@ def tokens_of(result: dict[str, Any]) -> list[int]:
 
 @pytest.mark.parametrize(
     "sizes",
-    [{}, {"model_parallel_size": 2}, {"pipe_parallel_size": 2}],
+    [
+        {"zero_optimization": {"stage": 3}},
+        # Prompts of any length are not divided, also if samples are.
+        {"model_parallel_size": 2, "sequence_parallel": True},
+        {"pipe_parallel_size": 2},
+    ],
     ids=["data 2", "tensor 2", "pipeline 2"],
 )
 def test_results_of_two_ranks_are_those_of_one_process(tmp_path, sizes):

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from neox_data.tokenizers import build_tokenizer
 from neox_model.generate.packed import PackedWeight, can_pack
-from neox_model.generate.run import build_forward_model, forward_of
+from neox_model.generate.run import build_forward_pass
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.settings import resolved_from
 
@@ -41,8 +41,7 @@ def test_only_float32_is_packed():
 @pytest.mark.parametrize(("settings", "dtype"), [({}, torch.float32), ({"amp": AMP}, torch.bfloat16)])
 def test_the_newest_tokens_of_a_batch_have_logits_of_the_dtype_of_the_products(settings, dtype):
     resolved, tokenizer = resolved_from(settings), build_tokenizer("CharLevelTokenizer")
-    model = build_forward_model(resolved, SINGLE_PROCESS, tokenizer)
-    forward = forward_of(model, resolved, SINGLE_PROCESS, tokenizer)
+    forward = build_forward_pass(resolved.model, resolved.run, SINGLE_PROCESS, tokenizer)
     forward.allocate(slots=2, capacity=4)
     logits, _ = forward.logits(torch.randn(2, resolved.config.model.hidden_size))
     assert logits.dtype == dtype

@@ -20,7 +20,6 @@ from neox_model.serve.errors import ApiError
 from neox_model.serve.model import ServedModel
 from neox_model.serve.run import _key, _template
 from neox_model.serve.web import listening_socket
-from support.settings import resolved_from
 
 LETTERS = build_tokenizer("CharLevelTokenizer")
 
@@ -260,12 +259,11 @@ def test_a_wrong_template_next_to_the_vocabulary_stops_no_server(vocabulary, tmp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
-    settings = {"tokenizer_type": "HFTokenizer", "vocab_file": vocabulary}
-    assert _template(resolved_from(settings).config) is None
+    assert _template(None, vocabulary) is None
     assert "chats are refused: " in caplog.text
     assert "chat_template.jinja is not a valid chat template" in caplog.text
     with pytest.raises(NeoXError, match=r"serve.chat-template: .* is not a valid chat template"):
-        _template(resolved_from(settings | {"serve": {"chat_template": "chat_template.jinja"}}).config)
+        _template("chat_template.jinja", vocabulary)
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example", "a\0b"])

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from neox_config import Resolved
 from neox_config.errors import NeoXError
+from neox_config.schema.sections.engine import EngineSection
+from neox_config.spec.run import Layout
 from neox_launcher.worker.ranks import read_rank, refuse_mpi_by_hand
 from neox_model.checkpoint import rng_state
 from neox_model.parallel.groups import Groups
@@ -86,7 +87,7 @@ _JOINED = _Joined()
 
 
 @contextmanager
-def groups_of_one(resolved: Resolved) -> Iterator[Groups]:
+def groups_of_one(layout: Layout, engine: EngineSection) -> Iterator[Groups]:
     """Provide the process groups of this process alone within the block.
 
     Blocks may overlap; after the last one nothing is left. A group of one process that the program has formed
@@ -101,13 +102,13 @@ def groups_of_one(resolved: Resolved) -> Iterator[Groups]:
         raise NeoXError(
             "this process is one of several, but a Trainer uses one process; train with neox-launch instead"
         )
-    configure_allocator(resolved.config)
+    configure_allocator(engine)
     if _JOINED.count == 0 and not is_joined:
         _JOINED.environment = {name: os.environ.get(name) for name in RANK_VARIABLES}
-        join_alone(resolved.derived.backend or ("nccl" if torch.cuda.is_available() else "gloo"))
+        join_alone(layout.backend or ("nccl" if torch.cuda.is_available() else "gloo"))
     _JOINED.count += 1
     try:
-        yield create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        yield create_groups(layout.tensor, layout.stages)
     finally:
         _JOINED.count -= 1
         if _JOINED.count == 0 and _JOINED.environment is not None:

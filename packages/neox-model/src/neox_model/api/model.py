@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from neox_config import NeoXConfig, Resolved, resolve
 from neox_config import load_config as load_files
 from neox_config.counted import counted, first_few
-from neox_config.derive.objective import is_retrieval
-from neox_config.errors import NeoXError
+from neox_config.derive.objective import WITHOUT_TEXTS
+from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
 from neox_config.problems import Problem, config_error, did_you_mean, in_words
 from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, foreign_remedy
@@ -25,8 +25,10 @@ from neox_config.schema.config import as_written
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.generation import GenerationSection
 from neox_config.schema.sections.precision import PrecisionSection
+from neox_config.spec.model import ModelSpec, Retrieval, Vocabulary
 from neox_config.spec.recorded import fusions_off
 from neox_config.spec.resolve import Precision
+from neox_config.spec.run import RunSpec
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.chat_tokens import encode_conversation, end_of_answer, ends_of_answers
 from neox_data.preprocess.conversations import messages_in
@@ -240,9 +242,9 @@ class Model:
         return reply
 
     def _template(self) -> ChatTemplate:
-        found = configured_template(self.config)
+        file = self.config.tokenizer.vocab_file
+        found = configured_template(self.config.serving.serve.chat_template, file)
         if found is None:
-            file = self.config.tokenizer.vocab_file
             where = "there is no chat template" + (f" in the folder of {file}" if file else "")
             raise NeoXError(
                 f"{where}; pass template=PATH of a file of Jinja, or of the folder of a tokenizer"
@@ -334,14 +336,52 @@ class Model:
         """Return a forward pass with its own key-value caches, so that generations can be interleaved."""
         return Forward(
             self.module,
-            hidden_size=self.config.model.hidden_size,
+            hidden_size=self._resolved.model.width,
             vocab_size=self.tokenizer.vocab_size,
             model_vocab_size=self._resolved.model.embedding.entries(self.tokenizer.vocab_size),
         )
 
     def _job(self, settings: Mapping[str, Any]) -> Job:
-        config = _changed(self.config, settings)
-        return job_of(config, self._forward(), self.tokenizer, SINGLE_PROCESS, reads_every_token=False)
+        section = self._changed(settings)
+        if self._resolved.model.is_encoder:
+            raise ConfigError(f"objective: {self.config.model.objective}: {WITHOUT_TEXTS}")
+        return job_of(
+            section,
+            self._forward(),
+            self.tokenizer,
+            SINGLE_PROCESS,
+            seed=self.config.training.seed,
+            seq_length=self.config.model.seq_length,
+            reads_every_token=False,
+        )
+
+    def _changed(self, settings: Mapping[str, Any]) -> GenerationSection:
+        """Return the configured parameters of generation with others in place of some.
+
+        Raises:
+            ConfigError: a name or a value is wrong.
+        """
+        names, section = set(_SETTINGS), self.config.generation
+        problems = [_about_unknown(name, settings[name]) for name in sorted(settings.keys() - names)]
+        try:
+            section = GenerationSection.model_validate(
+                {
+                    **section.model_dump(),
+                    **{name: value for name, value in settings.items() if name in names},
+                }
+            )
+        except ValidationError as error:
+            for detail in error.errors(include_url=False):
+                name = str(detail["loc"][0])
+                problems.append(
+                    Problem(name, *sentence_about(name, [detail]), value=in_words(settings[name]))
+                )
+        else:
+            config = self.config.model_copy(update={"generation": section})
+            problems += [problem for problem in broken_rules(config, {}) if problem.name in names]
+        if problems:
+            raise config_error(problems, ["generate"])
+        return section
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -405,33 +445,6 @@ def _written(template: ChatTemplate, messages: list[dict[str, Any]]) -> str:
         ) from error
 
 
-def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
-    """Return the configuration with other parameters of generation.
-
-    Raises:
-        ConfigError: a name or a value is wrong.
-    """
-    names = set(_SETTINGS)
-    problems = [_about_unknown(name, settings[name]) for name in sorted(settings.keys() - names)]
-    try:
-        section = GenerationSection.model_validate(
-            {
-                **config.generation.model_dump(),
-                **{name: value for name, value in settings.items() if name in names},
-            }
-        )
-    except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            name = str(detail["loc"][0])
-            problems.append(Problem(name, *sentence_about(name, [detail]), value=in_words(settings[name])))
-    else:
-        config = config.model_copy(update={"generation": section})
-        problems += [problem for problem in broken_rules(config, {}) if problem.name in names]
-    if problems:
-        raise config_error(problems, ["generate"])
-    return config
-
-
 def _about_unknown(name: str, value: Any) -> Problem:
     listed = f"use {', '.join(_SETTINGS)}"
     if name in _NUMBERS_OF_TEXTS:
@@ -488,7 +501,17 @@ def load_model(
             source = load_config(source)
         if isinstance(source, NeoXConfig):
             _refuse_files(files, "a configuration names the tokenizer's files itself; set them there")
-            return _of_config(source, precision)
+            if source.checkpoint.load is None:
+                raise NeoXError(
+                    "the configuration has no weights to load; set load to a folder with checkpoints"
+                )
+            resolved = resolved_for(source, "model")
+            if precision is not None:
+                resolved = resolved.replaced(precision=_in_precision(source.precision, precision))
+            _refuse_towers(resolved.model.head)
+            tokenizer, load = load_tokenizer(source.tokenizer), source.checkpoint.load
+            forward, _ = load_forward(resolved, load, SINGLE_PROCESS, tokenizer)
+            return Model(forward.model, resolved, tokenizer, load)
         folder = Path(source)
         if (folder / "config.json").is_file():
             _refuse_files(files, "a model of transformers has its tokenizer in its folder; copy it there")
@@ -524,8 +547,8 @@ def _refuse_files(files: Mapping[str, Path], reason: str) -> None:
         raise NeoXError(f"{' and '.join(files)} cannot be used: {reason}")
 
 
-def _refuse_towers(config: NeoXConfig) -> None:
-    if is_retrieval(config):
+def _refuse_towers(head: Vocabulary | Retrieval) -> None:
+    if isinstance(head, Retrieval):
         raise NeoXError(
             "a retrieval model (objective: ict) has no logits over a vocabulary; evaluate it with "
             "neox-launch evaluate"
@@ -539,18 +562,6 @@ def _in_precision(section: PrecisionSection, precision: Precision) -> PrecisionS
         fp16=section.fp16.replaced(enabled=False),
         bf16=section.bf16.replaced(enabled=False),
     )
-
-
-def _of_config(config: NeoXConfig, precision: Precision | None) -> Model:
-    if config.checkpoint.load is None:
-        raise NeoXError("the configuration has no weights to load; set load to a folder with checkpoints")
-    _refuse_towers(config)
-    resolved = resolved_for(config, "model")
-    if precision is not None:
-        resolved = resolved.replaced(precision=_in_precision(config.precision, precision))
-    tokenizer = load_tokenizer(config)
-    forward, _ = load_forward(resolved, config.checkpoint.load, SINGLE_PROCESS, tokenizer)
-    return Model(forward.model, resolved, tokenizer, str(config.checkpoint.load))
 
 
 def _checkpoint_in(folder: Path) -> Checkpoint:
@@ -590,12 +601,12 @@ def _whole_model(checkpoint: Path) -> Checkpoint:
 
 
 def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: Mapping[str, Path]) -> Model:
-    _refuse_towers(checkpoint.resolved.config)
+    _refuse_towers(checkpoint.resolved.model.head)
     tokenizer = checkpoint.tokenizer(**files, options="vocab_file=... (and merge_file=...)")
     read = {name: str(path) for name, path in checkpoint.tokenizer_files(**files).items()}
     checkpoint.check_shapes()
     dtype = DTYPES[precision or checkpoint.precision]
-    module = _built(checkpoint.resolved, checkpoint.vocab_size, dtype)
+    module = _built(checkpoint.resolved.model, checkpoint.resolved.run, checkpoint.vocab_size, dtype)
     load_into(module, checkpoint, dtype)
     generation = GenerationSection(stop_tokens=checkpoint.stop_tokens)
     section = checkpoint.resolved.config.tokenizer.replaced(**read)
@@ -608,7 +619,8 @@ def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
     settings = {**found.settings(found.folder.absolute()), **TRAINING}
     text = as_text(as_written(settings), str(found.folder / "config.json"))
     resolved = resolve(load_files([], texts=[text]), devices=1)
-    module = _built(resolved, found.rows, DTYPES[precision or resolved.derived.precision])
+    dtype = DTYPES[precision or resolved.run.precision.weights]
+    module = _built(resolved.model, resolved.run, found.rows, dtype)
     parameters = dict(named_logical_parameters(module))
     shapes = {name: tuple(each.logical.shape) for name, each in parameters.items()}  # type: ignore[attr-defined]
     for tensor in found.reader.plan(found.family.tensors(resolved.model, shapes)):
@@ -619,10 +631,10 @@ def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
     return Model(module, resolved, found.tokenizer.tokenizer, str(found.folder))
 
 
-def _built(resolved: Resolved, rows: int, dtype: torch.dtype) -> SequentialModel:
+def _built(spec: ModelSpec, run: RunSpec, rows: int, dtype: torch.dtype) -> SequentialModel:
     """Return an uninitialized model on this process's device."""
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    module = build_sequential(resolved.model, resolved.run, rows, device=device)
+    module = build_sequential(spec, run, rows, device=device)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
     return module

@@ -27,7 +27,6 @@ from neox_model.assembly.model import build_stage
 from neox_model.assembly.zero_sharding import gathered_parameter, whole_parameter
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.save_lock import save_lock
-from neox_model.generate.run import as_plain_model
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
@@ -103,7 +102,9 @@ class Trainer:
         if not isinstance(config, NeoXConfig):
             raise NeoXError(_no_configuration(config))
         self._is_running = self._has_ended = self._has_failed = self._is_closed = False
-        difficulties = _difficulties(with_iterations(config, devices=1), curriculum)
+        known = with_iterations(config, devices=1)
+        blocks = custom_curricula(known.data_efficiency)
+        difficulties = _difficulties(blocks, known.training.iterations, curriculum)
         if start_from is not None and config.checkpoint.load is not None:
             raise ConfigError(
                 "start_from and load are both given, and each has weights to start from; remove one of them"
@@ -124,7 +125,7 @@ class Trainer:
         with self._inside():
             resolved = resolved_for(config, "train", has_functions=bool(difficulties))
             with ExitStack() as resources:
-                groups = resources.enter_context(groups_of_one(resolved))
+                groups = resources.enter_context(groups_of_one(resolved.run.layout, resolved.config.engine))
                 run = resources.enter_context(open_training(groups, resolved, additions))
                 for hook in hooks:
                     hook.schedule = run.training.schedule
@@ -368,8 +369,7 @@ def _is_same(folder: str | Path, other: str | None) -> bool:
 def _copy_of(training: Training) -> Model:
     """Return a copy of a training's model, without what divides it."""
     resolved, tokenizer = training.resolved, training.tokenizer
-    plain = as_plain_model(resolved)
-    module = build_stage(plain.model, plain.run, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size)
+    module = build_stage(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size)
     copies = dict(named_logical_parameters(module))
     for name, parameter in named_logical_parameters(training.model):
         copies[name].data = whole_parameter(parameter, training.groups)
@@ -378,14 +378,13 @@ def _copy_of(training: Training) -> Model:
 
 
 def _difficulties(
-    config: NeoXConfig, curriculum: Schedule | Mapping[str, Schedule] | None
+    blocks: Mapping[str, Any], iterations: int, curriculum: Schedule | Mapping[str, Schedule] | None
 ) -> dict[str, DifficultySchedule]:
     """Return the schedules of the custom curricula by name, from the program's functions.
 
     Raises:
         ConfigError: there are other curricula than functions, or one gives a value that is not possible.
     """
-    blocks = custom_curricula(config.data_efficiency)
     if isinstance(curriculum, Mapping):
         functions = dict(curriculum)
     else:
@@ -400,8 +399,7 @@ def _difficulties(
             else f"{name} has schedule_type: custom, but no function; pass it as Trainer(curriculum=...)"
         )
     return {
-        name: _tabulated(name, blocks[name], function, config.training.iterations)
-        for name, function in functions.items()
+        name: _tabulated(name, blocks[name], function, iterations) for name, function in functions.items()
     }
 
 

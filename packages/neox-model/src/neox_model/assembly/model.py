@@ -183,10 +183,11 @@ def build_stage(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
     """Build this stage's layers for generation, with uninitialized weights. Collective over all ranks.
 
     The transformer layers are divided evenly; the embedding is on the first stage, the head on the last one.
+    Weights and sequences are whole, whatever the training divides: any length must be possible.
 
     Args:
         spec: the model.
-        run: how it runs, without ZeRO and sequence parallelism.
+        run: how it runs.
         groups: this job's process groups.
         vocab_size: the tokenizer's vocabulary size.
 
@@ -200,6 +201,7 @@ def build_stage(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
             f"there are {pipe.size} pipeline stages, but the model has only {num_layers} layers; "
             "set a smaller pipe-parallel-size"
         )
+    run = replace(run, layout=replace(run.layout, splits_sequence=False))
     plan = build_plan(spec, run, groups, vocab_size=vocab_size, device=device)
     start = 0 if pipe.rank == 0 else 1 + pipe.rank * num_layers // pipe.size
     stop = len(plan) if pipe.rank == pipe.size - 1 else 1 + (pipe.rank + 1) * num_layers // pipe.size

@@ -5,11 +5,11 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from neox_config import Resolved
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.layers.embedding import Embedding
@@ -31,13 +31,9 @@ _DEEPSPEEDS = "neox_model.assembly.deepspeed_sharding"
 _FULLY_SHARD = "neox_model.parallel.sharding"
 
 
-def without_zero(resolved: Resolved) -> Resolved:
-    """Return the configuration with ZeRO stage 0 and the same engine, for programs without an optimizer."""
-    zero = resolved.config.zero
-    return resolved.replaced(
-        zero=zero.replaced(zero_optimization=zero.zero_optimization.replaced(stage=0)),
-        engine=resolved.config.engine.replaced(engine=resolved.run.engine.name),
-    )
+def without_zero(run: RunSpec) -> RunSpec:
+    """Return the same with ZeRO stage 0, for programs without an optimizer."""
+    return replace(run, layout=replace(run.layout, zero=0))
 
 
 def partitioned_as_built(run: RunSpec, groups: Groups) -> AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ is the same `CheckpointError` on every rank.
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from neox_config.spec.refusals import OR_FINETUNE, SAME_MODEL, other_schedule
 from neox_config.spec.resume import Changes
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
-from neox_model.checkpoint.base import check_base
+from neox_model.checkpoint.base import check_base, load_base
 from neox_model.checkpoint.blocks import Range, find_overlaps
 from neox_model.checkpoint.comparison import (
     changes_since,
@@ -238,6 +238,8 @@ def load_weights(
     model: nn.Module,
     groups: Groups,
     config: Mapping[str, Any],
+    base: str | None = None,
+    cache: str | None = None,
     storage: Storage | None = None,
     evaluates: bool = False,
 ) -> int:
@@ -248,6 +250,8 @@ def load_weights(
         model: the model, in any layout and dtype.
         groups: this rank's process groups.
         config: values that this run would record in a checkpoint, compared with the checkpoint's.
+        base: as `directory` of `load_base`: where the weights without adapters are; None: there are none.
+        cache: directory of downloads of the base from object stores; None for the default.
         storage: the folders of checkpoints; None: all ranks share one.
         evaluates: the validation and test data of the training are evaluated next; log a warning if other
             samples of these are selected.
@@ -258,6 +262,16 @@ def load_weights(
     Raises:
         CheckpointError: the checkpoint is missing, damaged or of a different model; the same on all ranks.
     """
+    found = load_base(
+        base,
+        model,
+        adapters=directory,
+        groups=groups,
+        config=config,
+        writable=nullcontext,
+        cache=cache,
+    )
+    config = {**config, **found}
     folder = _find(directory, groups)
     if folder is None:
         raise CheckpointError(

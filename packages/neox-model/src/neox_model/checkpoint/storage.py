@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from neox_config import NeoXConfig
+from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_launcher.worker.ranks import read_rank
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
@@ -58,13 +58,13 @@ class Storage:
         return [rank for rank, name in enumerate(self.names) if name == self.name]
 
 
-def find_storage(config: NeoXConfig, groups: Groups) -> Storage:
+def find_storage(section: CheckpointSection, groups: Groups) -> Storage:
     """Return where a configured job has its checkpoints. Collective over all ranks.
 
     Raises:
         CheckpointError: several hosts have the same name.
     """
-    if not config.checkpoint.checkpoint.use_node_local_storage:
+    if not section.checkpoint.use_node_local_storage:
         return Storage.shared(groups)
     me = read_rank()
     places = gather(

@@ -14,7 +14,7 @@ __all__ = ["main"]
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Examine this host, as one worker of a job."""
     program = "neox_model.doctor.examine:examine"
-    exit_worker(run_worker(program, resolved=resolved, paths=paths, overrides=overrides))
+    exit_worker(run_worker(program, resolved=resolved, paths=paths, overrides=overrides, joins=False))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,12 @@ from typing import Any
 import torch
 from torch import distributed
 
-from neox_config import NeoXConfig, Resolved
+from neox_config import Resolved
+from neox_config.schema.sections.checkpoint import CheckpointSection
+from neox_config.schema.sections.data import DataSection
+from neox_config.schema.sections.training import TrainingSection
+from neox_config.spec.model import ModelSpec
+from neox_config.spec.run import RunSpec
 from neox_launcher.worker.reporting import report_facts
 from neox_model.assembly.attention_backend import attention_backends
 from neox_model.processes import join_process_group, leave_processes
@@ -43,32 +48,33 @@ def examine(resolved: Resolved, rank: int, local_rank: int) -> dict[str, Any]:
         rank: this worker's.
         local_rank: its position on this host.
     """
+    config = resolved.config
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     facts = {
         "cudnn": "none",
         **package_versions(),
         **_devices(device),
-        "files": _files(resolved.config),
+        "files": _files(config.data),
     }
     report_facts(rank, facts)
-    backend = resolved.derived.backend or ("nccl" if device.type == "cuda" else "gloo")
+    backend = resolved.run.layout.backend or ("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    facts |= _attention(resolved, device)
+    facts |= _attention(resolved.model, resolved.run, config.training, device)
     join_process_group(backend, timeout=timedelta(seconds=_JOIN_SECONDS))
-    facts["folders"], facts["local_folders"] = _folders(resolved.config, device)
+    facts["folders"], facts["local_folders"] = _folders(config.checkpoint, config.logging.log_dir, device)
     facts["all_reduce"] = _measure_all_reduce(device)
     report_facts(rank, facts)
     leave_processes()
     return facts
 
 
-def _attention(resolved: Resolved, device: torch.device) -> dict[str, Any]:
+def _attention(
+    spec: ModelSpec, run: RunSpec, section: TrainingSection, device: torch.device
+) -> dict[str, Any]:
     """Return the backends of attention in this training, and why they are not cuDNN's."""
-    use_deterministic_algorithms(
-        resolved.config.training, compiles=resolved.run.compilation.requested is not False
-    )
-    found = attention_backends(resolved.model, resolved.run, device)
+    use_deterministic_algorithms(section, compiles=run.compilation.requested is not False)
+    found = attention_backends(spec, run, device)
     return {
         "attention": {backend.kind: backend.name for backend in found},
         "attention_notes": list(dict.fromkeys(backend.note for backend in found if backend.note)),
@@ -113,9 +119,8 @@ def _ask_driver(what: str, number: int = 0) -> str:
     return done.stdout.strip() or "unknown"
 
 
-def _files(config: NeoXConfig) -> dict[str, str]:
+def _files(data: DataSection) -> dict[str, str]:
     """Return data file -> size and modification time, which are equal on all hosts with the same file."""
-    data = config.data
     kinds = [
         f"{part}_{kind}" for kind in ("data_paths", "label_data_paths") for part in ("train", "valid", "test")
     ]
@@ -131,16 +136,18 @@ def _files(config: NeoXConfig) -> dict[str, str]:
     return found
 
 
-def _written_folders(config: NeoXConfig) -> Iterator[tuple[str, Path, bool]]:
+def _written_folders(section: CheckpointSection, log_dir: str | None) -> Iterator[tuple[str, Path, bool]]:
     """Yield each folder that is written to, and whether each host must have its own."""
-    is_local = config.checkpoint.checkpoint.use_node_local_storage
-    folders = {"save": (config.checkpoint.save, is_local), "log-dir": (config.logging.log_dir, False)}
+    is_local = section.checkpoint.use_node_local_storage
+    folders = {"save": (section.save, is_local), "log-dir": (log_dir, False)}
     for name, (folder, is_own) in folders.items():
         if folder is not None:
             yield name, Path(folder), is_own
 
 
-def _folders(config: NeoXConfig, device: torch.device) -> tuple[dict[str, str], dict[str, str]]:
+def _folders(
+    section: CheckpointSection, log_dir: str | None, device: torch.device
+) -> tuple[dict[str, str], dict[str, str]]:
     """Return parameter -> fault of its folder on this host, empty if none. Collective.
 
     Rank 0 creates a file in the folder; a rank that does not see it has a different folder.
@@ -154,7 +161,7 @@ def _folders(config: NeoXConfig, device: torch.device) -> tuple[dict[str, str], 
     mark = f".neox-doctor-{int(numbers[0])}"
     rank = distributed.get_rank()
     found: tuple[dict[str, str], dict[str, str]] = {}, {}
-    for name, folder, is_own in _written_folders(config):
+    for name, folder, is_own in _written_folders(section, log_dir):
         fault = _leave(folder, mark) if rank == 0 else ""
         distributed.barrier()
         if rank != 0 and is_own and int(numbers[1]) != here:

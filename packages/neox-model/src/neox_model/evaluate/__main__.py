@@ -13,7 +13,7 @@ __all__ = ["main"]
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Evaluate the latest checkpoint in `load`, as one worker of a job."""
-    program = "neox_model.evaluate.run:evaluate_from"
+    program = "neox_model.evaluate.run:evaluate_in"
     code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, preflight="evaluate")
     exit_worker(code)
 

@@ -13,7 +13,7 @@ __all__ = ["main"]
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Generate text with the latest checkpoint in `load`, as one worker of a job."""
-    program = "neox_model.generate.run:generate_from"
+    program = "neox_model.generate.run:generate_in"
     code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, preflight="generate")
     exit_worker(code)
 

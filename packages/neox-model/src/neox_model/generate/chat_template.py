@@ -2,19 +2,21 @@
 
 from pathlib import Path
 
-from neox_config import NeoXConfig
 from neox_data.preprocess.chat_template import ChatTemplate, find_chat_template, load_chat_template
 
 __all__ = ["configured_template"]
 
 
-def configured_template(config: NeoXConfig) -> ChatTemplate | None:
-    """Return the template that `serve.chat_template` names, else the one next to the tokenizer, else None.
+def configured_template(path: str | None, vocabulary: str | None) -> ChatTemplate | None:
+    """Return the configured template, else the one next to the tokenizer, else None.
+
+    Args:
+        path: `serve.chat_template`.
+        vocabulary: `vocab_file`.
 
     Raises:
         CorpusError: it is missing or invalid.
     """
-    path, vocabulary = config.serving.serve.chat_template, config.tokenizer.vocab_file
     if path is not None:
         return load_chat_template(Path(path))
     if vocabulary is None:

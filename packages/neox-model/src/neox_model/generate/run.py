@@ -8,24 +8,22 @@ cannot be divided evenly.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from neox_config import NeoXConfig, Resolved
+from neox_config import Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.generation import generation_mode, without_effect
-from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder
-from neox_config.errors import ConfigError, NeoXError
+from neox_config.errors import NeoXError
+from neox_config.schema.sections.generation import GenerationSection
+from neox_config.spec.model import ModelSpec
+from neox_config.spec.run import RunSpec
 from neox_data.errors import CorpusError
 from neox_data.tokenizers import Tokenizer
-from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_stage
-from neox_model.assembly.zero_sharding import gathered_parameter, without_zero
 from neox_model.checkpoint import load_weights
-from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.batch import Batch
@@ -35,14 +33,12 @@ from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import Groups
-from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
+from neox_model.processes import load_tokenizer, recorded_values
 
 __all__ = [
-    "as_plain_model",
-    "build_forward_model",
+    "build_forward_pass",
     "explained_shortage",
-    "forward_of",
-    "generate_from",
+    "generate_in",
     "job_of",
     "load_forward",
     "on_several",
@@ -56,34 +52,40 @@ _STEPS_PER_READ = 8
 _SMALLER = "set a smaller generation-batch-size or maximum-tokens"
 
 
-def generate_from(resolved: Resolved) -> None:
-    """Generate text with the latest checkpoint of the configuration's `load` folder.
+def generate_in(groups: Groups, resolved: Resolved) -> None:
+    """Generate text with the latest checkpoint of the configuration's `load` folder. Collective.
 
     Raises:
         NeoXError: there is no checkpoint, it contains a different model, or the mode lacks a setting.
     """
-    config = resolved.config
-    load = config.checkpoint.load
+    config, load = resolved.config, resolved.config.checkpoint.load
     if load is None:
         raise NeoXError("generation requires trained weights; set load to a folder with checkpoints")
-    groups = join_processes(resolved)
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config.tokenizer)
     forward, _ = load_forward(resolved, load, groups, tokenizer)
     mode = generation_mode(config)
     logger.info("generating (%s)%s", mode, on_several(groups))
     for name in without_effect(config) if groups.world.rank == 0 else ():
         logger.warning("%s has no effect on generation in the mode %s", name, mode)
     if groups.world.rank == 0 and mode != "unconditional":
-        _name_unused_template(config)
+        _name_unused_template(config.serving.serve.chat_template, config.tokenizer.vocab_file)
+    job = job_of(
+        config.generation,
+        forward,
+        tokenizer,
+        groups,
+        seed=config.training.seed,
+        seq_length=config.model.seq_length,
+        reads_every_token=mode == "interactive",
+    )
     with explained_shortage():
-        MODES[mode](job_of(config, forward, tokenizer, groups, reads_every_token=mode == "interactive"))
-    leave_processes()
+        MODES[mode](job)
 
 
-def _name_unused_template(config: NeoXConfig) -> None:
+def _name_unused_template(path: str | None, vocabulary: str | None) -> None:
     """Log that prompts are not written by the chat template, if there is one."""
     try:
-        template = configured_template(config)
+        template = configured_template(path, vocabulary)
     except CorpusError:
         return  # A damaged template does not matter to plain texts.
     if template is not None:
@@ -141,63 +143,58 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
         CheckpointError: there is no checkpoint, or it contains a different model.
         NeoXError: there is too little memory for its weights.
     """
-    storage = find_storage(resolved.config, groups)
-    cache = resolved.config.checkpoint.store_cache
-    directory = folder_with_weights(load, groups, cache=cache, storage=storage)
+    section = resolved.config.checkpoint
+    storage = find_storage(section, groups)
+    directory = folder_with_weights(load, groups, cache=section.store_cache, storage=storage)
     logger.info("loading the weights of %s", directory)
-    model = build_forward_model(resolved, groups, tokenizer)
-    recorded = recorded_values(resolved, tokenizer)
-    base = load_base(
-        base_of_adapters(resolved.config),
-        model,
-        adapters=directory,
+    forward = build_forward_pass(resolved.model, resolved.run, groups, tokenizer)
+    iteration = load_weights(
+        directory,
+        model=forward.model,
         groups=groups,
-        config=recorded,
-        writable=partial(gathered_parameter, groups=groups),
-        cache=cache,
+        config=recorded_values(resolved, tokenizer),
+        base=base_of_adapters(resolved.config),
+        cache=section.store_cache,
+        storage=storage,
     )
-    iteration = load_weights(directory, model=model, groups=groups, config=recorded | base, storage=storage)
-    return forward_of(model, resolved, groups, tokenizer), iteration
+    return forward, iteration
 
 
-def build_forward_model(resolved: Resolved, groups: Groups, tokenizer: Tokenizer) -> SequentialModel:
+def build_forward_pass(spec: ModelSpec, run: RunSpec, groups: Groups, tokenizer: Tokenizer) -> Forward:
     """Build this rank's part of the model, with uninitialized weights. Collective over all ranks."""
-    plain = as_plain_model(resolved)
-    model = build_stage(plain.model, plain.run, groups, vocab_size=tokenizer.vocab_size)
+    model = build_stage(spec, run, groups, vocab_size=tokenizer.vocab_size)
     for param in model.parameters():
-        param.data = param.data.to(DTYPES[resolved.derived.precision])
-    return model
-
-
-def forward_of(model: SequentialModel, resolved: Resolved, groups: Groups, tokenizer: Tokenizer) -> Forward:
-    """Return the forward pass of this rank's part of the model."""
+        param.data = param.data.to(DTYPES[run.precision.weights])
     return Forward(
         model.eval(),
-        hidden_size=resolved.config.model.hidden_size,
+        hidden_size=spec.width,
         vocab_size=tokenizer.vocab_size,
         groups=groups,
-        model_vocab_size=resolved.model.embedding.entries(tokenizer.vocab_size),
+        model_vocab_size=spec.embedding.entries(tokenizer.vocab_size),
     )
 
 
 def job_of(
-    config: NeoXConfig, forward: Forward, tokenizer: Tokenizer, groups: Groups, *, reads_every_token: bool
+    settings: GenerationSection,
+    forward: Forward,
+    tokenizer: Tokenizer,
+    groups: Groups,
+    *,
+    seed: int,
+    seq_length: int,
+    reads_every_token: bool,
 ) -> Job:
     """Return the inputs of the configured generation.
 
     Args:
-        config: the configuration.
+        settings: the parameters of generation.
         forward: the model's forward pass.
         tokenizer: the model's tokenizer.
         groups: this rank's process groups.
+        seed: the random seed, if generation has no other.
+        seq_length: tokens of the model's longest sequence.
         reads_every_token: tokens are delivered one by one, instead of several at a time on a GPU.
-
-    Raises:
-        ConfigError: the model does not predict the next token.
     """
-    if is_encoder(config):
-        raise ConfigError(f"objective: {config.model.objective}: {WITHOUT_TEXTS}")
-    settings = config.generation
     is_read = reads_every_token or forward.device.type == "cpu"
 
     def engine(slots: int, capacity: int) -> Engine:
@@ -209,13 +206,12 @@ def job_of(
             steps_per_read=1 if is_read else _STEPS_PER_READ,
         )
 
-    seed = config.training.seed if settings.sampling_seed is None else settings.sampling_seed
     return Job(
         engine=engine,
         tokenizer=tokenizer,
         groups=groups,
-        seed=seed,
-        seq_length=config.model.seq_length,
+        seed=seed if settings.sampling_seed is None else settings.sampling_seed,
+        seq_length=seq_length,
         maximum_tokens=settings.maximum_tokens,
         batch_size=settings.generation_batch_size,
         sampling=Sampling(
@@ -231,13 +227,6 @@ def job_of(
         input_file=_path(settings.sample_input_file),
         output_file=_path(settings.sample_output_file),
     )
-
-
-def as_plain_model(resolved: Resolved) -> Resolved:
-    """Return the configuration without ZeRO and sequence parallelism."""
-    plain = without_zero(resolved)
-    whole = plain.config.parallelism.replaced(sequence_parallel=False)
-    return plain.replaced(parallelism=whole)
 
 
 def _path(name: str | None) -> Path | None:

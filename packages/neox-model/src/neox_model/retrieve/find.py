@@ -9,6 +9,7 @@ import torch
 
 from neox_config import Resolved
 from neox_config.counted import counted
+from neox_config.schema.sections.objective import ObjectiveSection
 from neox_data.block_index import BlockIndex, Place, open_block_index
 from neox_data.errors import DataError
 from neox_data.inverse_cloze import Blocks, InverseClozeDataset, framed
@@ -17,12 +18,12 @@ from neox_model.assembly.towers import BLOCK, QUERY
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
-from neox_model.processes import join_processes, leave_processes, load_tokenizer
+from neox_model.processes import load_tokenizer
 from neox_model.retrieve.search import best_blocks, better_blocks
 from neox_model.retrieve.towers import Towers, index_folder, load_model_of_towers, made_with
 from neox_model.train.data.datasets import all_blocks, check_tokenizers, held_out_blocks
 
-__all__ = ["Recall", "find_from", "find_in"]
+__all__ = ["Recall", "find_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,39 +63,29 @@ class Recall:
         )
 
 
-def find_from(resolved: Resolved) -> str | None:
-    """Search the index `block_data_path`; call it on every rank.
+def find_in(groups: Groups, resolved: Resolved) -> "str | Recall":
+    """Search the index `block_data_path`. Collective over all ranks.
 
     Without `block_query`, measure how many sentences find their block.
-
-    Returns:
-        The result as text, on rank 0.
 
     Raises:
         NeoXError: there is no checkpoint or no index, or the index belongs to another checkpoint.
     """
-    groups = join_processes(resolved)
-    found = find_in(groups, resolved)
-    leave_processes()
-    return str(found) if groups.world.rank == 0 else None
-
-
-def find_in(groups: Groups, resolved: Resolved) -> "str | Recall":
-    """Search the index, as `find_from`, in process groups that exist. Collective."""
-    config = resolved.config
-    tokenizer = load_tokenizer(config)
+    section, tokenizer = resolved.config.objective, load_tokenizer(resolved.config.tokenizer)
     check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(tokenizer.vocab_size))
     towers = load_model_of_towers(resolved, groups, tokenizer)
     blocks = all_blocks(resolved.data)
-    origin = made_with(config, towers, blocks, tokenizer, groups)
+    origin = made_with(section, towers, blocks, tokenizer, groups, seq_length=resolved.data.length)
     with shared_outcome(groups.control, "opening the index", keeps_bugs=True):
-        index = open_block_index(index_folder(config))
+        index = open_block_index(index_folder(section.block_data_path))
         index.check(origin)
-    query = config.objective.block_query
+    query = section.block_query
     with explained_shortage("use a device with more memory"):
         if query is None:
-            return _recall(resolved, towers, index, list(blocks))
-        return _search(query, config.objective.block_count, towers, index, blocks, tokenizer)
+            part, held_out = held_out_blocks(resolved.data)
+            samples = _samples(part, held_out, list(blocks), seed=resolved.data.seed)
+            return _recall(section, towers, index, part, samples)
+        return _search(query, section.block_count, towers, index, blocks, tokenizer)
 
 
 def _search(
@@ -127,31 +118,23 @@ def _search(
     return "\n".join(found).rstrip("\n")
 
 
-def _recall(resolved: Resolved, towers: Towers, index: BlockIndex, prefixes: list[str]) -> Recall:
+def _recall(
+    section: ObjectiveSection, towers: Towers, index: BlockIndex, part: str, samples: list["_Sample"]
+) -> Recall:
     """Measure how many sentences of held-out documents find their block.
 
     The sentence is taken out of its block, which competes with all other blocks of the index.
     """
-    config = resolved.config
-    part, blocks = held_out_blocks(resolved.data)
-    samples = [
-        _Sample(prefixes.index(prefix), dataset, item)
-        for prefix, source in blocks.items()
-        for dataset in [_queries(source, part, config.training.seed)]
-        for item in range(len(source))
-        # In a block of one sentence, this sentence would stay.
-        if len(source[dataset.block_of(item)].ends) > 1
-    ]
     if not samples:
         raise DataError(
             f"no block of the {_PARTS_IN_WORDS[part]} documents has two sentences; use other texts"
         )
-    count, size = min(len(samples), _MOST_QUERIES), config.objective.indexer_batch_size
+    count, size = min(len(samples), _MOST_QUERIES), section.indexer_batch_size
     chosen = [samples[number] for number in np.linspace(0, len(samples) - 1, count).astype(int)]
     better_Q = torch.cat(
         [_better(towers, index, chosen[first : first + size]) for first in range(0, count, size)]
     )
-    best = config.objective.report_topk_accuracies or _USUAL
+    best = section.report_topk_accuracies or _USUAL
     found = {k: float((better_Q < k).double().mean()) for k in best}
     return Recall(_PARTS_IN_WORDS[part], count, len(index), found)
 
@@ -177,8 +160,18 @@ class _Sample:
         return self.source, sequence, begin
 
 
-def _queries(blocks: Blocks, part: str, seed: int) -> InverseClozeDataset:
-    return InverseClozeDataset(blocks, name=part, num_samples=len(blocks), seed=seed, query_in_block=0.0)
+def _samples(part: str, blocks: Mapping[str, Blocks], prefixes: list[str], *, seed: int) -> list[_Sample]:
+    """Return a query for each block of at least two sentences."""
+    return [
+        _Sample(prefixes.index(prefix), dataset, item)
+        for prefix, source in blocks.items()
+        for dataset in [
+            InverseClozeDataset(source, name=part, num_samples=len(source), seed=seed, query_in_block=0.0)
+        ]
+        for item in range(len(source))
+        # In a block of one sentence, this sentence would stay.
+        if len(source[dataset.block_of(item)].ends) > 1
+    ]
 
 
 def _better(towers: Towers, index: BlockIndex, samples: list[_Sample]) -> torch.Tensor:

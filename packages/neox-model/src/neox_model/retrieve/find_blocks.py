@@ -13,7 +13,7 @@ __all__ = ["main"]
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Find the blocks of an index that are best for a query, as one worker of a job."""
-    program = "neox_model.retrieve.find:find_from"
+    program = "neox_model.retrieve.find:find_in"
     code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, preflight="find-blocks")
     exit_worker(code)
 

@@ -16,11 +16,11 @@ from neox_model.assembly.towers import BLOCK
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
-from neox_model.processes import join_processes, leave_processes, load_tokenizer
+from neox_model.processes import load_tokenizer
 from neox_model.retrieve.towers import Towers, index_folder, load_model_of_towers, made_with
 from neox_model.train.data.datasets import all_blocks, check_tokenizers
 
-__all__ = ["index_from", "index_in"]
+__all__ = ["index_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 _MOST_OF_A_PART, _PARTS_OF_A_REPLICA = 8192, 8
 
 
-def index_from(resolved: Resolved) -> str | None:
-    """Embed all blocks of the data in the index `block_data_path`; call it on every rank.
+def index_in(groups: Groups, resolved: Resolved) -> str | None:
+    """Embed all blocks of the data in the index `block_data_path`. Collective over all ranks.
 
     Returns:
         What was made, on rank 0.
@@ -37,20 +37,12 @@ def index_from(resolved: Resolved) -> str | None:
     Raises:
         NeoXError: there is no checkpoint, or an index of another model or of other texts.
     """
-    groups = join_processes(resolved)
-    found = index_in(groups, resolved)
-    leave_processes()
-    return found
-
-
-def index_in(groups: Groups, resolved: Resolved) -> str | None:
-    """Embed all blocks of the data, as `index_from`, in process groups that exist. Collective."""
-    config = resolved.config
-    folder, tokenizer = index_folder(config), load_tokenizer(config)
+    section = resolved.config.objective
+    folder, tokenizer = index_folder(section.block_data_path), load_tokenizer(resolved.config.tokenizer)
     check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(tokenizer.vocab_size))
     towers = load_model_of_towers(resolved, groups, tokenizer)
     blocks = all_blocks(resolved.data)
-    origin = made_with(config, towers, blocks, tokenizer, groups)
+    origin = made_with(section, towers, blocks, tokenizer, groups, seq_length=resolved.data.length)
     places_4N = _places(blocks)
     is_complete = any(gather(groups.control, folder.exists()))
     with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
@@ -68,7 +60,7 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         index = IndexInProgress(folder, places_4N.shape[1])
         missing = index.missing()
     _log_continuing(index, missing, groups)
-    batches = _Batches(blocks, config.objective.indexer_batch_size, config.objective.indexer_log_interval)
+    batches = _Batches(blocks, section.indexer_batch_size, section.indexer_log_interval)
     with explained_shortage("set a smaller indexer-batch-size"):
         for part in missing[groups.data.rank :: groups.data.size]:
             embeddings_BE = batches.embed(towers, part)

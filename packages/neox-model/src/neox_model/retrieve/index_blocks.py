@@ -13,7 +13,7 @@ __all__ = ["main"]
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Embed the blocks of the data in an index, as one worker of a job."""
-    program = "neox_model.retrieve.index:index_from"
+    program = "neox_model.retrieve.index:index_in"
     code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, preflight="index-blocks")
     exit_worker(code)
 

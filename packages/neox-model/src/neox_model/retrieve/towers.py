@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neox_config import NeoXConfig, Resolved
+from neox_config import Resolved
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
+from neox_config.schema.sections.objective import ObjectiveSection
 from neox_data.indexed.layout import idx_path
 from neox_data.inverse_cloze import Blocks
 from neox_data.manifest import tokens_sha256
@@ -88,12 +89,11 @@ def load_model_of_towers(resolved: Resolved, groups: Groups, tokenizer: Tokenize
         raise ConfigError(
             "embedding texts requires trained towers; set ict-load to a folder with checkpoints"
         )
-    storage = find_storage(config, groups)
+    storage = find_storage(config.checkpoint, groups)
     folder = folder_with_weights(load, groups, cache=config.checkpoint.store_cache, storage=storage)
-    plain = without_zero(resolved)
-    model = build_model(plain.model, plain.run, groups, vocab_size=tokenizer.vocab_size)
+    model = build_model(resolved.model, without_zero(resolved.run), groups, vocab_size=tokenizer.vocab_size)
     assert isinstance(model, TowerModel)
-    model.to(device=computing_device(), dtype=DTYPES[resolved.derived.precision])
+    model.to(device=computing_device(), dtype=DTYPES[resolved.run.precision.weights])
     recorded = recorded_values(resolved, tokenizer)
     iteration = load_weights(folder, model=model, groups=groups, config=recorded, storage=storage)
     digest = manifest_sha256(folder / checkpoint_name(iteration)) or ""
@@ -101,33 +101,40 @@ def load_model_of_towers(resolved: Resolved, groups: Groups, tokenizer: Tokenize
     return Towers(model, f"iteration {iteration}, manifest {digest[:_SHORT]}")
 
 
-def index_folder(config: NeoXConfig) -> Path:
-    """Return the folder of the index.
+def index_folder(path: str | None) -> Path:
+    """Return the folder of the index, that is `block_data_path`.
 
     Raises:
         ConfigError: it is not configured.
     """
-    if config.objective.block_data_path is None:
+    if path is None:
         raise ConfigError("block-data-path is missing; set it to a folder for the index of blocks")
-    return Path(config.objective.block_data_path)
+    return Path(path)
 
 
 def made_with(
-    config: NeoXConfig, towers: Towers, blocks: Mapping[str, Blocks], tokenizer: Tokenizer, groups: Groups
+    section: ObjectiveSection,
+    towers: Towers,
+    blocks: Mapping[str, Blocks],
+    tokenizer: Tokenizer,
+    groups: Groups,
+    *,
+    seq_length: int,
 ) -> dict[str, Any]:
     """Return what the embeddings of an index depend on, by name. Collective over all ranks.
 
     Args:
-        config: the configuration.
+        section: which titles and blocks are used.
         towers: what embeds the blocks.
         blocks: the blocks by the prefix of their dataset.
         tokenizer: the tokenizer of the model.
         groups: this rank's process groups.
+        seq_length: tokens of a block.
 
     Raises:
         NeoXError: a dataset cannot be read.
     """
-    titles, digests = config.objective.titles_data_path, {}
+    titles, digests = section.titles_data_path, {}
     with shared_outcome(groups.control, "reading the texts of the index", keeps_bugs=True):
         if groups.world.rank == 0:
             prefixes = [*blocks, *([] if titles is None else [titles])]
@@ -139,8 +146,8 @@ def made_with(
         "datasets": [found[prefix] for prefix in blocks],
         "titles": None if titles is None else found[titles],
         "blocks": sum(map(len, blocks.values())),
-        "seq-length": config.model.seq_length,
-        "use-one-sent-docs": config.objective.use_one_sent_docs,
+        "seq-length": seq_length,
+        "use-one-sent-docs": section.use_one_sent_docs,
     }
 
 

@@ -4,21 +4,21 @@ import importlib
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from neox_config import Resolved
+from neox_config.schema.sections.generation import GenerationSection
+from neox_config.spec.run import Batch
 from neox_data.tokenizers import Tokenizer
 from neox_model.generate.forward import Forward
 from neox_model.generate.interruption import agreed_in_copy
 from neox_model.generate.run import explained_shortage, job_of
 from neox_model.optional import require
 from neox_model.parallel.groups import Groups
-from neox_model.processes import flat_values
 from neox_model.scoring.perplexity import measure_perplexity
 from neox_model.scoring.results import Results, write_results
 from neox_model.scoring.scorer import Scorer
@@ -39,18 +39,30 @@ class TextEvaluation:
     """Evaluates any number of times, after loading the tasks once. Every rank builds it.
 
     Args:
-        resolved: the configuration.
+        section: what is evaluated, and how texts are generated.
+        batch: its micro-batches have the tokens that are evaluated together.
         tokenizer: the model's tokenizer.
         groups: this job's process groups.
+        seed: the random seed.
+        configuration: values that the file of the results contains.
 
     Raises:
         MissingPackageError: lm_eval is not installed.
         ConfigError: there is no such task, or it cannot be loaded.
     """
 
-    def __init__(self, resolved: Resolved, tokenizer: Tokenizer, groups: Groups) -> None:
-        self._resolved, self._tokenizer, self._groups = resolved, tokenizer, groups
-        section = resolved.config.generation
+    def __init__(
+        self,
+        section: GenerationSection,
+        batch: Batch,
+        tokenizer: Tokenizer,
+        groups: Groups,
+        *,
+        seed: int,
+        configuration: Mapping[str, Any],
+    ) -> None:
+        self._section, self._batch, self._tokenizer, self._groups = section, batch, tokenizer, groups
+        self._seed, self._configuration = seed, configuration
         self._harness: ModuleType | None = None
         self._tasks: Any = None
         if section.eval_tasks:
@@ -91,11 +103,11 @@ class TextEvaluation:
         self, build: Callable[[], Forward], iteration: int, is_stopping: Callable[[], bool]
     ) -> Results | None:
         began, forward = time.monotonic(), build()
-        config, section = self._resolved.config, self._resolved.config.generation
+        section = self._section
         scorer = Scorer(
             forward,
-            seq_length=config.model.seq_length,
-            batch_tokens=self._resolved.derived.micro_batch_size * config.model.seq_length,
+            seq_length=self._batch.length,
+            batch_tokens=self._batch.micro * self._batch.length,
             is_stopping=lambda: agreed_in_copy(self._groups, is_stopping()),
         )
         perplexity = tasks = None
@@ -120,7 +132,15 @@ class TextEvaluation:
         )
 
     def _model(self, harness: "ModuleType", forward: Forward, scorer: Scorer) -> Any:
-        job = job_of(self._resolved.config, forward, self._tokenizer, self._groups, reads_every_token=False)
+        job = job_of(
+            self._section,
+            forward,
+            self._tokenizer,
+            self._groups,
+            seed=self._seed,
+            seq_length=self._batch.length,
+            reads_every_token=False,
+        )
         return harness.HarnessModel(
             scorer, job.engine, self._tokenizer, self._groups, batch_size=job.batch_size, seed=job.seed
         )
@@ -135,9 +155,9 @@ class TextEvaluation:
         about = {
             "checkpoint": checkpoint,
             "packages": package_versions() | self._harness_version(),
-            "configuration": flat_values(self._resolved.config),
+            "configuration": dict(self._configuration),
         }
-        write_results(self._resolved.config.generation.eval_results_prefix, results, about)
+        write_results(self._section.eval_results_prefix, results, about)
 
     def _harness_version(self) -> dict[str, str]:
         if self._harness is None:

@@ -13,7 +13,7 @@ __all__ = ["main"]
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Serve the latest checkpoint in `load` over HTTP, as one worker of a job."""
-    program = "neox_model.serve.run:serve_from"
+    program = "neox_model.serve.run:serve_in"
     code = run_worker(
         program,
         resolved=resolved,

@@ -5,17 +5,20 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
-from neox_config import NeoXConfig, Resolved
+from neox_config import Resolved
 from neox_config.errors import ConfigError, NeoXError
+from neox_config.schema.sections.generation import GenerationSection
+from neox_config.schema.sections.serving import Serve
 from neox_data.errors import CorpusError
 from neox_data.preprocess.chat_template import ChatTemplate
 from neox_data.tokenizers import Tokenizer
 from neox_model.generate.batch import Batch
 from neox_model.generate.chat_template import configured_template
 from neox_model.generate.engine import Engine
+from neox_model.generate.forward import Forward
 from neox_model.generate.run import explained_shortage, load_forward
 from neox_model.parallel.groups import Groups
-from neox_model.processes import join_processes, leave_processes, load_tokenizer
+from neox_model.processes import load_tokenizer
 from neox_model.serve.app import build_app
 from neox_model.serve.calls import Calls
 from neox_model.serve.errors import ApiError
@@ -24,7 +27,7 @@ from neox_model.serve.model import ServedModel
 from neox_model.serve.web import WebServer, listening_socket
 from neox_model.worker import show
 
-__all__ = ["KEY_VARIABLE", "serve_from"]
+__all__ = ["KEY_VARIABLE", "serve_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,39 +37,45 @@ _STOP_SHARE, _LONGEST_END_SECONDS = 0.8, 20.0
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-def serve_from(resolved: Resolved) -> None:
-    """Serve the latest checkpoint of the configuration's `load` folder.
+def serve_in(groups: Groups, resolved: Resolved) -> None:
+    """Serve the latest checkpoint of the configuration's `load` folder. Collective.
 
     Raises:
         NeoXError: there is no checkpoint, it contains a different model, or the server cannot listen.
     """
-    config = resolved.config
-    load = config.checkpoint.load
+    config, load = resolved.config, resolved.config.checkpoint.load
     if load is None:
         raise NeoXError("serving requires trained weights; set load to a folder with checkpoints")
-    groups = join_processes(resolved)
     if groups.data.size > 1:
         raise ConfigError(
             f"{groups.world.size} processes hold {groups.data.size} copies of the model; a server has one: "
             "start model-parallel-size x pipe-parallel-size processes, and a server for each other copy"
         )
-    settings = config.serving.serve
+    settings, seq_length = config.serving.serve, config.model.seq_length
     is_first = groups.world.rank == 0
     signals = StopSignals(decides=is_first)
     with ExitStack() as stack:
         # Before the weights are read, so that an address in use is reported at once.
         key = _key(settings.api_key_file) if is_first else None
         bound = listening_socket(settings.host, settings.port) if is_first else None
-        tokenizer = load_tokenizer(config)
-        template = _template(config) if is_first else None
-        engine = _engine(resolved, load, groups, tokenizer)
+        tokenizer = load_tokenizer(config.tokenizer)
+        template = _template(settings.chat_template, config.tokenizer.vocab_file) if is_first else None
+        forward, _ = load_forward(resolved, load, groups, tokenizer)
+        engine = _engine(config.generation, forward, tokenizer, capacity=seq_length)
         stack.enter_context(signals.handled())
         if bound is None:
             with explained_shortage():
                 run_calls(engine, groups.control, signals, None)
         else:
             calls = Calls(slots=config.generation.generation_batch_size, max_waiting=settings.max_waiting)
-            model = _model(config, load, tokenizer, template)
+            model = ServedModel(
+                name=load.rstrip("/").rpartition("/")[2] or load,
+                tokenizer=tokenizer,
+                seq_length=seq_length,
+                default_tokens=config.generation.maximum_tokens,
+                max_tokens=settings.max_tokens or seq_length,
+                template=template,
+            )
             if template is not None and model.end_of_answer is not None:
                 logger.info("answers to chats end at %s, as in %s", model.end_of_answer, template.name)
             app = build_app(
@@ -78,11 +87,10 @@ def serve_from(resolved: Resolved) -> None:
             )
             web = WebServer(app, bound)
             web.start()
-            _announce(config, load, *bound.getsockname()[:2], has_key=key is not None)
+            _announce(settings, load, *bound.getsockname()[:2], has_key=key is not None)
             timeout = config.launch.stop_timeout
             seconds = max(_STOP_SHARE * timeout, timeout - _LONGEST_END_SECONDS)
             _run_first(engine, groups, signals, calls, web, seconds)
-    leave_processes()
 
 
 def _run_first(
@@ -97,29 +105,15 @@ def _run_first(
         web.stop()
 
 
-def _engine(resolved: Resolved, load: str, groups: Groups, tokenizer: Tokenizer) -> Engine:
-    config = resolved.config
-    forward, _ = load_forward(resolved, load, groups, tokenizer)
+def _engine(section: GenerationSection, forward: Forward, tokenizer: Tokenizer, *, capacity: int) -> Engine:
     with explained_shortage():
         batch = Batch(
             forward,
-            slots=config.generation.generation_batch_size,
-            capacity=config.model.seq_length,
-            recompute=config.generation.recompute,
+            slots=section.generation_batch_size,
+            capacity=capacity,
+            recompute=section.recompute,
         )
-    return Engine(batch, tokenizer, stop_tokens=config.generation.stop_tokens)
-
-
-def _model(config: NeoXConfig, load: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> ServedModel:
-    seq_length = config.model.seq_length
-    return ServedModel(
-        name=load.rstrip("/").rpartition("/")[2] or load,
-        tokenizer=tokenizer,
-        seq_length=seq_length,
-        default_tokens=config.generation.maximum_tokens,
-        max_tokens=config.serving.serve.max_tokens or seq_length,
-        template=template,
-    )
+    return Engine(batch, tokenizer, stop_tokens=section.stop_tokens)
 
 
 def _key(path: str | None) -> str | None:
@@ -145,19 +139,18 @@ def _checked_key(key: str, source: str) -> str:
     return key
 
 
-def _template(config: NeoXConfig) -> ChatTemplate | None:
+def _template(path: str | None, vocabulary: str | None) -> ChatTemplate | None:
     """Return the chat template; None if there is none, or the one next to the tokenizer is invalid."""
     try:
-        return configured_template(config)
+        return configured_template(path, vocabulary)
     except CorpusError as error:
-        if config.serving.serve.chat_template is not None:
+        if path is not None:
             raise NeoXError(f"serve.chat-template: {error}") from error
         logger.warning("chats are refused: %s, or set serve.chat-template", error)
         return None
 
 
-def _announce(config: NeoXConfig, load: str, host: str, port: int, *, has_key: bool) -> None:
-    settings = config.serving.serve
+def _announce(settings: Serve, load: str, host: str, port: int, *, has_key: bool) -> None:
     if settings.host not in _LOCAL and not has_key:
         logger.warning(
             "every user who can reach %s can use this server: there is no API key; set serve.api-key-file",

@@ -13,7 +13,7 @@ __all__ = ["main"]
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Train the configured model as one worker of a job."""
-    program = "neox_model.train.run:train_from"
+    program = "neox_model.train.run:train_in"
     code = run_worker(
         program,
         resolved=resolved,

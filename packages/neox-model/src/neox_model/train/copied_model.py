@@ -12,7 +12,7 @@ from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.checkpoint.outcome import gather
 from neox_model.errors import ModelError
 from neox_model.generate.forward import Forward
-from neox_model.generate.run import build_forward_model, forward_of
+from neox_model.generate.run import build_forward_pass
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.compression import copy_compression
@@ -26,11 +26,12 @@ def copied_forward(training: Training) -> Forward:
 
     It has the weights that a checkpoint of this moment contains.
     """
-    model = build_forward_model(training.resolved, training.groups, training.tokenizer)
+    resolved = training.resolved
+    forward = build_forward_pass(resolved.model, resolved.run, training.groups, training.tokenizer)
     with training.engine.update.with_shared_weights():
-        copy_weights(training.model, model, training.groups)
-        copy_compression(training.model, model, training.state.iteration, training.groups)
-    return forward_of(model, training.resolved, training.groups, training.tokenizer)
+        copy_weights(training.model, forward.model, training.groups)
+        copy_compression(training.model, forward.model, training.state.iteration, training.groups)
+    return forward
 
 
 def copy_weights(source: nn.Module, target: nn.Module, groups: Groups) -> None:

@@ -31,7 +31,7 @@ from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import seed_streams
-from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer, recorded_values
+from neox_model.processes import flat_values, load_tokenizer, recorded_values
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.about import about_run, first_weights
 from neox_model.train.accuracies import retrieval_accuracies
@@ -77,7 +77,7 @@ from neox_model.train.teacher import add_distillation, start_from_teacher
 from neox_model.train.training import NO_ADDITIONS, Additions, Outputs, Training
 from neox_model.train.writers import check_services, open_writers
 
-__all__ = ["Run", "open_training", "train_from", "train_in"]
+__all__ = ["Run", "open_training", "train_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -85,20 +85,12 @@ logger = logging.getLogger(__name__)
 _NOT_DESCRIBED = (ArithmeticError, AssertionError, LookupError, NeoXError, OSError, RuntimeError, ValueError)
 
 
-def train_from(resolved: Resolved) -> str | None:
-    """Train the configured model as one rank; call it on every rank.
+def train_in(groups: Groups, resolved: Resolved) -> str | None:
+    """Train the configured model. Collective over all ranks.
 
     Returns:
         The last evaluations, one per line; None if the training was stopped before its end.
     """
-    groups = join_processes(resolved)
-    result = train_in(groups, resolved)
-    leave_processes()
-    return result
-
-
-def train_in(groups: Groups, resolved: Resolved) -> str | None:
-    """Train like `train_from`, in process groups that already exist. Collective over all ranks."""
     with open_training(groups, resolved) as run:
         run.loop.run()
         run.export()
@@ -147,7 +139,7 @@ def open_training(groups: Groups, resolved: Resolved, additions: Additions = NO_
         resolved: the configuration.
         additions: what a program adds to it.
     """
-    storage = find_storage(resolved.config, groups)
+    storage = find_storage(resolved.config.checkpoint, groups)
     with (
         reported_progress(groups.world.rank) as progress,
         claim_folder(resolved.config.checkpoint.save, groups, storage),
@@ -174,14 +166,23 @@ def _build_training(
         find_service(config.training.adlr_autoresume_service)
     uploads = build_uploads(config.checkpoint, groups)
     prepare_engine(resolved.run)
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config.tokenizer)
     entries = resolved.model.embedding.entries(tokenizer.vocab_size)
     check_tokenizers(resolved.data, tokenizer, entries=entries)
     check_special_tokens(resolved.data, tokenizer)
     if groups.world.rank == 0:
         check_export(resolved, tokenizer)
     # Before the model is built, so that an unknown task is reported at once.
-    texts = TextEvaluation(resolved, tokenizer, groups) if evaluates_texts(config) else None
+    texts = None
+    if evaluates_texts(config):
+        texts = TextEvaluation(
+            config.generation,
+            resolved.run.batch,
+            tokenizer,
+            groups,
+            seed=config.training.seed,
+            configuration=flat_values(config),
+        )
     load = folder_to_load(config.checkpoint, config.adapters, groups, storage)
     position = position_in(load, groups, finetune=config.checkpoint.finetune)
     check_passes(config.training, config.data, resolved.run.batch, position)
