@@ -11,6 +11,7 @@ from torch.distributed import ReduceOp
 from neox_config.derive.curricula import length_schedule
 from neox_config.estimate import flops_per_token
 from neox_config.schema.sections.engine import Eigenvalue
+from neox_config.schema.sections.training import TrainingSection
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.compression import snip_rules
@@ -27,6 +28,7 @@ from neox_model.train.evaluate import Evaluator
 from neox_model.train.flops_profile import ProfiledStep
 from neox_model.train.forward_check import ForwardCheck
 from neox_model.train.hooks.record import sample_digests
+from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.spikes import LeftOutBatches, SpikeDetection
 from neox_model.train.step import TrainStep
 from neox_model.train.training import Training
@@ -50,8 +52,16 @@ def build_step(training: Training) -> TrainStep:
         weighting=choose_weighting(training.resolved.update.normalization, training.groups),
     )
     step = _with_lengths(training, _with_eigenvalues(training, _with_warning(training, step)))
+    if training.state.recent_losses is not None:
+        step = _with_spikes(
+            step,
+            training.state.recent_losses,
+            training.config.training,
+            training.engine,
+            training.groups.model,
+        )
     return LeftOutBatches(
-        _with_profile(training, _with_spikes(training, step)),
+        _with_profile(training, step),
         accumulation=batch.accumulation,
         is_left_out=lambda: training.state.leaves_out_next,
     )
@@ -90,31 +100,26 @@ def _with_eigenvalues(training: Training, step: TrainStep) -> TrainStep:
 
 def _with_lengths(training: Training, step: TrainStep) -> TrainStep:
     """Wrap the step for a curriculum's sequence lengths, if one is configured."""
-    schedule, derived = (
-        length_schedule(training.resolved.data.efficiency, training.difficulties),
-        training.resolved.derived,
-    )
+    resolved = training.resolved
+    schedule = length_schedule(resolved.data.efficiency, training.difficulties)
     if schedule is None:
         return step
     return VaryingLengths(
         step,
-        tokens=lambda: derived.train_batch_size * schedule(training.state.iteration),
+        tokens=lambda: resolved.run.batch.whole * schedule(training.state.iteration),
         forget_shapes=training.engine.forget_shapes,
     )
 
 
-def _with_spikes(training: Training, step: TrainStep) -> TrainStep:
-    """Wrap the step to detect loss spikes, if `on_spike` is set."""
-    section, losses = training.config.training, training.state.recent_losses
-    if losses is None:
-        return step
-    update = training.engine.update if section.on_spike == "skip" else None
-    group = training.groups.model
+def _with_spikes(
+    step: TrainStep, losses: RecentLosses, section: TrainingSection, engine: Engine, group: Group
+) -> TrainStep:
+    """Wrap the step to detect loss spikes."""
     return SpikeDetection(
         step,
         losses,
         threshold=section.spike_threshold,
-        skips=update,
+        skips=engine.update if section.on_spike == "skip" else None,
         agreed=lambda loss: all_reduce(loss.detach().clone(), group, ReduceOp.MAX),
     )
 
