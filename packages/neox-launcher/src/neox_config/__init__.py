@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from neox_config.read.reading import Text
     from neox_config.schema.config import NeoXConfig
     from neox_config.spec.resolve import (
-        Derived,
         Resolved,
         decode_resolved,
         encode_resolved,
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfigError",
-    "Derived",
     "NeoXConfig",
     "NeoXError",
     "Resolved",
@@ -37,7 +35,6 @@ __all__ = [
 
 _MODULES = {
     "ConfigError": "neox_config.errors",
-    "Derived": "neox_config.spec.resolve",
     "NeoXConfig": "neox_config.schema.config",
     "NeoXError": "neox_config.errors",
     "Resolved": "neox_config.spec.resolve",

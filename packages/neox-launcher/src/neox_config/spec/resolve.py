@@ -7,9 +7,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import isqrt
-from typing import Any, Literal, Self
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Self
 
 from neox_config.counted import first_few
 from neox_config.derive.curricula import curricula_of_lengths
@@ -28,7 +26,6 @@ from neox_config.spec.run import RunSpec
 from neox_config.spec.update import DataSpec, UpdateSpec
 
 __all__ = [
-    "Derived",
     "Resolved",
     "decode_resolved",
     "derived_values",
@@ -40,57 +37,6 @@ __all__ = [
 # Upper bound on the parallel sizes tried for the suggestion.
 _MOST_SUGGESTED = 1024
 _MOST_TRIED = 10_000
-
-Precision = Literal["fp32", "bf16", "fp16"]
-
-
-class Derived(BaseModel):
-    """Values that follow from the configuration and the devices; frozen.
-
-    Attributes:
-        world_size: number of devices (workers) of the whole job.
-        hosts: number of hosts.
-        data_parallel_size: data-parallel size, the number of copies of the model.
-        model_parallel_size: tensor-parallel size.
-        pipe_parallel_size: number of pipeline stages, at least 1.
-        uses_pipeline: True if the model runs as pipeline stages (`derive.engine.uses_pipeline`).
-        train_batch_size: samples per update over all devices.
-        micro_batch_size: samples per device and forward pass.
-        accumulation: micro-batches per update.
-        precision: data type of weights, and of activations without autocast.
-        autocast: data type of matrix products under autocast (amp); None without it.
-        attention_types: attention type of each layer.
-        mlp_width: inner width of the feed-forward block.
-        lr_decay_iters: iterations over which the learning rate decays.
-        backend: backend of torch.distributed; None lets the worker choose (nccl with GPUs, else gloo).
-        weight_owners: first layer with the same weights, for each layer; None if no weights are shared.
-        elastic_devices: numbers of devices that this batch size works with; empty without elasticity.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
-
-    world_size: int
-    hosts: int
-    data_parallel_size: int
-    model_parallel_size: int
-    pipe_parallel_size: int
-    uses_pipeline: bool
-    train_batch_size: int
-    micro_batch_size: int
-    accumulation: int
-    precision: Precision
-    attention_types: tuple[str, ...]
-    mlp_width: int
-    lr_decay_iters: int
-    backend: str | None
-    weight_owners: tuple[int, ...] | None = None
-    elastic_devices: tuple[int, ...] = ()
-    autocast: Literal["fp16", "bf16"] | None = None
-
-    @property
-    def computes_in(self) -> Precision:
-        """Return the data type whose rounding the results of layers have."""
-        return self.autocast or self.precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +74,6 @@ class Resolved:
     def replaced(self, **sections: Section) -> Self:
         """Return the same with other sections of the configuration, which are not checked."""
         return self.of(self.config.model_copy(update=sections), self.sizes)
-
-    @property
-    def derived(self) -> "Derived":
-        """What was decided, by the names under which it is printed and recorded."""
-        return Derived(**derived_values(self))
 
 
 def derived_values(resolved: Resolved) -> dict[str, Any]:

@@ -27,8 +27,7 @@ from neox_config.schema.sections.generation import GenerationSection
 from neox_config.schema.sections.precision import PrecisionSection
 from neox_config.spec.model import ModelSpec, Retrieval, Vocabulary
 from neox_config.spec.recorded import fusions_off
-from neox_config.spec.resolve import Precision
-from neox_config.spec.run import RunSpec
+from neox_config.spec.run import DataType, RunSpec
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.chat_tokens import encode_conversation, end_of_answer, ends_of_answers
 from neox_data.preprocess.conversations import messages_in
@@ -56,7 +55,7 @@ from neox_model.parallel.logical import Writable, named_logical_parameters
 from neox_model.processes import load_tokenizer
 from neox_model.worker import our_errors
 
-__all__ = ["Model", "Precision", "load_model"]
+__all__ = ["DataType", "Model", "load_model"]
 
 _SECTIONS = ("model", "attention", "tokenizer")
 # Other parameters of generation are about prompts and files of the command, and evaluations.
@@ -466,7 +465,7 @@ def _about_unknown(name: str, value: Any) -> Problem:
 def load_model(
     source: NeoXConfig | str | Path,
     *,
-    precision: Precision | None = None,
+    precision: DataType | None = None,
     vocab_file: str | Path | None = None,
     merge_file: str | Path | None = None,
     **others: Any,
@@ -494,8 +493,8 @@ def load_model(
         if path is not None
     }
     _refuse_others(others)
-    if precision not in (None, *get_args(Precision)):
-        raise NeoXError(f"precision {precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
+    if precision not in (None, *get_args(DataType)):
+        raise NeoXError(f"precision {precision!r} is unknown; use one of {', '.join(get_args(DataType))}")
     with plain_state(), our_errors(), explained_shortage():
         if not isinstance(source, NeoXConfig) and _is_configuration(source):
             source = load_config(source)
@@ -555,7 +554,7 @@ def _refuse_towers(head: Vocabulary | Retrieval) -> None:
         )
 
 
-def _in_precision(section: PrecisionSection, precision: Precision) -> PrecisionSection:
+def _in_precision(section: PrecisionSection, precision: DataType) -> PrecisionSection:
     """Return the section with weights in another precision."""
     return section.replaced(
         precision={"fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}[precision],
@@ -600,7 +599,7 @@ def _whole_model(checkpoint: Path) -> Checkpoint:
     return Checkpoint(checkpoint)
 
 
-def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: Mapping[str, Path]) -> Model:
+def _of_checkpoint(checkpoint: Checkpoint, precision: DataType | None, files: Mapping[str, Path]) -> Model:
     _refuse_towers(checkpoint.resolved.model.head)
     tokenizer = checkpoint.tokenizer(**files, options="vocab_file=... (and merge_file=...)")
     read = {name: str(path) for name, path in checkpoint.tokenizer_files(**files).items()}
@@ -615,7 +614,7 @@ def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: M
     return Model(module, resolved, tokenizer, str(checkpoint.folder))
 
 
-def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
+def _of_hf(found: HuggingFaceModel, precision: DataType | None) -> Model:
     settings = {**found.settings(found.folder.absolute()), **TRAINING}
     text = as_text(as_written(settings), str(found.folder / "config.json"))
     resolved = resolve(load_files([], texts=[text]), devices=1)

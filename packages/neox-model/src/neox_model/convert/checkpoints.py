@@ -21,9 +21,8 @@ from neox_config.schema.sections.generation import GenerationSection
 from neox_config.schema.sections.model import ModelSection
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.recorded import fusions_off, model_of
-from neox_config.spec.resolve import Precision
 from neox_config.spec.resume import recorded_effects
-from neox_config.spec.run import RunSpec
+from neox_config.spec.run import DataType, RunSpec
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_model.assembly.as_sequential import SequentialModel, as_sequential
@@ -92,10 +91,10 @@ class Checkpoint(StoredWeights):
         return self.resolved.model
 
     @property
-    def precision(self) -> Precision:
+    def precision(self) -> DataType:
         """Return the precision of the training's activations."""
         recorded: Any = self._in_effect.get("training", {}).get("precision")
-        return recorded if recorded in get_args(Precision) else "fp32"
+        return recorded if recorded in get_args(DataType) else "fp32"
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from neox_config import Resolved
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.schema.sections.model import ModelSection
 from neox_config.spec.model import ModelSpec
-from neox_config.spec.resolve import Precision
+from neox_config.spec.run import DataType
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
@@ -107,7 +107,7 @@ def to_hf(
     return result
 
 
-def _log_stored_dtype(stored: torch.dtype, precision: Precision) -> None:
+def _log_stored_dtype(stored: torch.dtype, precision: DataType) -> None:
     """Say which type is written if it is larger than the one that the training computed in."""
     computed = DTYPES[precision]
     if stored.itemsize > computed.itemsize:
