@@ -112,13 +112,14 @@ def merge_and_compare(folder: str) -> dict[str, float]:
     """Merge the adapters; return the largest difference of logits, and what the adapters change, relative."""
     from functools import partial
 
+    from neox_config.spec.resume import recorded_values
     from neox_model.assembly.model import build_model
     from neox_model.assembly.zero_sharding import gathered_parameter
     from neox_model.checkpoint import load_weights
     from neox_model.checkpoint.base import load_base
     from neox_model.checkpoint.merge import merge_adapters
     from neox_model.parallel.groups import SINGLE_PROCESS as ALONE
-    from neox_model.processes import load_tokenizer, recorded_values
+    from neox_model.processes import load_tokenizer
 
     merge_adapters(Path(folder, "adapters", checkpoint_name(2)), Path(folder, "merged"))
     tokens = torch.randint(97, 123, (4, 16), generator=torch.Generator().manual_seed(1))
@@ -128,7 +129,9 @@ def merge_and_compare(folder: str) -> dict[str, float]:
         resolved = resolved_from(SMALL_TRAINING | {"precision": "fp32"} | adapted)
         tokenizer = load_tokenizer(resolved.config.tokenizer)
         model = build_model(resolved.model, resolved.run, ALONE, vocab_size=tokenizer.vocab_size).eval()
-        recorded = recorded_values(resolved, tokenizer)
+        recorded = recorded_values(
+            resolved, fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size
+        )
         writable = partial(gathered_parameter, groups=ALONE)
         base = base_of_adapters(resolved.config)
         recorded |= load_base(base, model, adapters=None, groups=ALONE, config=recorded, writable=writable)

@@ -303,13 +303,14 @@ def test_periods_of_bits_follow_the_eigenvalues_of_the_layers_and_resume(tmp_pat
 
 def continue_and_compare(folder: str, corpus: str) -> dict[str, Any]:
     """Start to prune a plain model, and compute its logits in training and after loading it."""
+    from neox_config.spec.resume import recorded_values
     from neox_model.assembly.model import build_model
     from neox_model.checkpoint.errors import CheckpointError
     from neox_model.checkpoint.load import load_weights
     from neox_model.generate.run import load_forward
     from neox_model.parallel.compression import compressed_matrices
     from neox_model.parallel.groups import SINGLE_PROCESS
-    from neox_model.processes import load_tokenizer, recorded_values
+    from neox_model.processes import load_tokenizer
 
     plain = {"train_iters": 2, "log_interval": 1} | SMALL_HEADS
     pruned = plain | block("learned weights, rows and heads") | {"train_iters": 4}
@@ -334,7 +335,7 @@ def continue_and_compare(folder: str, corpus: str) -> dict[str, Any]:
         model = build_model(
             resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size
         ).eval()
-        config = recorded_values(resolved, tokenizer)
+        config = recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size)
         load_weights(Path(folder, name), model=model, groups=SINGLE_PROCESS, config=config)
         forward, _ = load_forward(resolved, f"{folder}/{name}", SINGLE_PROCESS, tokenizer)
         tokens = torch.arange(16).remainder(20)[None]

@@ -392,11 +392,12 @@ def resume_with_each(
     import torch
 
     from neox_config.derive import resume
+    from neox_config.spec.resume import recorded_values
     from neox_model.assembly.model import build_model
     from neox_model.checkpoint import CheckpointError, load_weights
     from neox_model.parallel.groups import SINGLE_PROCESS
     from neox_model.parallel.topology import create_groups
-    from neox_model.processes import load_tokenizer, recorded_values
+    from neox_model.processes import load_tokenizer
 
     declared = resume.resume_of
     resume.resume_of = lambda section, name, around: (
@@ -416,7 +417,9 @@ def resume_with_each(
             .float()
         )
         try:
-            config = recorded_values(resolved_from(base), tokenizer)
+            config = recorded_values(
+                resolved_from(base), fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size
+            )
             load_weights(Path(saved), model=model, groups=SINGLE_PROCESS, config=config)
         except CheckpointError:
             return None

@@ -45,20 +45,40 @@ def test_each_host_has_its_own_folder_for_local_checkpoints(tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def attention_of(settings):
-    resolved = resolved_from(settings)
-    return doctor._attention(resolved.model, resolved.run, resolved.config.training, torch.device("cpu"))
+@pytest.fixture
+def facts_of(monkeypatch):
+    """Return a function that examines this host alone."""
+    for name in ("report_facts", "join_process_group", "_measure_all_reduce", "leave_processes"):
+        monkeypatch.setattr(doctor, name, lambda *_, **__: None)
+    monkeypatch.setattr(doctor, "_folders", lambda *_: ({}, {}))
+
+    def examine(settings):
+        resolved = resolved_from(settings)
+        config = resolved.config
+        return doctor.examine(
+            resolved.model,
+            resolved.run,
+            config.training,
+            data=config.data,
+            written=config.checkpoint,
+            log_dir=None,
+            rank=0,
+            local_rank=0,
+        )
+
+    return examine
 
 
-def test_the_backends_of_attention_are_reported_for_the_training(monkeypatch):
+def test_the_backends_of_attention_are_reported_for_the_training(facts_of):
     settings = {"attention_config": ["global", "local", "global"], "sparsity_config": {"block": 4}}
-    found = attention_of(settings)
-    assert found == {"attention": {"global": "flash", "local": "flash"}, "attention_notes": []}
+    found = facts_of(settings)
+    assert found["attention"] == {"global": "flash", "local": "flash"}
+    assert found["attention_notes"] == []
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_backends_are_asked_for_as_the_training_does_and_notes_are_reported_once(
-    is_deterministic, monkeypatch
+    is_deterministic, facts_of, monkeypatch
 ):
     asked = []
 
@@ -71,7 +91,7 @@ def test_backends_are_asked_for_as_the_training_does_and_notes_are_reported_once
 
     monkeypatch.setattr(doctor, "attention_backends", backends)
     try:
-        found = attention_of({"deterministic": is_deterministic})
+        found = facts_of({"deterministic": is_deterministic})
     finally:
         torch.use_deterministic_algorithms(False)
     assert asked == [is_deterministic]

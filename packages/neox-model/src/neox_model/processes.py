@@ -1,19 +1,17 @@
-"""Common setup of all worker programs: process groups, tokenizer and recorded configuration values."""
+"""Common setup of all worker programs: process groups and tokenizer."""
 
 import logging
 import os
 from concurrent.futures import wait
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch import distributed
 
-from neox_config import Resolved
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.schema.sections.engine import EngineSection
 from neox_config.schema.sections.tokenizer import TokenizerSection
-from neox_config.spec.resume import IN_EFFECT, SAMPLES_PER_ITERATION, flat_values, in_effect
+from neox_config.spec.resume import flat_values
 from neox_config.spec.run import Layout
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_launcher.worker.ranks import TORCHRUN_STORE_VARIABLE, read_rank
@@ -35,7 +33,6 @@ __all__ = [
     "join_processes",
     "leave_processes",
     "load_tokenizer",
-    "recorded_values",
 ]
 
 logger = logging.getLogger(__name__)
@@ -148,15 +145,3 @@ def load_tokenizer(section: TokenizerSection) -> Tokenizer:
         TokenizerError: its files are missing or unreadable.
     """
     return build_tokenizer(section.tokenizer_type, **tokenizer_files(section))
-
-
-def recorded_values(resolved: Resolved, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the values of a run that its checkpoints record and a later load compares."""
-    files = {
-        "vocab_file": f"sha256 {tokenizer.fingerprint[:16]}",
-        "make_vocab_size_divisible_by": f"{resolved.model.embedding.entries(tokenizer.vocab_size):,} entries",
-    }
-    return flat_values(resolved.config) | {
-        SAMPLES_PER_ITERATION: resolved.run.batch.whole,
-        IN_EFFECT: in_effect(resolved, tokenizer=files),
-    }

@@ -31,7 +31,9 @@ def alone(monkeypatch):
     position = SimpleNamespace(from_state=lambda _: SimpleNamespace(validation_samples=0))
     monkeypatch.setattr(perplexity, "Position", position)
     monkeypatch.setattr(
-        perplexity, "load_tokenizer", lambda _: SimpleNamespace(vocab_size=256, end_of_document=0)
+        perplexity,
+        "load_tokenizer",
+        lambda _: SimpleNamespace(vocab_size=256, end_of_document=0, fingerprint="0"),
     )
     for name in (
         "find_storage",

@@ -47,6 +47,7 @@ __all__ = [
     "in_effect",
     "optimizer_kind",
     "recorded_effects",
+    "recorded_values",
 ]
 
 # Recorded in a checkpoint in addition to the parameters.
@@ -153,6 +154,24 @@ def in_effect(resolved: Resolved, *, tokenizer: Mapping[str, Any] | None = None)
     return {
         resume: {label: value for label, value in values.items() if value is not _UNUSED}
         for resume, values in found.items()
+    }
+
+
+def recorded_values(resolved: Resolved, *, fingerprint: str, vocab_size: int) -> dict[str, Any]:
+    """Return the values of a run that its checkpoints record and a later load compares.
+
+    Args:
+        resolved: the configuration.
+        fingerprint: SHA-256 of the tokenizer.
+        vocab_size: entries of the tokenizer's vocabulary.
+    """
+    files = {
+        "vocab_file": f"sha256 {fingerprint[:16]}",
+        "make_vocab_size_divisible_by": f"{resolved.model.embedding.entries(vocab_size):,} entries",
+    }
+    return flat_values(resolved.config) | {
+        SAMPLES_PER_ITERATION: resolved.run.batch.whole,
+        IN_EFFECT: in_effect(resolved, tokenizer=files),
     }
 
 

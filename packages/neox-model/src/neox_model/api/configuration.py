@@ -1,23 +1,16 @@
 """Load a configuration for use from Python: from files, a text or a dictionary. Without torch."""
 
 import json
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from neox_config import NeoXConfig, Resolved, Text, resolve
+from neox_config import NeoXConfig, Text
 from neox_config import load_config as load_files
 from neox_config.errors import ConfigError
-from neox_config.problems import list_problems
-from neox_launcher.plan.epochs import with_iterations, without_passes
-from neox_launcher.plan.notes import notes_on_data
-from neox_launcher.plan.preflight import refuse_worker_by_hand
 
-__all__ = ["as_text", "load_config", "resolved_for"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["as_text", "load_config"]
 
 
 def load_config(
@@ -60,26 +53,6 @@ def load_config(
     if not files and not texts:
         raise ConfigError("no configuration was given; pass the path of a file, a dictionary, or text=...")
     return load_files(files, texts=texts)
-
-
-def resolved_for(config: NeoXConfig, program: str, *, has_functions: bool = False) -> Resolved:
-    """Return the configuration for one process, after the checks of a worker that is started by hand.
-
-    Args:
-        config: the configuration.
-        program: train, or model: only its model is used, and its data is not needed.
-        has_functions: the program has the functions of custom curricula.
-
-    Raises:
-        ConfigError: a file is missing or damaged, or a setting requires more than one process.
-    """
-    config = with_iterations(config, devices=1) if program == "train" else without_passes(config)
-    resolved = resolve(config, devices=1)
-    refuse_worker_by_hand(config, program=program, has_functions=has_functions)
-    notices = [*config.notices, *notes_on_data(config)]
-    if notices and program == "train":
-        logger.warning("%s", list_problems(notices, config.files, called="note"))
-    return resolved
 
 
 def as_text(values: Mapping[str, Any], name: str, *, precedence: int = 0) -> Text:

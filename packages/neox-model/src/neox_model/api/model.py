@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args, overload
 
@@ -25,17 +25,19 @@ from neox_config.schema.config import as_written
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.generation import GenerationSection
 from neox_config.schema.sections.precision import PrecisionSection
-from neox_config.spec.model import ModelSpec, Retrieval, Vocabulary
+from neox_config.spec.model import Retrieval, Vocabulary
 from neox_config.spec.recorded import fusions_off
-from neox_config.spec.run import DataType, RunSpec
+from neox_config.spec.run import DataType
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.chat_tokens import encode_conversation, end_of_answer, ends_of_answers
 from neox_data.preprocess.conversations import messages_in
 from neox_data.tokenizers import Tokenizer
+from neox_launcher.plan.epochs import without_passes
+from neox_launcher.plan.preflight import refuse_worker_by_hand
 from neox_model.api.alone import plain_state
-from neox_model.api.configuration import as_text, load_config, resolved_for
+from neox_model.api.configuration import as_text, load_config
 from neox_model.assembly.as_sequential import SequentialModel
-from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
@@ -99,11 +101,12 @@ _MOST_NAMED = 3
 _NUMBERS_OF_TEXTS = ("num_samples", "num_return_sequences", "n")
 
 
+@dataclass(eq=False, repr=False)
 class Model:
     """A model that generates text and computes logits. Build one with `load_model`, or `Trainer.model`.
 
     Args:
-        module: the model.
+        module: the model, in evaluation.
         resolved: its configuration.
         tokenizer: its tokenizer.
         source: where its weights were read from.
@@ -116,14 +119,15 @@ class Model:
         source: where its weights were read from.
     """
 
-    def __init__(
-        self, module: SequentialModel, resolved: Resolved, tokenizer: Tokenizer, source: str = "a training"
-    ) -> None:
-        self.module = module.eval()
-        self.config: NeoXConfig = resolved.config
-        self.tokenizer = tokenizer
-        self._resolved = resolved
-        self.source = source
+    module: SequentialModel
+    resolved: Resolved
+    tokenizer: Tokenizer
+    source: str = "a training"
+
+    @property
+    def config(self) -> NeoXConfig:
+        """Return its configuration."""
+        return self.resolved.config
 
     def __repr__(self) -> str:
         section, count = self.config.model, sum(each.numel() for each in self.module.parameters())
@@ -335,14 +339,18 @@ class Model:
         """Return a forward pass with its own key-value caches, so that generations can be interleaved."""
         return Forward(
             self.module,
-            hidden_size=self._resolved.model.width,
+            hidden_size=self.resolved.model.width,
             vocab_size=self.tokenizer.vocab_size,
-            model_vocab_size=self._resolved.model.embedding.entries(self.tokenizer.vocab_size),
+            model_vocab_size=self.resolved.model.embedding.entries(self.tokenizer.vocab_size),
         )
 
     def _job(self, settings: Mapping[str, Any]) -> Job:
-        section = self._changed(settings)
-        if self._resolved.model.is_encoder:
+        section, problems = _changed(self.config.generation, settings)
+        config = self.config.model_copy(update={"generation": section})
+        problems += [problem for problem in broken_rules(config, {}) if problem.name in _SETTINGS]
+        if problems:
+            raise config_error(problems, ["generate"])
+        if self.resolved.model.is_encoder:
             raise ConfigError(f"objective: {self.config.model.objective}: {WITHOUT_TEXTS}")
         return job_of(
             section,
@@ -353,34 +361,6 @@ class Model:
             seq_length=self.config.model.seq_length,
             reads_every_token=False,
         )
-
-    def _changed(self, settings: Mapping[str, Any]) -> GenerationSection:
-        """Return the configured parameters of generation with others in place of some.
-
-        Raises:
-            ConfigError: a name or a value is wrong.
-        """
-        names, section = set(_SETTINGS), self.config.generation
-        problems = [_about_unknown(name, settings[name]) for name in sorted(settings.keys() - names)]
-        try:
-            section = GenerationSection.model_validate(
-                {
-                    **section.model_dump(),
-                    **{name: value for name, value in settings.items() if name in names},
-                }
-            )
-        except ValidationError as error:
-            for detail in error.errors(include_url=False):
-                name = str(detail["loc"][0])
-                problems.append(
-                    Problem(name, *sentence_about(name, [detail]), value=in_words(settings[name]))
-                )
-        else:
-            config = self.config.model_copy(update={"generation": section})
-            problems += [problem for problem in broken_rules(config, {}) if problem.name in names]
-        if problems:
-            raise config_error(problems, ["generate"])
-        return section
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -444,6 +424,26 @@ def _written(template: ChatTemplate, messages: list[dict[str, Any]]) -> str:
         ) from error
 
 
+def _changed(
+    section: GenerationSection, settings: Mapping[str, Any]
+) -> tuple[GenerationSection, list[Problem]]:
+    """Return the parameters of generation with others in place of some, and what is wrong with these."""
+    names = set(_SETTINGS)
+    problems = [_about_unknown(name, settings[name]) for name in sorted(settings.keys() - names)]
+    try:
+        section = GenerationSection.model_validate(
+            {
+                **section.model_dump(),
+                **{name: value for name, value in settings.items() if name in names},
+            }
+        )
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            name = str(detail["loc"][0])
+            problems.append(Problem(name, *sentence_about(name, [detail]), value=in_words(settings[name])))
+    return section, problems
+
+
 def _about_unknown(name: str, value: Any) -> Problem:
     listed = f"use {', '.join(_SETTINGS)}"
     if name in _NUMBERS_OF_TEXTS:
@@ -504,7 +504,9 @@ def load_model(
                 raise NeoXError(
                     "the configuration has no weights to load; set load to a folder with checkpoints"
                 )
-            resolved = resolved_for(source, "model")
+            config = without_passes(source)
+            resolved = resolve(config, devices=1)
+            refuse_worker_by_hand(config, program="model")
             if precision is not None:
                 resolved = resolved.replaced(precision=_in_precision(source.precision, precision))
             _refuse_towers(resolved.model.head)
@@ -605,12 +607,14 @@ def _of_checkpoint(checkpoint: Checkpoint, precision: DataType | None, files: Ma
     read = {name: str(path) for name, path in checkpoint.tokenizer_files(**files).items()}
     checkpoint.check_shapes()
     dtype = DTYPES[precision or checkpoint.precision]
-    module = _built(checkpoint.resolved.model, checkpoint.resolved.run, checkpoint.vocab_size, dtype)
+    resolved = checkpoint.resolved
+    module = build_sequential(resolved.model, resolved.run, checkpoint.vocab_size, device=computing_device())
+    _cast(module, dtype)
     load_into(module, checkpoint, dtype)
     generation = GenerationSection(stop_tokens=checkpoint.stop_tokens)
-    section = checkpoint.resolved.config.tokenizer.replaced(**read)
+    section = resolved.config.tokenizer.replaced(**read)
     exported = CheckpointSection(hf_family=checkpoint.family)
-    resolved = checkpoint.resolved.replaced(generation=generation, tokenizer=section, checkpoint=exported)
+    resolved = resolved.replaced(generation=generation, tokenizer=section, checkpoint=exported)
     return Model(module, resolved, tokenizer, str(checkpoint.folder))
 
 
@@ -619,7 +623,8 @@ def _of_hf(found: HuggingFaceModel, precision: DataType | None) -> Model:
     text = as_text(as_written(settings), str(found.folder / "config.json"))
     resolved = resolve(load_files([], texts=[text]), devices=1)
     dtype = DTYPES[precision or resolved.run.precision.weights]
-    module = _built(resolved.model, resolved.run, found.rows, dtype)
+    module = build_sequential(resolved.model, resolved.run, found.rows, device=computing_device())
+    _cast(module, dtype)
     parameters = dict(named_logical_parameters(module))
     shapes = {name: tuple(each.logical.shape) for name, each in parameters.items()}  # type: ignore[attr-defined]
     for tensor in found.reader.plan(found.family.tensors(resolved.model, shapes)):
@@ -630,10 +635,6 @@ def _of_hf(found: HuggingFaceModel, precision: DataType | None) -> Model:
     return Model(module, resolved, found.tokenizer.tokenizer, str(found.folder))
 
 
-def _built(spec: ModelSpec, run: RunSpec, rows: int, dtype: torch.dtype) -> SequentialModel:
-    """Return an uninitialized model on this process's device."""
-    device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    module = build_sequential(spec, run, rows, device=device)
+def _cast(module: SequentialModel, dtype: torch.dtype) -> None:
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
-    return module

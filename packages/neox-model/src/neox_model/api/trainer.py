@@ -14,14 +14,16 @@ from weakref import finalize
 import torch
 from torch import Tensor, nn
 
-from neox_config import NeoXConfig
+from neox_config import NeoXConfig, resolve
 from neox_config.derive.curricula import custom_curricula
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import checkpoint_name, iteration_of
 from neox_config.facts.difficulty import DifficultySchedule
+from neox_config.problems import list_problems
 from neox_launcher.plan.epochs import with_iterations
+from neox_launcher.plan.notes import notes_on_data
+from neox_launcher.plan.preflight import refuse_worker_by_hand
 from neox_model.api.alone import OwnState, groups_of_one
-from neox_model.api.configuration import resolved_for
 from neox_model.api.model import Model
 from neox_model.assembly.model import build_stage
 from neox_model.assembly.zero_sharding import gathered_parameter, whole_parameter
@@ -102,9 +104,9 @@ class Trainer:
         if not isinstance(config, NeoXConfig):
             raise NeoXError(_no_configuration(config))
         self._is_running = self._has_ended = self._has_failed = self._is_closed = False
-        known = with_iterations(config, devices=1)
-        blocks = custom_curricula(known.data_efficiency)
-        difficulties = _difficulties(blocks, known.training.iterations, curriculum)
+        config = with_iterations(config, devices=1)
+        blocks = custom_curricula(config.data_efficiency)
+        difficulties = _difficulties(blocks, config.training.iterations, curriculum)
         if start_from is not None and config.checkpoint.load is not None:
             raise ConfigError(
                 "start_from and load are both given, and each has weights to start from; remove one of them"
@@ -123,9 +125,13 @@ class Trainer:
             source=None if start_from is None else start_from.source,
         )
         with self._inside():
-            resolved = resolved_for(config, "train", has_functions=bool(difficulties))
+            resolved = resolve(config, devices=1)
+            refuse_worker_by_hand(config, program="train", has_functions=bool(difficulties))
+            notices = [*config.notices, *notes_on_data(config)]
+            if notices:
+                logger.warning("%s", list_problems(notices, config.files, called="note"))
             with ExitStack() as resources:
-                groups = resources.enter_context(groups_of_one(resolved.run.layout, resolved.config.engine))
+                groups = resources.enter_context(groups_of_one(resolved.run.layout, config.engine))
                 run = resources.enter_context(open_training(groups, resolved, additions))
                 for hook in hooks:
                     hook.schedule = run.training.schedule
@@ -374,7 +380,7 @@ def _copy_of(training: Training) -> Model:
     for name, parameter in named_logical_parameters(training.model):
         copies[name].data = whole_parameter(parameter, training.groups)
     copy_compression(training.model, module, training.state.iteration, training.groups)
-    return Model(module, resolved, tokenizer)
+    return Model(module.eval(), resolved, tokenizer)
 
 
 def _difficulties(

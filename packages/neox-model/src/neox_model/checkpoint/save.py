@@ -83,7 +83,7 @@ def save_checkpoint(
         parts: the run, between two iterations.
         iteration: finished updates; names the checkpoint.
         config: plain values that a later load compares with its own: the parameters by name, and derived
-            values (`processes.recorded_values`).
+            values (`neox_config.spec.resume.recorded_values`).
         save_optimizer: save the optimizer's states.
         save_rng: save the random generators' states.
         keep_last: number of checkpoints to keep; older ones are deleted. None keeps all.

@@ -265,7 +265,7 @@ def tensor_shapes(spec: ModelSpec, run: RunSpec, vocab_size: int) -> dict[str, t
 
 
 def build_sequential(
-    spec: ModelSpec, run: RunSpec, vocab_size: int, *, device: str = "cpu"
+    spec: ModelSpec, run: RunSpec, vocab_size: int, *, device: torch.device | str = "cpu"
 ) -> SequentialModel:
     """Return the whole model with uninitialized weights, for evaluation.
 

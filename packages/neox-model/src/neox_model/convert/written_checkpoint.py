@@ -11,11 +11,11 @@ from torch import Tensor
 from neox_config import Resolved
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST, MANIFEST, checkpoint_name
+from neox_config.spec.resume import recorded_values
 from neox_data.amount_progress import tracked
 from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.checkpoint.shards import write_durably
 from neox_model.checkpoint.stream import StreamedTensor, write_streamed_shards
-from neox_model.processes import recorded_values
 from neox_model.versions import package_versions
 
 __all__ = ["recorded_config", "write_checkpoint"]
@@ -25,7 +25,12 @@ logger = logging.getLogger(__name__)
 
 def recorded_config(resolved: Resolved, tokenizer: Any) -> dict[str, Any]:
     """Return what a manifest records about a configuration, as it is read again."""
-    found: dict[str, Any] = json.loads(json.dumps(recorded_values(resolved, tokenizer), allow_nan=False))
+    found: dict[str, Any] = json.loads(
+        json.dumps(
+            recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size),
+            allow_nan=False,
+        )
+    )
     return found
 
 

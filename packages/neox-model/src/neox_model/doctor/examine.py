@@ -31,10 +31,19 @@ def examine(resolved: Resolved) -> None:
     Raises:
         ModelError: a changed interface of torch or DeepSpeed prevents the examination.
     """
-    me = read_rank()
+    me, config = read_rank(), resolved.config
     rank, local_rank = (me.rank, me.local_rank) if me else (0, 0)
     try:
-        facts = importlib.import_module("neox_model.doctor.host").examine(resolved, rank, local_rank)
+        facts = importlib.import_module("neox_model.doctor.host").examine(
+            resolved.model,
+            resolved.run,
+            config.training,
+            data=config.data,
+            written=config.checkpoint,
+            log_dir=config.logging.log_dir,
+            rank=rank,
+            local_rank=local_rank,
+        )
     except _CHANGED as error:
         contracts = check_contracts()
         if contracts["hold"]:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -20,14 +20,13 @@ from typing import Any
 import torch
 from torch import distributed
 
-from neox_config import Resolved
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.data import DataSection
 from neox_config.schema.sections.training import TrainingSection
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.run import RunSpec
 from neox_launcher.worker.reporting import report_facts
-from neox_model.assembly.attention_backend import attention_backends
+from neox_model.assembly.attention_backend import AttentionBackend, attention_backends
 from neox_model.processes import join_process_group, leave_processes
 from neox_model.train.determinism import use_deterministic_algorithms
 from neox_model.versions import package_versions
@@ -40,41 +39,52 @@ _ROUNDS = 5
 _BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 
 
-def examine(resolved: Resolved, rank: int, local_rank: int) -> dict[str, Any]:
+def examine(
+    spec: ModelSpec,
+    run: RunSpec,
+    training: TrainingSection,
+    *,
+    data: DataSection,
+    written: CheckpointSection,
+    log_dir: str | None,
+    rank: int,
+    local_rank: int,
+) -> dict[str, Any]:
     """Collect, report and return facts, as one rank of a job. Collective over all ranks.
 
     Args:
-        resolved: the configuration, with paths and backend.
+        spec: the model.
+        run: how it runs.
+        training: whether algorithms are deterministic.
+        data: the files of data.
+        written: the folder of checkpoints.
+        log_dir: the folder of logs; None: there is none.
         rank: this worker's.
         local_rank: its position on this host.
     """
-    config = resolved.config
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     facts = {
         "cudnn": "none",
         **package_versions(),
         **_devices(device),
-        "files": _files(config.data),
+        "files": _files(data),
     }
     report_facts(rank, facts)
-    backend = resolved.run.layout.backend or ("nccl" if device.type == "cuda" else "gloo")
+    backend = run.layout.backend or ("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    facts |= _attention(resolved.model, resolved.run, config.training, device)
+    use_deterministic_algorithms(training, compiles=run.compilation.requested is not False)
+    facts |= _attention(attention_backends(spec, run, device))
     join_process_group(backend, timeout=timedelta(seconds=_JOIN_SECONDS))
-    facts["folders"], facts["local_folders"] = _folders(config.checkpoint, config.logging.log_dir, device)
+    facts["folders"], facts["local_folders"] = _folders(written, log_dir, device)
     facts["all_reduce"] = _measure_all_reduce(device)
     report_facts(rank, facts)
     leave_processes()
     return facts
 
 
-def _attention(
-    spec: ModelSpec, run: RunSpec, section: TrainingSection, device: torch.device
-) -> dict[str, Any]:
-    """Return the backends of attention in this training, and why they are not cuDNN's."""
-    use_deterministic_algorithms(section, compiles=run.compilation.requested is not False)
-    found = attention_backends(spec, run, device)
+def _attention(found: Sequence[AttentionBackend]) -> dict[str, Any]:
+    """Return the backends of attention by kind, and why they are not cuDNN's."""
     return {
         "attention": {backend.kind: backend.name for backend in found},
         "attention_notes": list(dict.fromkeys(backend.note for backend in found if backend.note)),

@@ -13,6 +13,7 @@ from torch import Tensor
 from neox_config import Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.errors import ConfigError
+from neox_config.spec.resume import recorded_values
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_model
 from neox_model.assembly.zero_sharding import without_zero
@@ -23,7 +24,7 @@ from neox_model.engine.build import build_forward, prepare_engine
 from neox_model.engine.contract import ForwardEngine, IsStopping
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
-from neox_model.processes import load_tokenizer, recorded_values
+from neox_model.processes import load_tokenizer
 from neox_model.train.accuracies import retrieval_accuracies
 from neox_model.train.characters import character_count
 from neox_model.train.data.batch import Batch, unweighted
@@ -82,7 +83,9 @@ def evaluate_parts(groups: Groups, resolved: Resolved, load: str) -> str:
             folder,
             model=model,
             groups=groups,
-            config=recorded_values(resolved, tokenizer),
+            config=recorded_values(
+                resolved, fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size
+            ),
             base=base_of_adapters(config),
             cache=config.checkpoint.store_cache,
             storage=storage,

@@ -18,6 +18,7 @@ from neox_config.derive.generation import generation_mode, without_effect
 from neox_config.errors import NeoXError
 from neox_config.schema.sections.generation import GenerationSection
 from neox_config.spec.model import ModelSpec
+from neox_config.spec.resume import recorded_values
 from neox_config.spec.run import RunSpec
 from neox_data.errors import CorpusError
 from neox_data.tokenizers import Tokenizer
@@ -33,7 +34,7 @@ from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import Groups
-from neox_model.processes import load_tokenizer, recorded_values
+from neox_model.processes import load_tokenizer
 
 __all__ = [
     "build_forward_pass",
@@ -152,7 +153,7 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
         directory,
         model=forward.model,
         groups=groups,
-        config=recorded_values(resolved, tokenizer),
+        config=recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size),
         base=base_of_adapters(resolved.config),
         cache=section.store_cache,
         storage=storage,

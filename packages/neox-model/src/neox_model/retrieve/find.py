@@ -10,6 +10,7 @@ import torch
 from neox_config import Resolved
 from neox_config.counted import counted
 from neox_config.schema.sections.objective import ObjectiveSection
+from neox_config.spec.resume import recorded_values
 from neox_data.block_index import BlockIndex, Place, open_block_index
 from neox_data.errors import DataError
 from neox_data.inverse_cloze import Blocks, InverseClozeDataset, framed
@@ -72,8 +73,17 @@ def find_in(groups: Groups, resolved: Resolved) -> "str | Recall":
         NeoXError: there is no checkpoint or no index, or the index belongs to another checkpoint.
     """
     section, tokenizer = resolved.config.objective, load_tokenizer(resolved.config.tokenizer)
-    check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(tokenizer.vocab_size))
-    towers = load_model_of_towers(resolved, groups, tokenizer)
+    vocab_size = tokenizer.vocab_size
+    check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(vocab_size))
+    towers = load_model_of_towers(
+        resolved.model,
+        resolved.run,
+        section.ict_load,
+        resolved.config.checkpoint,
+        groups,
+        vocab_size=vocab_size,
+        recorded=recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=vocab_size),
+    )
     blocks = all_blocks(resolved.data)
     origin = made_with(section, towers, blocks, tokenizer, groups, seq_length=resolved.data.length)
     with shared_outcome(groups.control, "opening the index", keeps_bugs=True):

@@ -10,6 +10,7 @@ import numpy as np
 from neox_config import Resolved
 from neox_config.counted import counted
 from neox_config.errors import NeoXError
+from neox_config.spec.resume import recorded_values
 from neox_data.block_index import IndexInProgress, begin_index, open_block_index, remove_rest
 from neox_data.inverse_cloze import Blocks
 from neox_model.assembly.towers import BLOCK
@@ -39,8 +40,17 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
     """
     section = resolved.config.objective
     folder, tokenizer = index_folder(section.block_data_path), load_tokenizer(resolved.config.tokenizer)
-    check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(tokenizer.vocab_size))
-    towers = load_model_of_towers(resolved, groups, tokenizer)
+    vocab_size = tokenizer.vocab_size
+    check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(vocab_size))
+    towers = load_model_of_towers(
+        resolved.model,
+        resolved.run,
+        section.ict_load,
+        resolved.config.checkpoint,
+        groups,
+        vocab_size=vocab_size,
+        recorded=recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=vocab_size),
+    )
     blocks = all_blocks(resolved.data)
     origin = made_with(section, towers, blocks, tokenizer, groups, seq_length=resolved.data.length)
     places_4N = _places(blocks)

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neox_config import Resolved
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
+from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.objective import ObjectiveSection
+from neox_config.spec.model import ModelSpec
+from neox_config.spec.run import RunSpec
 from neox_data.indexed.layout import idx_path
 from neox_data.inverse_cloze import Blocks
 from neox_data.manifest import tokens_sha256
@@ -30,7 +32,6 @@ from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
-from neox_model.processes import recorded_values
 from neox_model.train.data.batch import as_tower_inputs
 
 __all__ = ["Towers", "index_folder", "load_model_of_towers", "made_with"]
@@ -75,26 +76,42 @@ class Towers:
 
 
 @explained_shortage("use a device with more memory")
-def load_model_of_towers(resolved: Resolved, groups: Groups, tokenizer: Tokenizer) -> Towers:
-    """Build the towers, and load the latest checkpoint of `ict_load`, or of `load`. Collective.
+def load_model_of_towers(
+    spec: ModelSpec,
+    run: RunSpec,
+    load: str | None,
+    section: CheckpointSection,
+    groups: Groups,
+    *,
+    vocab_size: int,
+    recorded: Mapping[str, Any],
+) -> Towers:
+    """Build the towers, and load the latest checkpoint. Collective.
+
+    Args:
+        spec: the model.
+        run: how it runs.
+        load: the folder of the checkpoints, that is `ict_load`; None: that of the section.
+        section: where checkpoints are.
+        groups: this rank's process groups.
+        vocab_size: the tokenizer's vocabulary size.
+        recorded: values that this run would record in a checkpoint.
 
     Raises:
-        ConfigError: neither is configured.
+        ConfigError: there is no folder.
         CheckpointError: there is no checkpoint, or it contains a different model.
         NeoXError: there is too little memory for its weights.
     """
-    config = resolved.config
-    load = config.objective.ict_load or config.checkpoint.load
+    load = load or section.load
     if load is None:
         raise ConfigError(
             "embedding texts requires trained towers; set ict-load to a folder with checkpoints"
         )
-    storage = find_storage(config.checkpoint, groups)
-    folder = folder_with_weights(load, groups, cache=config.checkpoint.store_cache, storage=storage)
-    model = build_model(resolved.model, without_zero(resolved.run), groups, vocab_size=tokenizer.vocab_size)
+    storage = find_storage(section, groups)
+    folder = folder_with_weights(load, groups, cache=section.store_cache, storage=storage)
+    model = build_model(spec, without_zero(run), groups, vocab_size=vocab_size)
     assert isinstance(model, TowerModel)
-    model.to(device=computing_device(), dtype=DTYPES[resolved.run.precision.weights])
-    recorded = recorded_values(resolved, tokenizer)
+    model.to(device=computing_device(), dtype=DTYPES[run.precision.weights])
     iteration = load_weights(folder, model=model, groups=groups, config=recorded, storage=storage)
     digest = manifest_sha256(folder / checkpoint_name(iteration)) or ""
     model.eval()

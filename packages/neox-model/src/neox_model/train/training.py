@@ -9,6 +9,7 @@ from torch import nn
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.facts.difficulty import DifficultySchedule
+from neox_config.spec.resume import recorded_values
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import Progress
 from neox_model.checkpoint.comparison import ATTENTION_BACKENDS, DOCUMENTS, SAMPLES_DIGEST
@@ -18,7 +19,6 @@ from neox_model.metrics.events import Events
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
-from neox_model.processes import recorded_values
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.compression import TrainedCompression
 from neox_model.train.data.datasets import Datasets
@@ -93,7 +93,12 @@ class Training(RunParts):
 
     def recorded(self, position: Position) -> dict[str, Any]:
         """Return the values that a checkpoint at this position records about the run."""
-        values = recorded_values(self.resolved, self.tokenizer) | self.base
+        values = (
+            recorded_values(
+                self.resolved, fingerprint=self.tokenizer.fingerprint, vocab_size=self.tokenizer.vocab_size
+            )
+            | self.base
+        )
         values[ATTENTION_BACKENDS] = dict(self.attention)
         if self.groups.world.rank == 0:
             values[SAMPLES_DIGEST] = {
