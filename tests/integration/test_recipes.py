@@ -497,7 +497,7 @@ RECIPES = {
             Edit(
                 "neox_model/train/writers.py",
                 "    if section.lines_file is not None:\n        yield LinesWriter(section.lines_file)\n",
-                after="    yield ConsoleWriter(last_iteration=config.training.iterations)\n",
+                after='    """Yield the writers that count iterations."""\n',
             ),
             Edit(
                 "neox_model/train/writers.py",

@@ -140,7 +140,7 @@ class Host(ModuleType):
         super().__init__("neox_model.doctor.host")
         self.error = error
 
-    def examine(self, resolved, rank, local_rank):
+    def examine(self, spec, run, training, *, rank, local_rank, **sections):
         if self.error is not None:
             raise self.error
         return {"torch": "2.13.0"}

@@ -453,7 +453,7 @@ def test_empty_groups_are_shown_as_defaults(minimal):
     ("name", "sentence"),
     [
         ("rotary-pct", "used when    pos_emb is rotary"),
-        ("rotary-pct", "read by      neox_model.assembly.attention"),
+        ("rotary-pct", "read by      neox_config.spec.read_model"),
         ("gas", "gas stands for gradient_accumulation_steps"),
         ("geglu", "geglu is an older spelling"),
         ("zero_optimization", "Partitioning of model states across data-parallel ranks"),

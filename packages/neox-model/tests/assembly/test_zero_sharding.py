@@ -23,7 +23,7 @@ def test_a_missing_operator_is_refused_with_its_installation(monkeypatch, settin
         monkeypatch.setattr(f"neox_model.{module}.installed_ops", {})
     resolved = resolved_from({"engine": "deepspeed", "zero_optimization": {"stage": 3, **settings}})
     with pytest.raises(NeoXError, match=f"operator {operator}, which is not installed; .*{variable}"):
-        partitioned_as_built(resolved, SINGLE_PROCESS)
+        partitioned_as_built(resolved.run, SINGLE_PROCESS)
 
 
 @pytest.mark.parametrize("error", [ImportError("libaio.so.1: no such file"), RuntimeError("built with 2.12")])
@@ -36,4 +36,4 @@ def test_an_operator_that_cannot_be_loaded_is_refused_with_the_reason(monkeypatc
     monkeypatch.setattr("neox_model.deepspeed_compat.AsyncIOBuilder.load", fail)
     resolved = resolved_from({"engine": "deepspeed", "zero_optimization": {"stage": 3, **OFFLOAD}})
     with pytest.raises(NeoXError, match=rf"async_io, which cannot be loaded \({error}\); .*run tools/aio.sh"):
-        partitioned_as_built(resolved, SINGLE_PROCESS)
+        partitioned_as_built(resolved.run, SINGLE_PROCESS)

@@ -217,11 +217,17 @@ def read_update(config: NeoXConfig) -> UpdateSpec:
         scaling = _scaling_of_amp(config.precision.amp)
     elif precision.weights == "fp16":
         scaling = _scaling_of_fp16(config.precision.fp16)
-    decay = None if iterations is None else decay_iterations(config)
+    schedule = config.lr_schedule
+    is_given = schedule.lr_decay_fraction is None and schedule.lr_decay_iters is not None
+    decay = decay_iterations(config) if is_given or iterations is not None else None
     return UpdateSpec(
         iterations=iterations,
         decay_iterations=decay,
-        curve=None if decay is None else learning_rate_curve(config, decay_iterations=decay),
+        curve=(
+            None
+            if decay is None or iterations is None
+            else learning_rate_curve(config, decay_iterations=decay)
+        ),
         optimizer=config.optimizer.optimizer,
         clipping=config.optimizer.gradient_clipping,
         normalization=config.training.loss_normalization,
