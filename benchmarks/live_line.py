@@ -15,8 +15,8 @@ import time
 import click
 
 from neox_config.finite_json import restored
-from neox_launcher.controller.display import LiveDisplay
 from neox_launcher.controller.hang import HangWatch
+from neox_launcher.controller.live_display import LiveDisplay
 from neox_launcher.protocol.messages import TO_LAUNCHER, check_message, decode_line, encode_message
 
 _WORKERS_OF_A_HOST = 8

@@ -18,11 +18,10 @@ import numpy as np
 from stdlib_files import make_corpus, make_dataset, make_tokenizer
 
 import neox_model
-from neox_config import NeoXConfig
+from neox_config import NeoXConfig, resolve
 from neox_data.indexed import open_indexed
 from neox_data.splits import split_documents
 from neox_data.tokenizers import Tokenizer, build_tokenizer
-from neox_model.api.configuration import resolved_for
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.data.objective import samples_of_objective
 from neox_model.train.data.streams import build_datasets, open_streams
@@ -107,7 +106,7 @@ def unigram_loss(config: NeoXConfig, prefix: str, tokenizer: Tokenizer) -> tuple
     for document in training:
         counts += np.bincount(indexed[document], minlength=len(counts))
     losses = -np.log(counts / counts.sum())
-    resolved = resolved_for(config, "train")
+    resolved = resolve(config, devices=1)
     datasets = samples_of_objective(build_datasets(resolved, ("valid",)), resolved.data, tokenizer)
     streams = open_streams(
         resolved.data,

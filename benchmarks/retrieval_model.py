@@ -20,11 +20,10 @@ from rank_bm25 import BM25Okapi
 from stdlib_files import make_corpus, make_dataset, make_tokenizer
 
 import neox_model
-from neox_config import NeoXConfig
+from neox_config import NeoXConfig, resolve
 from neox_data.inverse_cloze import InverseClozeDataset
 from neox_data.splits import split_documents
 from neox_data.tokenizers import build_tokenizer
-from neox_model.api.configuration import resolved_for
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.retrieve.find import Recall, find_in
 from neox_model.retrieve.index import index_in
@@ -91,7 +90,7 @@ def main() -> None:
     searched = {"data-path": str(work / "heldout_text_document"), "split": "0,0,100"}
     index = f"{settings['load']}-index-{arguments.iterations}"
     config = neox_model.load_config(settings | searched | {"block-data-path": index})
-    resolved = resolved_for(config, "evaluate")
+    resolved = resolve(config, devices=1)
     index_in(SINGLE_PROCESS, resolved)
     model = find_in(SINGLE_PROCESS, resolved)
     assert isinstance(model, Recall)
@@ -120,7 +119,7 @@ def bm25_recall(config: NeoXConfig) -> dict[int, float]:
 
     Sentences and blocks are those of `find_in`: the own block is without the sentence, all others are whole.
     """
-    resolved = resolved_for(config, "evaluate")
+    resolved = resolve(config, devices=1)
     tokenizer = build_tokenizer("HFTokenizer", vocab_file=config.tokenizer.vocab_file)
     part, ((_, blocks),) = held_out_blocks(resolved.data)[0], held_out_blocks(resolved.data)[1].items()
 

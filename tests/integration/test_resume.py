@@ -391,7 +391,7 @@ def resume_with_each(
     """
     import torch
 
-    from neox_config.derive import resume
+    from neox_config.spec import resume
     from neox_config.spec.resume import recorded_values
     from neox_model.assembly.model import build_model
     from neox_model.checkpoint import CheckpointError, load_weights

@@ -347,8 +347,8 @@ def optimizer_setting(name: str, value: Any) -> Any:
 def doubled_gradients(folder):
     build = run.build_engine
 
-    def built(resolved, model, *args, **options):
-        engine = build(resolved, model, *args, **options)
+    def built(run_spec, update, model, *args, **options):
+        engine = build(run_spec, update, model, *args, **options)
         for parameter in model.parameters():
             parameter.register_hook(lambda gradient: gradient * 2)
         return engine
