@@ -123,7 +123,6 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
     from torch import distributed
 
     from neox_config import load_config, resolve
-    from neox_config.derive.learning_rate import learning_rate_curve
     from neox_model.assembly.model import build_model
     from neox_model.assembly.optimizer import build_optimizer
     from neox_model.engine.build import build_engine, prepare_engine
@@ -150,9 +149,7 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
         optimizer = build_optimizer(
             resolved.update.optimizer, resolved.run, model, model_group=groups.model, data_group=groups.data
         )
-        schedule = LearningRateSchedule(
-            optimizer, learning_rate_curve(resolved.config, decay_iterations=1000)
-        )
+        schedule = LearningRateSchedule(optimizer, resolved.update.curve)
         built = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
         step = EngineStep(built, accumulation=options.accumulation)
         return lambda windows: step(as_batch(window) for window in windows).loss

@@ -93,7 +93,6 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
     from torch.distributed._tools.mem_tracker import MemTracker
 
     from neox_config import load_config, resolve
-    from neox_config.derive.learning_rate import learning_rate_curve
     from neox_config.estimate.memory import device_memory
     from neox_config.estimate.setup import setup_of
     from neox_model.assembly.model import build_model
@@ -130,9 +129,7 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
         optimizer = build_optimizer(
             resolved.update.optimizer, resolved.run, model, model_group=groups.model, data_group=groups.data
         )
-        schedule = LearningRateSchedule(
-            optimizer, learning_rate_curve(resolved.config, decay_iterations=1000)
-        )
+        schedule = LearningRateSchedule(optimizer, resolved.update.curve)
         engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
         teachers = add_teacher(model, resolved, groups, options)
         step, tracker = EngineStep(engine, accumulation=options.accumulation), MemTracker()

@@ -1,8 +1,8 @@
 """The writers that a configuration opens."""
 
 from neox_config import Resolved
+from neox_config.spec.resume import flat_values
 from neox_model.metrics.writers.base import MetricWriter
-from neox_model.processes import flat_values
 from neox_model.train.data.position import START, Position
 from neox_model.train.writers import open_writers
 

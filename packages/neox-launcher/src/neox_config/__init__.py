@@ -1,4 +1,4 @@
-"""Configuration: parameters, loading and checking of files, and derived values.
+"""Configuration: parameters, loading and checking of files, and the specifications that follow.
 
 Imports neither torch nor any other package of the project. Public names are loaded on first use, so that a
 process that needs only `neox_config.errors` does not spend a quarter of a second on loading the schema.

@@ -911,6 +911,12 @@ def trained(load, files):
         ("optimizer.type: Lion\nno-load-optim: true", []),
         ("optimizer.type: AdamW", []),
         ("lr-decay-iters: 7\nuse-checkpoint-lr-scheduler: true", []),
+        # Iterations that follow from data that is not here.
+        ("train-iters: null\ntrain-epochs: 2\nwarmup-iters: 5", []),
+        (
+            "train-iters: null\ntrain-epochs: 2\nwarmup-iters: 5\nhidden-size: 128",
+            ["a different model: hidden-size: 64 in the checkpoint, 128 in this run; "],
+        ),
     ],
 )
 @pytest.mark.parametrize("inside", ["", "/global_step5"])

@@ -11,7 +11,6 @@ from torch import distributed
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.schema.sections.engine import EngineSection
 from neox_config.schema.sections.tokenizer import TokenizerSection
-from neox_config.spec.resume import flat_values
 from neox_config.spec.run import Layout
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_launcher.worker.ranks import TORCHRUN_STORE_VARIABLE, read_rank
@@ -27,7 +26,6 @@ __all__ = [
     "LEAVE_SECONDS",
     "RANK_VARIABLES",
     "configure_allocator",
-    "flat_values",
     "join_alone",
     "join_process_group",
     "join_processes",

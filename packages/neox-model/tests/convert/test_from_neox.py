@@ -113,6 +113,24 @@ def test_what_a_library_allows_torch_to_load_changes_nothing(tmp_path):
         assert set(torch.serialization.get_safe_globals()) >= set(others)
 
 
+@pytest.mark.parametrize("passes", [False, True])
+def test_a_training_continues_if_its_learning_rate_does_not_depend_on_data(tmp_path, passes):
+    source = pythia()
+    if passes:
+        del source.config["train_iters"]
+        source.config["train_epochs"] = 2
+    write_neox(tmp_path / "theirs", source)
+    from_neox(tmp_path / "theirs", tmp_path / "ours")
+    manifest = json.loads((tmp_path / "ours" / "global_step30" / "manifest.json").read_text())
+    contents = manifest["contents"]
+    assert_same_logits(source, tmp_path / "ours" / "global_step30")
+    if passes:
+        assert [contents[name] for name in ("training", "engine", "schedule")] == [{}, {}, {}]
+    else:
+        assert contents["training"]["samples"] == 120
+        assert contents["schedule"]["curve"]["decay_iterations"] == 100
+
+
 @pytest.mark.parametrize(("kind", "is_warned"), [("grouped", True), ("parallel", False)])
 def test_the_formula_of_rmsnorm_is_logged(tmp_path, caplog, kind, is_warned):
     converted(tmp_path, SOURCES[kind]())

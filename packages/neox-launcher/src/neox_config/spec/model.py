@@ -1,7 +1,7 @@
 """The model: all that determines its logits, apart from the weights, as plain frozen values.
 
-A model is a list of layers between an embedding and a head. A layer mixes tokens (`mixer`) and then channels
-(`channel`), each of some kind with fields of its own. Layers may differ.
+A model is a list of layers between an embedding and a head. A layer has a token mixer (`mixer`) and a channel
+mixer (`channel`), each an instance of one of several classes. The layers of a model may differ.
 """
 
 from dataclasses import dataclass

@@ -69,13 +69,13 @@ class Blocks:
 
     def blocks_per_query(self, blocks: float, *, both_ways: bool) -> float:
         """Return how many of the blocks of a sequence a query is multiplied with; without a window, all."""
-        window: float = self.local_blocks or self.sliding_blocks or 0
+        window: float = self.local_blocks or self.sliding_blocks
         if not window:
             window = sum(self.windows) / len(self.windows) if self.windows else blocks
         # Global blocks are at the end of each window of sparse_fixed, and once in other kinds.
         times = blocks / self.local_blocks if self.local_blocks else 1
         listed = sum(stop - start for start, stop in self.global_ranges)
-        return window + times * (self.global_blocks or 0) + listed + self.random_blocks
+        return window + times * self.global_blocks + listed + self.random_blocks
 
     def settings(self) -> Settings:
         """Return the parameters of `sparsity_config` that give it, and the seed if it is random."""

@@ -388,9 +388,8 @@ def _of_model(resolved: Resolved) -> dict[str, Any]:
 
 def _of_training(resolved: Resolved) -> dict[str, Any]:
     """Return the values of the training that are not as given."""
-    config, precision = resolved.config, resolved.run.precision
-    optimizer, iterations = config.optimizer.optimizer, resolved.update.decay_iterations or 0
-    has_own_curve = config.optimizer.scheduler.type is None
+    config, precision, update = resolved.config, resolved.run.precision, resolved.update
+    optimizer, has_own_curve = config.optimizer.optimizer, config.optimizer.scheduler.type is None
     decoupled = {"adamw": True, "cpu_torch_adam": False}
     decoupled |= dict.fromkeys(("adam", "cpu_adam"), optimizer.params.adam_w_mode)
     found = {
@@ -402,17 +401,25 @@ def _of_training(resolved: Resolved) -> dict[str, Any]:
             decoupled.get(optimizer.kind, _UNUSED) if optimizer.params.weight_decay else _UNUSED
         ),
         "optimizer.params.lr": optimizer.params.lr if peak_instead_of_lr(config) is None else _UNUSED,
-        "lr_decay_iters": iterations if uses_decay_iterations(config) else _UNUSED,
-        "lr_wsd_decay_iters": _UNUSED,
         "min_lr": minimum_rate(config) if has_own_curve else _UNUSED,
-        "warmup": warmup_fraction(config, decay_iterations=iterations) if has_own_curve else _UNUSED,
         "train_batch_size": resolved.run.batch.whole,
     }
+    found |= dict.fromkeys(("lr_decay_iters", "lr_wsd_decay_iters", "warmup"), _UNUSED)
+    found |= dict.fromkeys((f"{_SCHEDULER}{name}" for name in SchedulerParams.model_fields), _UNUSED)
+    # Passes over data that was not read: what depends on their iterations cannot be compared.
+    return found if update.decay_iterations is None else found | _of_decay(config, update.decay_iterations)
+
+
+def _of_decay(config: NeoXConfig, iterations: int) -> dict[str, Any]:
+    """Return the values in use that depend on the iterations over which the learning rate decays."""
+    found: dict[str, Any] = {}
+    if uses_decay_iterations(config):
+        found["lr_decay_iters"] = iterations
+    if config.optimizer.scheduler.type is None:
+        found["warmup"] = warmup_fraction(config, decay_iterations=iterations)
     if is_in_use("lr_wsd_decay_iters", config):
         found["lr_wsd_decay_iters"] = final_decay_iterations(config, decay_iterations=iterations)
-    used = [name for name in SchedulerParams.model_fields if is_in_use(f"{_SCHEDULER}{name}", config)]
-    found |= dict.fromkeys((f"{_SCHEDULER}{name}" for name in SchedulerParams.model_fields), _UNUSED)
-    if used:
+    if used := [name for name in SchedulerParams.model_fields if is_in_use(f"{_SCHEDULER}{name}", config)]:
         curve = learning_rate_curve(config, decay_iterations=iterations)
         found |= {f"{_SCHEDULER}{name}": getattr(curve, name) for name in used}
     return found

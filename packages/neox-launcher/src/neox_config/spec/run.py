@@ -12,6 +12,7 @@ from neox_config.spec.values import of
 __all__ = [
     "Batch",
     "Compilation",
+    "DataType",
     "Dropout",
     "Engine",
     "Fusion",

@@ -1,6 +1,6 @@
 """How weights are updated, and the data that they are updated with, as plain frozen values.
 
-Sections of the configuration that are used as they were given are fields of their own.
+A section of the configuration that is used as it was given is stored unchanged.
 """
 
 from dataclasses import dataclass

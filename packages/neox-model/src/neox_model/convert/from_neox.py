@@ -9,6 +9,7 @@ from typing import Any
 from neox_config import load_config, resolve
 from neox_config.counted import counted
 from neox_config.spec.model import Norm
+from neox_config.spec.read_run import read_update
 from neox_config.spec.resume import SAMPLES_PER_ITERATION
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.checkpoints import Checkpoint, tensor_shapes
@@ -104,7 +105,13 @@ def from_neox(
             command="from-neox",
             notes=_NOTES,
         )
-        progress = recorded_progress(files, settings.config, iteration)
+        progress = recorded_progress(
+            files,
+            read_update(settings.config).curve,
+            settings.config.training,
+            seq_length=settings.config.model.seq_length,
+            iteration=iteration,
+        )
         checkpoint = _write_checkpoint(aside, files, plan, tokenizer, iteration, progress)
         result = _prove(files, checkpoint, plan, order, also_read=[*settings.read, *tokenizer.read])
         write_json(aside / "verification.json", result)

@@ -6,12 +6,13 @@ import time
 from neox_config import Resolved
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.errors import ConfigError
+from neox_config.spec.resume import flat_values
 from neox_model.errors import StopRequested
 from neox_model.evaluate.perplexity import evaluate_parts
 from neox_model.generate.interruption import ending_on_signals
 from neox_model.generate.run import load_forward, on_several
 from neox_model.parallel.groups import Groups
-from neox_model.processes import flat_values, load_tokenizer
+from neox_model.processes import load_tokenizer
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.scoring.results import Results
 

@@ -10,7 +10,6 @@ import torch
 from neox_config import Resolved
 from neox_config.counted import counted
 from neox_config.schema.sections.objective import ObjectiveSection
-from neox_config.spec.resume import recorded_values
 from neox_data.block_index import BlockIndex, Place, open_block_index
 from neox_data.errors import DataError
 from neox_data.inverse_cloze import Blocks, InverseClozeDataset, framed
@@ -19,10 +18,9 @@ from neox_model.assembly.towers import BLOCK, QUERY
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
-from neox_model.processes import load_tokenizer
 from neox_model.retrieve.search import best_blocks, better_blocks
-from neox_model.retrieve.towers import Towers, index_folder, load_model_of_towers, made_with
-from neox_model.train.data.datasets import all_blocks, check_tokenizers, held_out_blocks
+from neox_model.retrieve.towers import Towers, index_folder, open_towers
+from neox_model.train.data.datasets import held_out_blocks
 
 __all__ = ["Recall", "find_in"]
 
@@ -72,23 +70,11 @@ def find_in(groups: Groups, resolved: Resolved) -> "str | Recall":
     Raises:
         NeoXError: there is no checkpoint or no index, or the index belongs to another checkpoint.
     """
-    section, tokenizer = resolved.config.objective, load_tokenizer(resolved.config.tokenizer)
-    vocab_size = tokenizer.vocab_size
-    check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(vocab_size))
-    towers = load_model_of_towers(
-        resolved.model,
-        resolved.run,
-        section.ict_load,
-        resolved.config.checkpoint,
-        groups,
-        vocab_size=vocab_size,
-        recorded=recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=vocab_size),
-    )
-    blocks = all_blocks(resolved.data)
-    origin = made_with(section, towers, blocks, tokenizer, groups, seq_length=resolved.data.length)
+    section, opened = resolved.config.objective, open_towers(groups, resolved)
+    towers, blocks, tokenizer = opened.towers, opened.blocks, opened.tokenizer
     with shared_outcome(groups.control, "opening the index", keeps_bugs=True):
         index = open_block_index(index_folder(section.block_data_path))
-        index.check(origin)
+        index.check(opened.origin)
     query = section.block_query
     with explained_shortage("use a device with more memory"):
         if query is None:

@@ -10,16 +10,13 @@ import numpy as np
 from neox_config import Resolved
 from neox_config.counted import counted
 from neox_config.errors import NeoXError
-from neox_config.spec.resume import recorded_values
 from neox_data.block_index import IndexInProgress, begin_index, open_block_index, remove_rest
 from neox_data.inverse_cloze import Blocks
 from neox_model.assembly.towers import BLOCK
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
-from neox_model.processes import load_tokenizer
-from neox_model.retrieve.towers import Towers, index_folder, load_model_of_towers, made_with
-from neox_model.train.data.datasets import all_blocks, check_tokenizers
+from neox_model.retrieve.towers import Towers, index_folder, open_towers
 
 __all__ = ["index_in"]
 
@@ -39,20 +36,8 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         NeoXError: there is no checkpoint, or an index of another model or of other texts.
     """
     section = resolved.config.objective
-    folder, tokenizer = index_folder(section.block_data_path), load_tokenizer(resolved.config.tokenizer)
-    vocab_size = tokenizer.vocab_size
-    check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(vocab_size))
-    towers = load_model_of_towers(
-        resolved.model,
-        resolved.run,
-        section.ict_load,
-        resolved.config.checkpoint,
-        groups,
-        vocab_size=vocab_size,
-        recorded=recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=vocab_size),
-    )
-    blocks = all_blocks(resolved.data)
-    origin = made_with(section, towers, blocks, tokenizer, groups, seq_length=resolved.data.length)
+    folder, opened = index_folder(section.block_data_path), open_towers(groups, resolved)
+    towers, blocks, origin = opened.towers, opened.blocks, opened.origin
     places_4N = _places(blocks)
     is_complete = any(gather(groups.control, folder.exists()))
     with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):

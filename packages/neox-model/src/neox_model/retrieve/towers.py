@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neox_config import Resolved
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.objective import ObjectiveSection
 from neox_config.spec.model import ModelSpec
+from neox_config.spec.resume import recorded_values
 from neox_config.spec.run import RunSpec
 from neox_data.indexed.layout import idx_path
 from neox_data.inverse_cloze import Blocks
@@ -32,9 +34,11 @@ from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
+from neox_model.processes import load_tokenizer
 from neox_model.train.data.batch import as_tower_inputs
+from neox_model.train.data.datasets import all_blocks, check_tokenizers
 
-__all__ = ["Towers", "index_folder", "load_model_of_towers", "made_with"]
+__all__ = ["Opened", "Towers", "index_folder", "open_towers"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +79,50 @@ class Towers:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What makes an index, or searches one.
+
+    Args:
+        towers: the towers.
+        tokenizer: the tokenizer of the model.
+        blocks: the blocks by the prefix of their dataset.
+        origin: what the embeddings of an index depend on, by name.
+    """
+
+    towers: Towers
+    tokenizer: Tokenizer
+    blocks: Mapping[str, Blocks]
+    origin: Mapping[str, Any]
+
+
+def open_towers(groups: Groups, resolved: Resolved) -> Opened:
+    """Load the towers, and open the data. Collective over all ranks.
+
+    Raises:
+        ConfigError: there is no folder with checkpoints.
+        CheckpointError: there is no checkpoint, or it contains a different model.
+        NeoXError: a dataset cannot be read, or there is too little memory.
+    """
+    section, tokenizer = resolved.config.objective, load_tokenizer(resolved.config.tokenizer)
+    vocab_size = tokenizer.vocab_size
+    check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(vocab_size))
+    towers = _load(
+        resolved.model,
+        resolved.run,
+        section.ict_load,
+        resolved.config.checkpoint,
+        groups,
+        vocab_size=vocab_size,
+        recorded=recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=vocab_size),
+    )
+    blocks = all_blocks(resolved.data)
+    origin = _origin(section, towers, blocks, tokenizer, groups, seq_length=resolved.data.length)
+    return Opened(towers, tokenizer, blocks, origin)
+
+
 @explained_shortage("use a device with more memory")
-def load_model_of_towers(
+def _load(
     spec: ModelSpec,
     run: RunSpec,
     load: str | None,
@@ -129,7 +175,7 @@ def index_folder(path: str | None) -> Path:
     return Path(path)
 
 
-def made_with(
+def _origin(
     section: ObjectiveSection,
     towers: Towers,
     blocks: Mapping[str, Blocks],

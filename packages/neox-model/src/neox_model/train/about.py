@@ -15,10 +15,10 @@ import torch
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.schema.sections.compression import LayerReduction
 from neox_config.spec.resolve import derived_values
+from neox_config.spec.resume import flat_values
 from neox_config.spec.update import DataSpec
 from neox_launcher.worker.reporting import RESTART_VARIABLE
 from neox_model.metrics.peaks import peak_tflops
-from neox_model.processes import flat_values
 from neox_model.train.training import Training
 from neox_model.versions import package_versions
 

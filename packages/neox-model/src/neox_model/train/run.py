@@ -12,7 +12,7 @@ from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.errors import NeoXError
 from neox_config.schema.sections.training import TrainingSection
-from neox_config.spec.resume import recorded_values
+from neox_config.spec.resume import flat_values, recorded_values
 from neox_launcher.protocol.verification import Recording
 from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.attention_backend import attention_backends, log_backends
@@ -32,7 +32,7 @@ from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import seed_streams
-from neox_model.processes import flat_values, load_tokenizer
+from neox_model.processes import load_tokenizer
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.about import about_run, first_weights
 from neox_model.train.accuracies import retrieval_accuracies

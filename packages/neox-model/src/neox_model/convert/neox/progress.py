@@ -3,38 +3,41 @@
 from dataclasses import asdict
 from typing import Any
 
-from neox_config import NeoXConfig
-from neox_config.derive.learning_rate import decay_iterations, learning_rate_curve
+from neox_config.facts.learning_rate import Curve
+from neox_config.schema.sections.training import TrainingSection
 from neox_config.spec.refusals import CURVE_CLASS
 from neox_model.convert.neox.files import NeoXFiles
 
 __all__ = ["recorded_progress"]
 
 
-def recorded_progress(files: NeoXFiles, config: NeoXConfig, iteration: int) -> dict[str, Any]:
+def recorded_progress(
+    files: NeoXFiles, curve: Curve | None, section: TrainingSection, *, seq_length: int, iteration: int
+) -> dict[str, Any]:
     """Return the entries of a manifest that describe a training.
 
-    Samples are counted as DeepSpeed recorded them; a file that records none gives no state, so that a
-    training can start from the weights, but not continue.
+    Samples are counted as DeepSpeed recorded them. Without them, or without a curve, there is no state, so
+    that a training can start from the weights, but not continue.
 
     Args:
         files: the checkpoint.
-        config: the configuration that it was trained with.
+        curve: its learning rate; None: it follows from train_epochs, so from data that is not read here.
+        section: evaluations of its training.
+        seq_length: tokens of a sample.
         iteration: finished iterations.
     """
     samples, skipped = (_count(files, name) for name in ("global_samples", "skipped_steps"))
-    if samples is None or (samples == 0) != (iteration == 0):
+    if curve is None or samples is None or (samples == 0) != (iteration == 0):
         return {}
-    curve = learning_rate_curve(config, decay_iterations=decay_iterations(config))
-    evaluations = iteration // config.training.eval_interval
+    evaluations = iteration // section.eval_interval
     batch = samples // iteration if iteration else 0
     return {
         "training": {
             "iteration": iteration,
             "samples": samples,
-            "tokens": samples * config.model.seq_length,
+            "tokens": samples * seq_length,
             "skipped_iterations": skipped or 0,
-            "validation_samples": evaluations * config.training.eval_iters * batch,
+            "validation_samples": evaluations * section.eval_iters * batch,
             "batch_sizes": [[0, batch]] if iteration and samples % iteration == 0 else [],
         },
         "engine": {"global_steps": iteration, "global_samples": samples},
