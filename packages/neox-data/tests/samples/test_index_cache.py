@@ -270,7 +270,7 @@ def test_files_of_another_split_are_named_so_once(tmp_path: Path, caplog, before
     load(tmp_path, documents=before)
     assert_equal(load(tmp_path, documents=after), after)
     (message,) = caplog.messages
-    assert message.startswith(f"{tmp_path / STEM}*.npy does not match the data (doc_idx ")
+    assert message.startswith(f"{tmp_path / STEM}*.npy does not match the data (")
     assert_equal(load(tmp_path, documents=after), after)
     assert len(caplog.messages) == 1
 
