@@ -26,8 +26,8 @@ from neox_launcher.controller.hang import HangWatch, report_hang
 from neox_launcher.controller.listener import Listener
 from neox_launcher.controller.start_commands import StartCommands
 from neox_launcher.controller.terminal import (
-    drawing_paused,
     pass_on,
+    pause_drawing,
     print_message,
     settle_output,
     wait_for_slow_readers,
@@ -323,13 +323,14 @@ class _Launch:
         """Stop this process until it is continued (fg, bg); the workers continue."""
         self._is_suspending = False
         print_message("\nneox-launch is suspended; the workers continue, fg or bg shows their output\n")
-        with drawing_paused():
-            settle_output()
-            self._agents.send_all("pause")
-            # By the default action, which the kernel leaves out if no shell could continue this process.
-            handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTSTP)
-            signal.signal(signal.SIGTSTP, handler)
+        pause_drawing(is_paused=True)
+        settle_output()
+        self._agents.send_all("pause")
+        # By the default action, which the kernel leaves out if no shell could continue this process.
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+        pause_drawing(is_paused=False)
         self._agents.send_all("resume")
 
     def _excuse_delay(self) -> None:
