@@ -7,22 +7,10 @@ import torch
 
 from neox_kernels import build, driver, native
 
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC 12\n"
-CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
-
 
 @pytest.fixture
 def built(tmp_path):
     return build.Built(folder=tmp_path, architectures=("sm_90",), sources="", abi="", compiler="nvcc 13.0")
-
-
-@pytest.mark.parametrize(("text", "version"), [(OPEN, (580, 65, 6)), (CLOSED, (535, 104, 5)), ("", None)])
-def test_the_version_of_the_driver_is_read(text, version, tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "_VERSION_FILE", tmp_path / "version")
-    (tmp_path / "version").write_text(text)
-    driver.driver_version.cache_clear()
-    assert driver.driver_version() == version
-    driver.driver_version.cache_clear()
 
 
 def test_a_launch_that_works_is_tried_once(built, emulated_module_path, monkeypatch):
@@ -42,7 +30,6 @@ def test_a_launch_that_fails_makes_operators_unavailable(built, monkeypatch):
     monkeypatch.setattr(native, "present_architectures", lambda: ("sm_90",))
     monkeypatch.setattr(build, "find_built", lambda architectures, cuda: built)
     monkeypatch.setattr(build, "load_module", lambda path: torch)
-    monkeypatch.setattr(driver, "driver_version", lambda: (580, 65, 6))
     native._loaded.cache_clear()
     state = native.state(may_build=False)
     native._loaded.cache_clear()

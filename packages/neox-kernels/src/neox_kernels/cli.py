@@ -101,7 +101,8 @@ def main() -> None:
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress; notes and errors are printed.")
 def build(architectures: tuple[str, ...], jobs: int | None, timeout: float | None, quiet: bool) -> None:
     """Compile the operators for the GPUs of this machine, or for the given architectures."""
-    _configure_logging(logging.WARNING if quiet else logging.INFO)
+    level = logging.WARNING if quiet else logging.INFO
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(message)s")
     wanted = architectures or importlib.import_module("neox_kernels.native").present_architectures()
     cuda = importlib.import_module("torch").version.cuda
     built = building.build(wanted, cuda=cuda, jobs=jobs, timeout_seconds=timeout)
@@ -114,7 +115,7 @@ def build(architectures: tuple[str, ...], jobs: int | None, timeout: float | Non
 )
 def status(dtype: str) -> None:
     """List the builds, and availability, correctness and speed of each operator."""
-    _configure_logging(logging.INFO)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     for built in building.list_built():
         click.echo(f"{click.format_filename(built.folder)}: {built.description}")
     state = importlib.import_module("neox_kernels.native").state(may_build=False)
@@ -123,7 +124,3 @@ def status(dtype: str) -> None:
     tested = getattr(importlib.import_module("torch"), _DTYPES[dtype])
     for operator in operators.OPERATORS:
         click.echo(f"{operator.name:24}{operators.describe(operator, tested)}")
-
-
-def _configure_logging(level: int) -> None:
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(message)s")

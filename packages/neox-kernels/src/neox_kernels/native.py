@@ -106,11 +106,7 @@ def site(tensor: Tensor) -> tuple[int, int, int]:
     Raises:
         KernelUnavailable: the fused operators do not support the dtype.
     """
-    code = DTYPE_CODES.get(tensor.dtype)
-    if code is None:
-        raise KernelUnavailable(
-            f"the fused operators support float16, bfloat16 and float32, not {tensor.dtype}"
-        )
+    code = _code_of(tensor)
     if tensor.is_cpu:
         return 0, 0, code
     index = tensor.get_device()
@@ -126,12 +122,16 @@ def parameter(tensor: Tensor | None) -> tuple[int, int]:
     """
     if tensor is None:
         return 0, 0
+    return tensor.data_ptr(), _code_of(tensor)
+
+
+def _code_of(tensor: Tensor) -> int:
     code = DTYPE_CODES.get(tensor.dtype)
     if code is None:
         raise KernelUnavailable(
-            f"a weight or bias is {tensor.dtype}; the fused operators support float16, bfloat16 and float32"
+            f"the fused operators support float16, bfloat16 and float32, not {tensor.dtype}"
         )
-    return tensor.data_ptr(), code
+    return code
 
 
 def partials(like: Tensor, rows: int, columns: int) -> Tensor:

@@ -31,13 +31,9 @@ class HangWatch:
         self._timeout, self._first_timeout = timeout, first_timeout
         self._started: float | None = None
         self._begun: float | None = None
-        self._iteration: int | None = None
-        self._reported: dict[int, tuple[int, float]] = {}
-
-    @property
-    def iteration(self) -> int | None:
+        self.iteration: int | None = None
         """Last iteration that any rank has completed; None before the first."""
-        return self._iteration
+        self._reported: dict[int, tuple[int, float]] = {}
 
     @property
     def reason(self) -> str:
@@ -59,7 +55,7 @@ class HangWatch:
         now = time.monotonic()
         self._begun = self._begun or now
         if iteration != ALL_DONE:
-            self._iteration = max(iteration, self._iteration or 0)
+            self.iteration = max(iteration, self.iteration or 0)
         self._reported[rank] = (iteration, now)
 
     def excuse(self, seconds: float) -> None:
@@ -116,11 +112,7 @@ def report_hang(orders: Orders, agents: Iterable[AgentConnection], watch: HangWa
 
 def _state_of(agent: AgentConnection, rank: int, watch: HangWatch) -> RankState:
     iteration, silent = watch.state_of(rank)
-    if agent.dump is None:
-        return RankState(
-            rank=rank, host=agent.host, iteration=iteration, silent=silent, process=NO_AGENT_ANSWER
-        )
-    answer = agent.dump.get(str(rank), {})
+    answer = {"process": NO_AGENT_ANSWER} if agent.dump is None else agent.dump.get(str(rank), {})
     return RankState(
         rank=rank,
         host=agent.host,

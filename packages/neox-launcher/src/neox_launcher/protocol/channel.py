@@ -11,13 +11,14 @@ Ctrl-Z stops the launcher, it therefore asks the agents to send nothing.
 """
 
 import hmac
-import shutil
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from neox_config.errors import LaunchError
 from neox_launcher.protocol.messages import (
     Message,
     decode_line,
@@ -32,8 +33,10 @@ __all__ = [
     "ConnectionLostError",
     "Seal",
     "different_versions",
+    "listen_everywhere",
     "own_addresses",
     "reason_of",
+    "unusable_port",
 ]
 
 SILENCE_SECONDS = 30
@@ -190,7 +193,7 @@ class Channel:
             self._num_searched = 0
             try:
                 yield decode_line(line if self._seal is None else self._seal.open(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConnectionLostError("its message is malformed") from error
         self._num_searched = len(self._buffer)
         self._check_length(len(self._buffer))
@@ -228,17 +231,41 @@ def different_versions(who: str, theirs: str) -> str:
     )
 
 
+def listen_everywhere(port: int, setting: str, backlog: int) -> socket.socket:
+    """Listen on all addresses of this machine, in IPv4 and IPv6 if available.
+
+    Args:
+        port: requested port; 0 for a free one.
+        setting: what sets the port.
+        backlog: connections that may wait to be accepted; the kernel may apply a lower limit.
+
+    Raises:
+        LaunchError: the port cannot be used.
+    """
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=backlog)
+    except OSError as error:
+        raise unusable_port(port, setting, error) from error
+
+
+def unusable_port(port: int, setting: str, error: OSError) -> LaunchError:
+    """Return the error for a port on which this machine cannot listen, and what sets it."""
+    return LaunchError(
+        f"{setting}: {port} cannot be used on this machine: {os.strerror(error.errno or 0)}; choose another "
+        "port, or end the process that uses it"
+    )
+
+
 def own_addresses(fallback: str) -> list[str]:
     """Return the addresses of this host, as listed by `hostname -I`.
 
     Args:
         fallback: returned if the command is missing, does not end or prints nothing.
     """
-    command = shutil.which("hostname")
-    if command is None:
-        return [fallback]
     try:
-        listed = subprocess.run([command, "-I"], capture_output=True, text=True, timeout=10, check=False)
+        listed = subprocess.run(["hostname", "-I"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return [fallback]
     return listed.stdout.split() or [fallback]

@@ -92,11 +92,9 @@ def decode_line(line: bytes) -> Message:
 
     Raises:
         ValueError: it is not a JSON object with a kind.
+        RecursionError: it is nested too deeply.
     """
-    try:
-        message = json.loads(line.decode("ascii"))
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    message = json.loads(line.decode("ascii"))
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise ValueError("it has no kind")
     return message
