@@ -85,15 +85,6 @@ def test_a_dry_run_shows_where_the_agents_connect(minimal, folder):
     assert result.stdout.count("--launcher 10.0.0.9:29400 --host-number ") == 2
 
 
-def test_a_dry_run_shows_equal_lines_of_a_file_once(minimal, folder):
-    (folder / "hosts").write_text("zeta slots=1\nalpha slots=4\nmiddle slots=1\n")
-    options = ["--hostfile", "hosts", "--launcher", "openmpi", "--set", "train-micro-batch-size-per-gpu=2"]
-    settings = ["--config", minimal, *FILES, *options, "--set", "train-batch-size=null"]
-    assert "#   zeta\n#   alpha  (4 lines)\n#   middle\n" in run(*settings, "--dry-run").stdout
-    complete = json.loads(run(*settings, "--dry-run=json").stdout)
-    assert list(complete["commands"][0]["files"].values()) == ["zeta\nalpha\nalpha\nalpha\nalpha\nmiddle\n"]
-
-
 @pytest.mark.usefixtures("can_train")
 @pytest.mark.parametrize(("launcher", "is_noted"), [("ssh", True), ("local", False)])
 def test_a_dry_run_notes_that_it_resolves_no_host_name(minimal, folder, monkeypatch, launcher, is_noted):
