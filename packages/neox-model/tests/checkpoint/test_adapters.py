@@ -192,7 +192,7 @@ def test_a_record_of_the_base_of_another_form_is_refused(adapters, tmp_path, rec
             config={},
             writable=nullcontext,
         )
-    assert str(caught.value) == f"finding a checkpoint in {base} failed: {message}"
+    assert str(caught.value) == f"finding the base in {base} failed: {message}"
 
 
 @pytest.mark.parametrize("folder", ["../../elsewhere", "x" * 300, "/proc/self/mem"])

@@ -319,11 +319,11 @@ def _fill(model: nn.Module, seed: int) -> None:
 def whole_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint, unsharded."""
     manifest = Manifest.read(folder)
-    reader = ShardReader(folder, manifest.files)
+    reader = ShardReader(folder, manifest)
     tensors = {}
     for name, record in manifest.tensors.items():
         flat = torch.empty(sum(piece.numel for piece in record.pieces), dtype=DTYPES[record.dtype])
-        reader.fill(flat, name, record, (tuple((0, size) for size in record.shape), 0, flat.numel()))
+        reader.fill(flat, name, (tuple((0, size) for size in record.shape), 0, flat.numel()))
         tensors[name] = flat.view(record.shape)
     return tensors
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from neox_config.facts.adapters import adapter_scale
 from neox_config.schema.sections.adapters import AdaptersSection
 from neox_model.checkpoint.base import record_in
+from neox_model.checkpoint.blocks import whole_block
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 from neox_model.checkpoint.shards import ShardReader
@@ -50,7 +51,7 @@ class Adapters:
                 "training with lora-rank saved"
             )
         self.base = base
-        self._reader = ShardReader(folder, self.manifest.files)
+        self._reader = ShardReader(folder, self.manifest)
         names = self.manifest.weight_names
         self.matrices = {name.removesuffix(side) for side in _SIDES for name in names if name.endswith(side)}
         if not names or names != {matrix + side for matrix in self.matrices for side in _SIDES}:
@@ -142,11 +143,9 @@ def whole_tensor(reader: ShardReader, manifest: Manifest, name: str) -> Tensor:
     Raises:
         CheckpointError: it is damaged.
     """
-    record = manifest.tensors[name]
-    wanted = (tuple((0, length) for length in record.shape), 0, prod(record.shape))
-    reader.check_sums([(record, wanted)])
+    shape = manifest.tensors[name].shape
     # Float32 holds every value of the dtypes in which weights are stored.
-    target = torch.empty(prod(record.shape))
-    reader.check(name, record, wanted, target.dtype)
-    reader.fill(target, name, record, wanted)
-    return target.view(record.shape)
+    target, wanted = torch.empty(prod(shape)), (whole_block(shape), 0, prod(shape))
+    reader.check([(name, wanted, target.dtype)])
+    reader.fill(target, name, wanted)
+    return target.view(shape)

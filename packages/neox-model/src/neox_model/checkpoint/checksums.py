@@ -10,11 +10,6 @@ __all__ = ["Checksums"]
 _MOST_THREADS = 4
 
 
-def _threads() -> int:
-    """Return the number of threads: several ranks of a host compute checksums at the same time."""
-    return min(_MOST_THREADS, os.cpu_count() or 1)
-
-
 class Checksums:
     """CRC-32 checksums of pieces that are added one after another; zlib releases the interpreter's lock.
 
@@ -22,7 +17,8 @@ class Checksums:
     """
 
     def __init__(self) -> None:
-        self._threads = _threads()
+        # Several ranks of a host compute checksums at the same time.
+        self._threads = min(_MOST_THREADS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="checksum")
         self._sums: list[Future[int]] = []
 

@@ -7,7 +7,7 @@ copied into its folder, over the process group.
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,10 +190,14 @@ def _copy(
         with shared_outcome(control, action):
             if storage.rank in (holder, *receivers):
                 sizes = [min(_CHUNK_BYTES, size - start) for start in range(0, size, _CHUNK_BYTES)]
-                if aside is None:
-                    _send(path, sizes, receivers, control)
-                else:
-                    _receive(aside, sizes, holder, control)
+                sends = aside is None
+                chunks = _chunks(
+                    sizes,
+                    holder=None if sends else holder,
+                    receivers=receivers if sends else (),
+                    control=control,
+                )
+                _read_or_write(aside or path, chunks, reads=sends)
         # Only now is it known that the file was sent whole.
         with shared_outcome(control, action):
             received.close()
@@ -283,42 +287,33 @@ def _install(directory: Path, chosen: tuple[str, str], manifest: str, found: Inv
         folders.point_latest(directory, name)
 
 
-def _send(path: Path, sizes: Sequence[int], receivers: Sequence[int], control: Group) -> None:
-    """Send a file in chunks. After an error, the rest is sent with any contents: receivers wait for it."""
-
-    def sent() -> Iterator[memoryview]:
-        for size in sizes:
-            chunk = torch.zeros(size, dtype=torch.uint8)
-            yield memoryview(chunk.numpy())  # type: ignore[arg-type]
-            for receiver in receivers:
-                torch.distributed.send(chunk, dst=receiver, group=control.process_group)
-
-    chunks = sent()
-    try:
-        with path.open("rb") as file:
-            for chunk in chunks:
-                if file.readinto(chunk) != len(chunk):
-                    raise CheckpointError(f"{path} is truncated")
-    finally:
-        for _ in chunks:
-            pass
-
-
-def _receive(path: Path, sizes: Sequence[int], holder: int, control: Group) -> None:
-    """Write the chunks that another rank sends. After an error, the rest is received and dropped."""
-
-    def received() -> Iterator[memoryview]:
-        for size in sizes:
-            chunk = torch.empty(size, dtype=torch.uint8)
+def _chunks(
+    sizes: Iterable[int], *, holder: int | None, receivers: Sequence[int], control: Group
+) -> Iterator[memoryview]:
+    """Yield memory for the chunks of a file: received from its holder before, or sent to receivers after."""
+    for size in sizes:
+        chunk = torch.zeros(size, dtype=torch.uint8)
+        if holder is not None:
             torch.distributed.recv(chunk, src=holder, group=control.process_group)
-            yield memoryview(chunk.numpy())  # type: ignore[arg-type]
+        yield memoryview(chunk.numpy())  # type: ignore[arg-type]
+        for receiver in receivers:
+            torch.distributed.send(chunk, dst=receiver, group=control.process_group)
 
-    chunks = received()
+
+def _read_or_write(path: Path, chunks: Iterator[memoryview], *, reads: bool) -> None:
+    """Read a file into chunks that are sent, or write those that are received to one.
+
+    After an error the others are exchanged with any contents, because the other side waits for them.
+    """
     try:
-        with path.open("wb") as file:
+        with path.open("rb" if reads else "wb") as file:
             for chunk in chunks:
-                file.write(chunk)
-            flush_file(file)
+                if not reads:
+                    file.write(chunk)
+                elif file.readinto(chunk) != len(chunk):  # type: ignore[attr-defined]
+                    raise CheckpointError(f"{path} is truncated")
+            if not reads:
+                flush_file(file)
     finally:
         for _ in chunks:
             pass

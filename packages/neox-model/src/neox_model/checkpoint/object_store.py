@@ -71,14 +71,11 @@ class ObjectStore:
             CheckpointError: it could not be read.
         """
         try:
-            content: bytes = self._repeat(f"reading {self.url}/{name}", lambda: self._cat(name))
+            content: bytes = self._repeat(
+                f"reading {self.url}/{name}", lambda: self._system.cat_file(self._path(name))
+            )
         except FileNotFoundError:
             return None
-        return content
-
-    def _cat(self, name: str) -> bytes:
-        content = self._system.cat_file(self._path(name))
-        assert isinstance(content, bytes)
         return content
 
     def write(self, name: str, source: BinaryIO) -> None:
@@ -170,18 +167,19 @@ class ObjectStore:
             with path.open("r+b") as file:
                 size = self._repeat(action, lambda: int(self._system.info(self._path(name))["size"]))
                 file.truncate(size)
-                for first, stop in _requests(ranges, size):
-                    content = self._repeat(action, partial(self._part, name, first, stop))
-                    file.seek(first)
-                    file.write(content)
+                for start, end in ranges:
+                    for first in range(start, min(end, size), _REQUESTED_BYTES):
+                        stop = min(first + _REQUESTED_BYTES, end, size)
+                        content = self._repeat(action, partial(self._part, name, first, stop))
+                        file.seek(first)
+                        file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
         except FileNotFoundError as error:
             raise CheckpointError(f"{action} failed: it does not exist") from error
 
     def _part(self, name: str, first: int, stop: int) -> bytes:
-        content = self._system.cat_file(self._path(name), start=first, end=stop)
-        assert isinstance(content, bytes)
+        content: bytes = self._system.cat_file(self._path(name), start=first, end=stop)
         if len(content) != stop - first:
             raise OSError(f"{len(content):,} bytes were received instead of {stop - first:,}")
         return content
@@ -210,7 +208,14 @@ class ObjectStore:
         except FileNotFoundError:
             return []
         names = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        found = [name for name in names if iteration_of(name) is not None and self._has(f"{name}/{MANIFEST}")]
+        found = [
+            name
+            for name in names
+            if iteration_of(name) is not None
+            and self._repeat(
+                f"reading {self.url}/{name}", partial(self._system.exists, self._path(f"{name}/{MANIFEST}"))
+            )
+        ]
         return sorted(found, key=lambda name: iteration_of(name) or 0)
 
     def check_bucket(self) -> None:
@@ -229,10 +234,6 @@ class ObjectStore:
             raise CheckpointError(
                 f"{self.url}: the bucket {bucket!r} does not exist; create it, or correct the URL"
             ) from error
-
-    def _has(self, name: str) -> bool:
-        path = self._path(name)
-        return bool(self._repeat(f"reading {self.url}/{name}", lambda: self._system.exists(path)))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -287,14 +288,6 @@ def _send_blocks(source: BinaryIO, target: BinaryIO) -> None:
         if not block:
             return
         target.write(block)
-
-
-def _requests(ranges: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of bytes of an object of a size, none longer than one request."""
-    for start, stop in ranges:
-        end = min(stop, size)
-        for first in range(start, end, _REQUESTED_BYTES):
-            yield first, min(first + _REQUESTED_BYTES, end)
 
 
 @contextmanager

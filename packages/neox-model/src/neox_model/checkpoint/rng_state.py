@@ -4,14 +4,14 @@ The parallel random streams have no other state (`neox_model.parallel.random`).
 """
 
 import random
-from collections.abc import Callable, Collection, Mapping
-from math import prod
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from neox_model.checkpoint.blocks import whole_block
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.errors import DamagedCheckpointError, DamagedManifestError, quoted
@@ -61,12 +61,9 @@ def read(manifest: Manifest, reader: ShardReader, rank: int) -> dict[str, Tensor
         if len(record.shape) != 1:
             raise DamagedManifestError(f"{quoted(name)} is not one-dimensional")
         _require_form(name.removeprefix(prefix), DTYPES[record.dtype], record.shape[0])
-        numel = prod(record.shape)
-        wanted = (((0, numel),), 0, numel)
         # Before memory is allocated for a size that the manifest only claims.
-        reader.check(name, record, wanted)
-        states[name.removeprefix(prefix)] = values = torch.empty(record.shape, dtype=DTYPES[record.dtype])
-        reader.fill(values, name, record, wanted)
+        reader.check([(name, (whole_block(record.shape), 0, record.shape[0]), None)])
+        states[name.removeprefix(prefix)] = reader.values(name)
     check(states)
     return states
 
@@ -80,13 +77,14 @@ def check(states: Mapping[str, Tensor]) -> None:
     for name in _FORMS:
         state = states.get(name)
         _require_form(name, None if state is None else state.dtype, 0 if state is None else state.numel())
-    for name, set_state in _SETTERS.items():
-        try:
-            set_state(states)
-        except (ValueError, OverflowError, RuntimeError) as error:
-            raise DamagedCheckpointError(
-                f"the state {name!r} of the random generators is damaged: {quoted(str(error))}"
-            ) from error
+    try:
+        random.Random().setstate(_python_state(states))
+        np.random.RandomState().set_state(_numpy_state(states))
+        torch.Generator().set_state(states["torch"])
+    except (ValueError, OverflowError, RuntimeError) as error:
+        raise DamagedCheckpointError(
+            f"the states of the random generators are damaged: {quoted(str(error))}"
+        ) from error
 
 
 def restore(states: Mapping[str, Tensor]) -> None:
@@ -122,9 +120,4 @@ _FORMS: Mapping[str, tuple[torch.dtype, Collection[int] | None]] = {
     "numpy": (torch.int64, (626,)),
     "numpy_gauss": (torch.float64, (1,)),
     "torch": (torch.uint8, None),
-}
-_SETTERS: Mapping[str, Callable[[Mapping[str, Tensor]], object]] = {
-    "python": lambda states: random.Random().setstate(_python_state(states)),
-    "numpy": lambda states: np.random.RandomState().set_state(_numpy_state(states)),
-    "torch": lambda states: torch.Generator().set_state(states["torch"]),
 }

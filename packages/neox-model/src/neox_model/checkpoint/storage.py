@@ -2,7 +2,7 @@
 
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,20 +108,16 @@ def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> N
                     directory.mkdir(parents=True, exist_ok=True)
                     mark.touch()
                 marked.callback(mark.unlink, missing_ok=True)
-        written: Sequence[str] = gather(control, mark.name)
+        written = gather(control, mark.name)
         with shared_outcome(control, action):
             if storage.leads:
-                _delete_marks(directory, keep=written)
+                # Marks of earlier starts, too, that were killed here.
+                for path in directory.glob(f"{_MARK}*"):
+                    if path.name not in written:
+                        path.unlink(missing_ok=True)
             others = [name for name in written if name != mark.name and (directory / name).exists()]
             if storage.leads and others:
                 raise CheckpointError(
                     "it is the same folder on several hosts, but checkpoint.use_node_local_storage requires "
                     "one of its own on each; set save to a local folder, or use_node_local_storage: false"
                 )
-
-
-def _delete_marks(directory: Path, keep: Sequence[str]) -> None:
-    """Delete the marks of earlier starts that were killed here."""
-    for path in directory.glob(f"{_MARK}*"):
-        if path.name not in keep:
-            path.unlink(missing_ok=True)

@@ -46,7 +46,9 @@ def claim_store(url: str, save: Path, *, load: str | None, patience: float = _PA
     try:
         store = ObjectStore(url, chunk_bytes=MULTIPART_BYTES, patience=patience)
         found = store.read(OWNER)
-        if found is None or found not in _numbers_in(save):
+        # The last number that was written, and the one that the store had before.
+        numbers = (save / OWNER).read_bytes().split() if (save / OWNER).exists() else []
+        if found is None or found not in numbers:
             _refuse_checkpoints_of_others(store, save, load)
         number = secrets.token_hex(_DIGITS // 2)
         before = "" if found is None else found.decode(errors="replace")
@@ -91,14 +93,6 @@ def warn_of_newer(save: Path, url: str, iteration: int) -> None:
             url,
             save,
         )
-
-
-def _numbers_in(save: Path) -> list[bytes]:
-    """Return the last number that was written, and the one that the store had before."""
-    try:
-        return (save / OWNER).read_bytes().split()
-    except FileNotFoundError:
-        return []
 
 
 def _refuse_checkpoints_of_others(store: ObjectStore, save: Path, load: str | None) -> None:

@@ -164,9 +164,9 @@ class Compression:
             matrix.compression.inputs = None
         _fill(model, self.stored)
         model.to(self.dtype)
-        states, reader = model_states(model), ShardReader(self.stored.folder, self.manifest.files)
+        states, reader = model_states(model), ShardReader(self.stored.folder, self.manifest)
         check_model_states(states, self.manifest, reader)
-        fill_model_states(states, self.manifest, reader)
+        fill_model_states(states, reader)
         begin_iteration(model, self.manifest.iteration)
         return model.eval()
 
