@@ -17,7 +17,7 @@ from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.low_rank import ColumnAdapter, LowRank, RowAdapter
 from neox_model.parallel.sequence import Entry, enter, from_row_parallel
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "zero_init"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "one_init", "zero_init"]
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -25,6 +25,11 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 def zero_init(tensor: Tensor, generator: torch.Generator) -> None:
     """Fill a tensor with zeros, the initialization of biases."""
     tensor.zero_()
+
+
+def one_init(tensor: Tensor, generator: torch.Generator) -> None:
+    """Fill a tensor with ones, the initialization of scales."""
+    tensor.fill_(1.0)
 
 
 class ColumnParallelLinear(nn.Module):
