@@ -33,7 +33,7 @@ from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import SINGLE_RANK, Group, Groups
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import logical_parameter, named_logical_parameters
-from neox_model.parallel.mpu import ModelParallelUnit
+from neox_model.parallel.mpu import model_parallel_unit
 from neox_model.parallel.topology import create_groups
 from neox_model.parallel.vocab_embedding import VocabParallelEmbedding
 from support.checkpoint_runs import CURVE
@@ -135,7 +135,7 @@ class Run:
         self.inner, *_ = deepspeed.initialize(
             model=self.model,
             optimizer=optimizer if update is None else lambda parameters: update,
-            mpu=None if setup.pipe else ModelParallelUnit(self.groups),
+            mpu=None if setup.pipe else model_parallel_unit(self.groups),
             config=_settings(setup),
             dist_init_required=False,
         )

@@ -13,7 +13,7 @@ from neox_config.facts.adapters import adapter_scale
 from neox_config.schema.sections.adapters import AdaptersSection
 from neox_model.checkpoint.base import record_in
 from neox_model.checkpoint.blocks import whole_block
-from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.contents import Manifest, first_problem
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 from neox_model.checkpoint.shards import ShardReader
 
@@ -132,8 +132,7 @@ def _recorded_section(folder: Path, config: Mapping[str, Any]) -> AdaptersSectio
     except KeyError as error:
         problem = f"{error.args[0]} is missing"
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        problem = f"{' / '.join(map(str, first['loc']))}: {quoted(first['msg'])}"
+        problem = first_problem(error)
     raise DamagedManifestError(f"config / {problem}", folder)
 
 

@@ -4,7 +4,6 @@ A checkpoint of adapters records the SHA-256 of the base's manifest, which conta
 of its tensors. Adapters are loaded only on the base that they were trained with.
 """
 
-import hashlib
 import logging
 import os
 from collections.abc import Mapping
@@ -19,13 +18,12 @@ from neox_config.facts.stores import is_url
 from neox_config.spec.refusals import other_model
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse
-from neox_model.checkpoint.contents import Manifest, is_count
+from neox_model.checkpoint.contents import Manifest, is_count, manifest_sha256
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.whole_weights import (
-    WantedWeight,
     check_wanted,
     fill_wanted,
     model_problems,
@@ -39,7 +37,6 @@ __all__ = [
     "base_record",
     "check_base",
     "load_base",
-    "manifest_sha256",
     "record_in",
     "recorded_base",
 ]
@@ -96,7 +93,18 @@ def load_base(
         changes = changes_since(manifest, config)
         of_model = tuple(change for change in changes.model if not change.label.startswith(_OF_ADAPTERS))
         refuse(other_model(replace(changes, model=of_model), remedy="set the base's values, or another base"))
-        _check(manifest, frozen, names, folder)
+        recorded = record_in(manifest)
+        if recorded is not None:
+            raise CheckpointError(
+                f"{folder} is a checkpoint of adapters, which contains no model; set lora-base to their "
+                f"base, {recorded['folder']}, or merge them first"
+            )
+        problems = model_problems(names, ((weight.name, weight.shape) for weight in frozen), manifest)
+        if problems:
+            raise CheckpointError(
+                f"the base {folder} contains a different model: {problems[0]}; set the base's values, or "
+                "lora-base to another folder"
+            )
         reader = ShardReader(folder, manifest)
         check_wanted(frozen, reader)
         digest = manifest_sha256(folder)
@@ -180,27 +188,6 @@ def _find(place: str, adapters: Path | None, groups: Groups, cache: str | None) 
     if folder is None:
         raise CheckpointError(f"{place} contains no checkpoint; set lora-base to where the model to adapt is")
     return folder
-
-
-def manifest_sha256(folder: Path) -> str | None:
-    """Return the SHA-256 of a checkpoint's manifest; None if there is none."""
-    manifest = folder / MANIFEST
-    return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None
-
-
-def _check(manifest: Manifest, frozen: list[WantedWeight], names: set[str], folder: Path) -> None:
-    recorded = record_in(manifest)
-    if recorded is not None:
-        raise CheckpointError(
-            f"{folder} is a checkpoint of adapters, which contains no model; set lora-base to their base, "
-            f"{recorded['folder']}, or merge them first"
-        )
-    problems = model_problems(names, ((weight.name, weight.shape) for weight in frozen), manifest)
-    if problems:
-        raise CheckpointError(
-            f"the base {folder} contains a different model: {problems[0]}; set the base's values, or "
-            "lora-base to another folder"
-        )
 
 
 def check_base(manifest: Manifest, config: Mapping[str, Any]) -> None:

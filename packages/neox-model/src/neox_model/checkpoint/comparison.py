@@ -20,7 +20,7 @@ from neox_config.spec.resume import (
     Changes,
     compare,
 )
-from neox_model.checkpoint.contents import Manifest, is_count
+from neox_model.checkpoint.contents import Manifest, first_problem, is_count
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 
 __all__ = [
@@ -203,9 +203,7 @@ def stored_curve(manifest: Manifest) -> Curve:
         text = finite_json.dumps(manifest.schedule["curve"])
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = quoted(" / ".join(map(str, ("schedule", "curve", *first["loc"]))))
-        raise DamagedManifestError(f"{place}: {first['msg']}") from error
+        raise DamagedManifestError(first_problem(error, "schedule", "curve")) from error
 
 
 def training_state(manifest: Manifest) -> dict[str, Any]:

@@ -99,7 +99,16 @@ def local_folder(
     found: tuple[str, bytes, Path] | None = None
     with shared_outcome(groups.control, f"finding a checkpoint in {load}"):
         if groups.world.rank == 0:
-            chosen = _chosen_in(_open(load, patience), name)
+            store = _open(load, patience)
+            if name is None:
+                chosen = latest_in(store)
+            else:
+                content = store.read(f"{name}/{MANIFEST}")
+                if content is None:
+                    raise CheckpointError(
+                        f"{load} does not contain {name}; upload it again, or use another store"
+                    )
+                chosen = name, content
             if chosen is not None:
                 place = checkpoint_folder(load, *chosen, cache=cache, weights_only=weights_only)
                 found = (*chosen, place)
@@ -121,16 +130,6 @@ def local_folder(
         if task is not None:
             task.result()
     return folder
-
-
-def _chosen_in(store: ObjectStore, name: str | None) -> tuple[str, bytes] | None:
-    """Return the name and manifest of a checkpoint; the latest, or None if there is none, without a name."""
-    if name is None:
-        return latest_in(store)
-    manifest = store.read(f"{name}/{MANIFEST}")
-    if manifest is None:
-        raise CheckpointError(f"{store.url} does not contain {name}; upload it again, or use another store")
-    return name, manifest
 
 
 def checkpoint_folder(

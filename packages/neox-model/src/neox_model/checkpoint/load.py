@@ -40,14 +40,15 @@ from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.local_shards import copy_missing
 from neox_model.checkpoint.logical import (
     Fragment,
+    check_model_states,
     check_scalars,
     engine_fragments,
+    fill_model_states,
     model_fragments,
     restore_scalars,
     state_range,
     state_tensor,
 )
-from neox_model.checkpoint.model_states import check_model_states, fill_model_states
 from neox_model.checkpoint.names import is_score, is_weight, model_state_name, rng_prefix
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts, Schedule
@@ -304,36 +305,25 @@ def _copy_missing(
     states: Sequence[LogicalState] = (),
 ) -> None:
     """Copy the shards that hosts with a folder of their own lack, and their ranks read. Collective."""
-    if storage is not None and storage.is_local:
-        wanted = _shards_of(fragments, manifest, rng_prefix(groups.world.rank))
-        wanted |= {
-            piece.file
-            for name in (model_state_name(state.name) for state in states)
-            if name in manifest.tensors
-            for piece in manifest.tensors[name].pieces
-        }
-        copy_missing(folder, manifest.files, wanted, storage, groups.control)
-
-
-def _shards_of(fragments: list[Fragment], manifest: Manifest, generators: str) -> set[str]:
-    """Return the names of the shards with values of fragments, their states and this rank's generators."""
+    if storage is None or not storage.is_local:
+        return
     ranges: dict[str, list[Range]] = defaultdict(list)
     for fragment in fragments:
         ranges[fragment.name].append(fragment.range)
-    found = set()
+    whole = {model_state_name(state.name) for state in states}
+    wanted = set()
     for name, record in manifest.tensors.items():
         weight = name if is_weight(name) else name.rpartition("/")[0]
         # A state of another shape than its weight's is read by rules of its optimizer.
         is_alike = weight in manifest.tensors and record.shape == manifest.tensors[weight].shape
-        for piece in record.pieces:
-            place = piece.block, piece.start, piece.stop
-            reads = name.startswith(generators) or (
-                weight in ranges
-                and (not is_alike or any(find_overlaps(place, one) for one in ranges[weight]))
-            )
-            if reads:
-                found.add(piece.file)
-    return found
+        reads_whole = name.startswith(rng_prefix(groups.world.rank)) or name in whole
+        reads_whole |= weight in ranges and not is_alike
+        wanted |= {
+            piece.file
+            for piece in record.pieces
+            if reads_whole or any(find_overlaps(piece.range, one) for one in ranges.get(weight, ()))
+        }
+    copy_missing(folder, manifest.files, wanted, storage, groups.control)
 
 
 def _read_manifest(

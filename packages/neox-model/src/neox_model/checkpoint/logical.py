@@ -1,12 +1,13 @@
-"""Map this rank's weights and optimizer states to logical tensors.
+"""Map this rank's weights, optimizer states and states of the model to logical tensors.
 
 A fragment is a run of one logical weight on this rank. Its optimizer states are at the same offset of tensors
-of the same shape, so one description serves the weight and its states.
+of the same shape, so one description serves the weight and its states. States of the model that are no
+weights, such as masks, describe themselves.
 """
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -15,22 +16,26 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.checkpoint.blocks import Block, Range, block_numel, whole_block
+from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
-from neox_model.checkpoint.shards import Part
+from neox_model.checkpoint.names import model_state_name
+from neox_model.checkpoint.shards import Part, ShardReader
 from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
-from neox_model.parallel.logical import Logical, is_stage_copy, named_logical_parameters
+from neox_model.parallel.logical import Logical, LogicalState, is_stage_copy, named_logical_parameters
 
 __all__ = [
     "Fragment",
+    "check_model_states",
     "check_scalars",
     "computing_fragments",
     "engine_fragments",
-    "has_turn",
+    "fill_model_states",
     "is_written_here",
     "model_fragments",
+    "model_state_parts",
     "optimizer_parts",
     "restore_scalars",
     "state_range",
@@ -133,7 +138,7 @@ def _fragments(model: nn.Module, held: Iterator[Held]) -> list[Fragment]:
 
 def is_written_here(fragment: Fragment, groups: Groups, *, splits_over_data: bool) -> bool:
     """Return True if this rank writes the fragment; a tied weight is written by its owner's stage."""
-    return not is_stage_copy(fragment.held.param) and has_turn(
+    return not is_stage_copy(fragment.held.param) and _has_turn(
         fragment.name,
         groups,
         splits_over_data=splits_over_data,
@@ -141,7 +146,7 @@ def is_written_here(fragment: Fragment, groups: Groups, *, splits_over_data: boo
     )
 
 
-def has_turn(name: str, groups: Groups, *, splits_over_data: bool, splits_over_model: bool) -> bool:
+def _has_turn(name: str, groups: Groups, *, splits_over_data: bool, splits_over_model: bool) -> bool:
     """Return True if this rank writes a tensor: of the ranks with the same values, a hash selects one."""
     turn = zlib.crc32(name.encode())
     writes_data = splits_over_data or turn % groups.data.size == groups.data.rank
@@ -331,3 +336,51 @@ def _names_by_holder(fragments: list[Fragment]) -> Iterator[tuple[Tensor, list[s
     for fragment in fragments:
         found.setdefault(id(fragment.held.holder), (fragment.held.holder, []))[1].append(fragment.name)
     yield from found.values()
+
+
+def model_state_parts(states: Iterable[LogicalState], groups: Groups) -> list[Part]:
+    """Return the states that this rank writes; a hash of the name selects one of the ranks with copies."""
+    return [
+        Part(
+            name=model_state_name(state.name),
+            shape=state.shape,
+            block=state.slices,
+            start=state.start,
+            values=state.values,
+        )
+        for state in states
+        if _has_turn(
+            state.name,
+            groups,
+            splits_over_data=state.is_split_over_data,
+            splits_over_model=state.is_split_over_model,
+        )
+    ]
+
+
+def check_model_states(states: Sequence[LogicalState], manifest: Manifest, reader: ShardReader) -> None:
+    """Check that the states can be read from a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint has not all of them.
+        DamagedCheckpointError: one has another shape, or is damaged.
+    """
+    for state in states:
+        record = manifest.tensors.get(model_state_name(state.name))
+        if record is None:
+            raise CheckpointError(
+                f"the checkpoint does not contain {state.name}, because compression_training or eigenvalue "
+                "had other values when it was saved; set finetune: true to start from its weights"
+            )
+        if record.shape != state.shape:
+            raise DamagedManifestError(f"{state.name} has the shape {record.shape} instead of {state.shape}")
+    reader.check(
+        (model_state_name(state.name), state.range, dtype if dtype.is_floating_point else None)
+        for state, dtype in ((state, state.values.dtype) for state in states)
+    )
+
+
+def fill_model_states(states: Sequence[LogicalState], reader: ShardReader) -> None:
+    """Read the states, which `check_model_states` has checked."""
+    for state in states:
+        reader.fill(state.values, model_state_name(state.name), state.range)

@@ -239,24 +239,26 @@ class ObjectStore:
         return f"{self._root}/{name}"
 
     def _repeat(self, action: str, attempt: Callable[[], Any]) -> Any:
-        """Return the result of an operation, repeating it while it fails.
+        """Return the result of an operation, repeating it while it fails, with pauses that double.
 
         Raises:
             FileNotFoundError: an object or bucket does not exist.
             CheckpointError: it failed until the end.
         """
-        for pause in (*_pauses(self._patience), None):
+        pause, left = _FIRST_PAUSE_SECONDS, self._patience
+        while True:
             try:
                 return attempt()
             except (FileNotFoundError, CheckpointError):
                 raise
             except Exception as error:  # Every kind of store has its own exceptions.
                 reason = f"{type(error).__name__}: {error}"
-                if pause is None or isinstance(error, PermissionError):
+                if left <= 0 or isinstance(error, PermissionError):
                     raise CheckpointError(f"{action} failed: {reason}") from error
-                logger.warning("%s failed: %s; trying again in %g s", action, reason, pause)
-                time.sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
+            pause = min(pause, left, _LONGEST_PAUSE_SECONDS)
+            logger.warning("%s failed: %s; trying again in %g s", action, reason, pause)
+            time.sleep(pause)
+            pause, left = 2 * pause, left - pause
 
 
 def latest_in(store: ObjectStore) -> tuple[str, bytes] | None:
@@ -297,13 +299,3 @@ def _local_errors(file: BinaryIO) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(f"{getattr(file, 'name', 'a local file')}: {error}") from error
-
-
-def _pauses(patience: float) -> Iterator[float]:
-    """Yield the pauses between attempts, each twice as long as the one before; their sum is `patience`."""
-    pause = _FIRST_PAUSE_SECONDS
-    while patience > 0:
-        pause = min(pause, patience, _LONGEST_PAUSE_SECONDS)
-        yield pause
-        patience -= pause
-        pause *= 2

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,8 +17,12 @@ from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.contents import Layout, Manifest, TensorRecord
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts
-from neox_model.checkpoint.model_states import model_state_parts
+from neox_model.checkpoint.logical import (
+    engine_fragments,
+    is_written_here,
+    model_state_parts,
+    optimizer_parts,
+)
 from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.outcome import collect, gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts
@@ -98,7 +102,7 @@ def save_checkpoint(
         CheckpointError: the checkpoint could not be written on some rank; the same message on all ranks.
     """
     saving = Saving(directory, parts, iteration=iteration, keep_last=keep_last)
-    with saving.abandoned_on_failure():
+    try:
         saving.create_folder()
         with saving.shared_outcome(), parts.engine.update.in_memory():
             values = saving.capture(parts, config=config, save_optimizer=save_optimizer, save_rng=save_rng)
@@ -107,6 +111,9 @@ def save_checkpoint(
         for publish in saving.publications():
             with saving.shared_outcome():
                 publish()
+    except CheckpointError:  # As on all ranks.
+        saving.abandon()
+        raise
     return saving.final
 
 
@@ -142,15 +149,6 @@ class Saving:
             CheckpointError: the first failing rank's message.
         """
         return shared_outcome(self._groups.control, f"saving {self.final}")
-
-    @contextmanager
-    def abandoned_on_failure(self) -> Iterator[None]:
-        """Delete the unfinished checkpoint if the block raises `CheckpointError`, as on all ranks."""
-        try:
-            yield
-        except CheckpointError:
-            self.abandon()
-            raise
 
     def abandon(self) -> None:
         """Delete the unfinished checkpoint. Does not communicate."""

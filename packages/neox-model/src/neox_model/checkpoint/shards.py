@@ -142,7 +142,19 @@ def plan_shard(parts: Sequence[Part]) -> ShardPlan:
         for part in parts
         for offset in range(0, max(part.values.numel(), 1), _PIECE_ELEMENTS)
     )
-    header = _header(pieces)
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for piece in pieces:
+        shape = [stop - start for start, stop in piece.block] if piece.fills_block else [piece.values.numel()]
+        entries[piece.key] = {
+            "dtype": DTYPE_NAMES[piece.values.dtype],
+            "shape": shape,
+            "data_offsets": [offset, offset + piece.num_bytes],
+        }
+        offset += piece.num_bytes
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    # The data starts at a multiple of 8 bytes.
+    header += b" " * (-len(header) % 8)
     return ShardPlan(header=len(header).to_bytes(8, "little") + header, parts=pieces)
 
 
@@ -171,22 +183,6 @@ def write_durably(path: Path, text: str) -> None:
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
         flush_file(file)
-
-
-def _header(parts: Sequence[Part]) -> bytes:
-    """Return the JSON header, padded with spaces so that the data starts at a multiple of 8 bytes."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for part in parts:
-        shape = [stop - start for start, stop in part.block] if part.fills_block else [part.values.numel()]
-        entries[part.key] = {
-            "dtype": DTYPE_NAMES[part.values.dtype],
-            "shape": shape,
-            "data_offsets": [offset, offset + part.num_bytes],
-        }
-        offset += part.num_bytes
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
-    return text + b" " * (-len(text) % 8)
 
 
 def raw_bytes(values: Tensor) -> memoryview:
@@ -281,7 +277,7 @@ class ShardReader:
         """Yield the pieces with elements of a range; at the end, raise an error if some are in no piece."""
         missing = wanted[2] - wanted[1]
         for piece in self._manifest.tensors[name].pieces:
-            overlaps = find_overlaps((piece.block, piece.start, piece.stop), wanted)
+            overlaps = find_overlaps(piece.range, wanted)
             if overlaps:
                 missing -= sum(overlap.numel for overlap in overlaps)
                 yield piece, overlaps

@@ -59,7 +59,8 @@ class Snapshot:
         Raises:
             OSError: the host has not enough memory.
         """
-        self._wait()
+        if self._reserving is not None:
+            self._reserving.result()
         if self._size < plan.size:
             in_thread(self._reserve, plan.size).result()
         _write(self.descriptor, memoryview(plan.header), 0)
@@ -74,13 +75,9 @@ class Snapshot:
 
     def close(self) -> None:
         """Release the memory."""
-        self._wait()
+        if self._reserving is not None:
+            self._reserving.result()
         self._release()
-
-    def _wait(self) -> None:
-        reserving, self._reserving = self._reserving, None
-        if reserving is not None:
-            reserving.result()
 
     def _try_to_reserve(self, size: int) -> None:
         priority.lower(get_native_id())

@@ -100,22 +100,16 @@ def _refuse_checkpoints_of_others(store: ObjectStore, save: Path, load: str | No
     if latest is None:
         return
     name, manifest = latest
-    if _holds(save / name, manifest) or (load is not None and _continues(load, store.url, manifest)):
-        return
-    raise CheckpointError(
-        f"it contains {name} of another training, which is neither in {save} nor the checkpoint that this "
-        "training continues from; set checkpoint-store to another folder, or, to continue that training, set "
-        f"load: {store.url}"
-    )
-
-
-def _holds(folder: Path, manifest: bytes) -> bool:
-    path = folder / MANIFEST
-    return path.is_file() and path.read_bytes() == manifest
-
-
-def _continues(load: str, url: str, manifest: bytes) -> bool:
-    if is_url(load):
-        return load.rstrip("/") == url
-    folder = find_latest(Path(load))
-    return folder is not None and _holds(folder, manifest)
+    places = [save / name]
+    if load is not None and is_url(load):
+        if load.rstrip("/") == store.url:
+            return
+    elif load is not None:
+        places += filter(None, [find_latest(Path(load))])
+    paths = [place / MANIFEST for place in places]
+    if not any(path.is_file() and path.read_bytes() == manifest for path in paths):
+        raise CheckpointError(
+            f"it contains {name} of another training, which is neither in {save} nor the checkpoint that "
+            "this training continues from; set checkpoint-store to another folder, or, to continue that "
+            f"training, set load: {store.url}"
+        )

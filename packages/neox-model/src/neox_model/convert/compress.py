@@ -30,7 +30,7 @@ from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.compression import attach_compression
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import DamagedManifestError
-from neox_model.checkpoint.model_states import check_model_states, fill_model_states
+from neox_model.checkpoint.logical import check_model_states, fill_model_states
 from neox_model.checkpoint.names import is_score
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.stream import StreamedTensor

@@ -14,7 +14,7 @@ from torch.nn import functional
 from neox_model.parallel.collectives import gather_from_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
-from neox_model.parallel.low_rank import ColumnAdapter, LowRank, RowAdapter
+from neox_model.parallel.low_rank import Adapter, LowRank
 from neox_model.parallel.sequence import Entry, enter, from_row_parallel
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "one_init", "zero_init"]
@@ -32,7 +32,37 @@ def one_init(tensor: Tensor, generator: torch.Generator) -> None:
     tensor.fill_(1.0)
 
 
-class ColumnParallelLinear(nn.Module):
+class _SplitLinear(nn.Module):
+    """A split matrix; its bias is split with the outputs, or whole on every rank."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        *,
+        split_dim: int,
+        init: InitMethod,
+        group: Group,
+        bias: bool,
+        skip_bias: bool,
+        adapter: LowRank | None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.skip_bias = skip_bias
+        self.weight = logical_parameter(shape, init=init, group=group, split_dim=split_dim)
+        if bias:
+            of_bias = 0 if split_dim == 0 else None
+            self.bias = logical_parameter(shape[:1], init=zero_init, group=group, split_dim=of_bias)
+        else:
+            self.register_parameter("bias", None)
+        self.adapter: Adapter | None = None
+        if adapter is not None:
+            self.adapter = Adapter(shape[1], shape[0], adapter, group, splits_inputs=split_dim == 1)
+        # Of (inputs, weight, bias or None); returns what the matrix computes with in their place.
+        self.compression: nn.Module | None = None
+
+
+class ColumnParallelLinear(_SplitLinear):
     """Computes x @ weight.T + bias, with each rank computing its part of the outputs.
 
     The input is the same on every rank, or each rank's part of the sequence if the group splits it.
@@ -60,18 +90,16 @@ class ColumnParallelLinear(nn.Module):
         gather_output: bool = False,
         adapter: LowRank | None = None,
     ) -> None:
-        super().__init__()
-        self.group = group
-        self.skip_bias = skip_bias
+        super().__init__(
+            (out_features, in_features),
+            split_dim=0,
+            init=init,
+            group=group,
+            bias=bias,
+            skip_bias=skip_bias,
+            adapter=adapter,
+        )
         self.gather_output = gather_output
-        self.weight = logical_parameter((out_features, in_features), init=init, group=group, split_dim=0)
-        if bias:
-            self.bias = logical_parameter((out_features,), init=zero_init, group=group, split_dim=0)
-        else:
-            self.register_parameter("bias", None)
-        self.adapter = None if adapter is None else ColumnAdapter(in_features, out_features, adapter, group)
-        # Of (inputs, weight, bias or None); returns what the matrix computes with in their place.
-        self.compression: nn.Module | None = None
 
     def forward(self, inputs: Tensor, entry: Entry | None = None) -> tuple[Tensor, Tensor | None]:
         """Return this rank's outputs (all with `gather_output`), and the bias if `skip_bias`, else None.
@@ -94,7 +122,7 @@ class ColumnParallelLinear(nn.Module):
         return outputs, bias if self.skip_bias else None
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(_SplitLinear):
     """Computes x @ weight.T + bias, with each rank holding its part of the inputs.
 
     The result is whole on every rank. If the group splits the sequence, each rank receives its part of it.
@@ -120,17 +148,15 @@ class RowParallelLinear(nn.Module):
         skip_bias: bool = False,
         adapter: LowRank | None = None,
     ) -> None:
-        super().__init__()
-        self.group = group
-        self.skip_bias = skip_bias
-        self.weight = logical_parameter((out_features, in_features), init=init, group=group, split_dim=1)
-        if bias:
-            self.bias = logical_parameter((out_features,), init=zero_init, group=group)
-        else:
-            self.register_parameter("bias", None)
-        self.adapter = None if adapter is None else RowAdapter(in_features, out_features, adapter, group)
-        # Of (inputs, weight, bias or None); returns what the matrix computes with in their place.
-        self.compression: nn.Module | None = None
+        super().__init__(
+            (out_features, in_features),
+            split_dim=1,
+            init=init,
+            group=group,
+            bias=bias,
+            skip_bias=skip_bias,
+            adapter=adapter,
+        )
 
     def forward(
         self, inputs: Tensor, *, reduces: bool = True, product: Product = functional.linear
