@@ -9,11 +9,10 @@ import torch
 from click.testing import CliRunner
 
 from neox_config.facts.checkpoints import MANIFEST
-from neox_model.checkpoint.adapters import Adapters
+from neox_model.checkpoint.adapters import Adapters, merge_adapters
 from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
-from neox_model.checkpoint.merge import merge_adapters
 from neox_model.inspection.cli import main
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.adapter_files import write_adapters

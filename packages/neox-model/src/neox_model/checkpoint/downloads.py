@@ -18,10 +18,9 @@ from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.local_shards import agree_on_checkpoint
 from neox_model.checkpoint.object_store import PATIENCE_SECONDS, ObjectStore, latest_in
 from neox_model.checkpoint.outcome import gather, shared_outcome
-from neox_model.checkpoint.save_lock import folder_lock
 from neox_model.checkpoint.shard_file import LENGTH_BYTES, ShardFile, header_stop
 from neox_model.checkpoint.shards import ShardReader, write_durably
-from neox_model.checkpoint.storage import Storage
+from neox_model.checkpoint.storage import Storage, folder_lock
 from neox_model.checkpoint.stored_types import STORED_TYPES
 from neox_model.daemon_threads import in_daemon_thread
 from neox_model.parallel.groups import Groups

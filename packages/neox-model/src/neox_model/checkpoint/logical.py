@@ -179,7 +179,11 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
         name = f"{fragment.name}/{key}"
         along, rows = _dimension(optimizer, key), fragment.rows
         if isinstance(value, Tensor) and along is not None and rows is not None:
-            parts += _slice_parts(fragment, name, value, along, rows)
+            shape, block = fragment.slices_along(along, rows)
+            # Of the ranks that share the slices, only the first has it.
+            if not any(start for each, (start, _) in enumerate(rows) if each != along):
+                values = value.detach().reshape(-1)[: block_numel(block)]
+                parts.append(Part(name=name, shape=shape, block=block, start=0, values=values))
         elif isinstance(value, Tensor) and value.shape == fragment.held.holder.shape and key != "step":
             parts.append(fragment.as_part(name, fragment.part_of(value)))
         elif isinstance(value, Tensor) and value.dim() == 0:
@@ -204,16 +208,6 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
 def _dimension(optimizer: Any, key: str) -> int | None:
     """Return the dimension along which a state has one value per slice; None for other states."""
     return getattr(optimizer, "slice_states", {}).get(key)
-
-
-def _slice_parts(fragment: Fragment, name: str, value: Tensor, dim: int, rows: Block) -> list[Part]:
-    """Return a state with one value per slice; of the ranks that share the slices, only the first has it."""
-    shape, block = fragment.slices_along(dim, rows)
-    others = (start for each, (start, _) in enumerate(rows) if each != dim)
-    if any(others):
-        return []
-    values = value.detach().reshape(-1)[: block_numel(block)]
-    return [Part(name=name, shape=shape, block=block, start=0, values=values)]
 
 
 def state_range(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]) -> Range:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_model.parallel.collectives import gather_from_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.low_rank import Adapter, LowRank
@@ -74,7 +73,6 @@ class ColumnParallelLinear(_SplitLinear):
         group: the tensor-parallel ranks.
         bias: use a bias.
         skip_bias: return the bias instead of adding it.
-        gather_output: concatenate the parts, so that every rank has the whole output.
         adapter: form of a low-rank adapter; None: no adapter.
     """
 
@@ -87,7 +85,6 @@ class ColumnParallelLinear(_SplitLinear):
         group: Group = SINGLE_RANK,
         bias: bool = True,
         skip_bias: bool = False,
-        gather_output: bool = False,
         adapter: LowRank | None = None,
     ) -> None:
         super().__init__(
@@ -99,10 +96,9 @@ class ColumnParallelLinear(_SplitLinear):
             skip_bias=skip_bias,
             adapter=adapter,
         )
-        self.gather_output = gather_output
 
     def forward(self, inputs: Tensor, entry: Entry | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return this rank's outputs (all with `gather_output`), and the bias if `skip_bias`, else None.
+        """Return this rank's outputs, and the bias if `skip_bias`, else None.
 
         Args:
             inputs: the input, or `entry.whole`.
@@ -117,8 +113,6 @@ class ColumnParallelLinear(_SplitLinear):
         outputs = entry.product(inputs, weight, None if self.skip_bias else bias)
         if self.adapter is not None:
             outputs = outputs + self.adapter(entry.rows)
-        if self.gather_output:
-            outputs = gather_from_group(outputs, self.group)
         return outputs, bias if self.skip_bias else None
 
 
