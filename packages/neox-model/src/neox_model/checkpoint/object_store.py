@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import fsspec
 
+from neox_config.atomic import flush_file
 from neox_config.facts.checkpoints import LATEST, MANIFEST, iteration_of
 from neox_config.facts.stores import BUCKET_PACKAGES, scheme_of
 from neox_model.checkpoint.errors import CheckpointError, quoted
@@ -131,8 +132,7 @@ class ObjectStore:
         try:
             with path.open("wb") as file:
                 self._repeat(action, lambda: self._receive(name, file))
-                file.flush()
-                os.fsync(file.fileno())
+                flush_file(file)
         except FileNotFoundError as error:
             raise CheckpointError(f"{action} failed: it does not exist") from error
 
@@ -173,8 +173,7 @@ class ObjectStore:
                         content = self._repeat(action, partial(self._part, name, first, stop))
                         file.seek(first)
                         file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                flush_file(file)
         except FileNotFoundError as error:
             raise CheckpointError(f"{action} failed: it does not exist") from error
 

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from neox_launcher.protocol.stop_signals import stop_signals_blocked
@@ -45,10 +44,11 @@ class WriterProcess:
             shard_writer.SIZE: plan.size,
             shard_writer.SPANS: plan.spans,
         }
-        with ExitStack() as released, _file_in_memory("neox-request") as request:
-            self._answer = released.enter_context(_file_in_memory("neox-answer"))
-            os.pwrite(request, json.dumps(contents, allow_nan=False).encode(), 0)
-            self._process = _start(path, (snapshot.descriptor, request, self._answer))
+        with ExitStack() as released, os.fdopen(os.memfd_create("neox-request"), "wb") as request:
+            answer = released.enter_context(os.fdopen(os.memfd_create("neox-answer"), "rb"))
+            self._answer = answer.fileno()
+            os.pwrite(request.fileno(), json.dumps(contents, allow_nan=False).encode(), 0)
+            self._process = _start(path, (snapshot.descriptor, request.fileno(), self._answer))
             self._files = released.pop_all()
         priority.lower(self._process.pid)
         self._progress, self._progressed = 0, time.monotonic()
@@ -115,12 +115,3 @@ def _start(path: Path, files: tuple[int, ...]) -> "subprocess.Popen[bytes]":
     # All processes of a job receive them, to save and end. The writer ends with its worker instead.
     with stop_signals_blocked():
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=files)
-
-
-@contextmanager
-def _file_in_memory(name: str) -> Iterator[int]:
-    file = os.memfd_create(name)
-    try:
-        yield file
-    finally:
-        os.close(file)

@@ -72,16 +72,6 @@ class GradientReduction:
         return float(self.group.size) if self.divides_first else self.predivide_factor
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """Gradients whose mean is under way."""
-
-    gradients: list[Tensor]
-    flat: Tensor
-    sent: Tensor
-    work: _Work
-
-
 class EarlyReduction:
     """Averages gradients while the backward pass computes others; what is left, when it is called.
 
@@ -101,7 +91,8 @@ class EarlyReduction:
         # Gradients of each bucket that are still to come; empty unless this is the last micro-batch.
         self._missing: list[int] = []
         self._sent = 0
-        self._under_way: deque[_Message] = deque()
+        # Gradients with the message in which their sum is under way.
+        self._under_way: deque[tuple[list[Tensor], Tensor, _Work]] = deque()
         bucket_of = {id(each): number for number, bucket in enumerate(self._buckets) for each in bucket}
         for parameter, holder in zip(parameters, holders, strict=True):
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket_of[id(holder)]))
@@ -134,13 +125,13 @@ class EarlyReduction:
         gradients: list[Tensor] = [holder.grad for holder in bucket]  # type: ignore[misc]
         flat = _joined(gradients)
         room = EARLY_ELEMENTS - flat.numel()
-        while self._under_way and sum(message.flat.numel() for message in self._under_way) > room:
+        while self._under_way and sum(sent.numel() for _, sent, _ in self._under_way) > room:
             self._receive()
-        self._under_way.append(_Message(gradients, flat, *self._reduction.start(flat)))
+        self._under_way.append((gradients, *self._reduction.start(flat)))
 
     def _receive(self) -> None:
-        message = self._under_way.popleft()
-        _distribute(self._reduction.finish(message.sent, message.work), message.gradients)
+        gradients, sent, work = self._under_way.popleft()
+        _distribute(self._reduction.finish(sent, work), gradients)
 
 
 def in_buckets(tensors: Sequence[Tensor], function: Callable[[Tensor], Tensor]) -> None:
