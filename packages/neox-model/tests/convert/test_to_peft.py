@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from neox_config.errors import NeoXError
-from neox_model.checkpoint.merge import merge_adapters
+from neox_model.checkpoint.adapters import merge_adapters
 from neox_model.convert import to_peft as exporting
 from neox_model.convert.cli import main
 from neox_model.convert.errors import ConversionError, ProofError

@@ -28,7 +28,7 @@ from neox_model.api.model import Model
 from neox_model.assembly.model import build_stage
 from neox_model.assembly.zero_sharding import gathered_parameter, whole_parameter
 from neox_model.checkpoint.directory import find_latest
-from neox_model.checkpoint.save_lock import save_lock
+from neox_model.checkpoint.storage import save_lock
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters

@@ -30,7 +30,7 @@ from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.compression import attach_compression
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import DamagedManifestError
-from neox_model.checkpoint.model_states import check_model_states, fill_model_states
+from neox_model.checkpoint.logical import check_model_states, fill_model_states
 from neox_model.checkpoint.names import is_score
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.stream import StreamedTensor
@@ -164,9 +164,9 @@ class Compression:
             matrix.compression.inputs = None
         _fill(model, self.stored)
         model.to(self.dtype)
-        states, reader = model_states(model), ShardReader(self.stored.folder, self.manifest.files)
+        states, reader = model_states(model), ShardReader(self.stored.folder, self.manifest)
         check_model_states(states, self.manifest, reader)
-        fill_model_states(states, self.manifest, reader)
+        fill_model_states(states, reader)
         begin_iteration(model, self.manifest.iteration)
         return model.eval()
 

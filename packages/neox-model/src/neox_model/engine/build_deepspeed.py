@@ -26,7 +26,7 @@ from neox_model.engine.deepspeed_engine import PipelineEngine, PipelineForward, 
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.mpu import ModelParallelUnit
+from neox_model.parallel.mpu import model_parallel_unit
 
 __all__ = ["build", "build_forward", "prepare"]
 
@@ -117,7 +117,7 @@ def _initialize(run: RunSpec, model: Any, groups: Groups, **parts: Any) -> Any:
     with _quiet(), allow_any_precision():
         inner, *_ = deepspeed.initialize(
             model=model,
-            mpu=None if run.layout.is_pipeline else ModelParallelUnit(groups),
+            mpu=None if run.layout.is_pipeline else model_parallel_unit(groups),
             config=_settings(run),
             dist_init_required=False,
             **parts,

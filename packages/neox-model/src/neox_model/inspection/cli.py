@@ -151,7 +151,7 @@ def convert_layout(folder: Path, iteration: int | None, output: Path) -> None:
 def merge(adapters: Path, iteration: int | None, output: Path, base: Path | None) -> None:
     """Merge adapters (LoRA) into the weights of their base, and write a checkpoint of the whole model."""
     found = find_checkpoint(adapters, iteration)
-    final = _with_torch("checkpoint.merge").merge_adapters(found, output, base=base)
+    final = _with_torch("checkpoint.adapters").merge_adapters(found, output, base=base)
     click.echo(f"wrote {final}: the base of {found} with its adapters merged")
 
 

@@ -66,7 +66,7 @@ def examine(folder: Path) -> Soundness:
         return Soundness(folder=folder, problems=(str(error),))
     damaged = dict(_damaged_files(folder, manifest))
     problems = [*_manifest_problems(folder, manifest), *damaged.values()]
-    reader = ShardReader(folder, manifest.files)
+    reader = ShardReader(folder, manifest)
     for name in in_model_order(manifest.tensors):
         problems += _tensor_problems(name, manifest.tensors[name], reader, damaged)
     if not problems:

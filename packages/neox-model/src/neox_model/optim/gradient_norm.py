@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.nn import Parameter
 
+from neox_model.parallel.collectives import all_gather, all_reduce
 from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import is_stage_copy
 from neox_model.torch_compat import foreach_norm
@@ -46,8 +47,7 @@ def global_gradient_norm(
         norms = foreach_norm(counted, 2, dtype=torch.float32)
         total = torch.stack(norms).square().sum().to(total.device)
     for group in (groups.model, groups.pipe, *((groups.data,) if are_sharded else ())):
-        if group.size > 1:
-            distributed.all_reduce(total, group=group.process_group)
+        total = all_reduce(total, group)
     return total.sqrt()
 
 
@@ -60,9 +60,7 @@ def norm_over_replicas(norms: Tensor, data: Group) -> Tensor:
     """
     if data.size == 1:
         return norms
-    mean = norms.square() / data.size
-    rows = [torch.empty_like(mean) for _ in range(data.size)]
-    distributed.all_gather(rows, mean, group=data.process_group)
+    rows = all_gather((norms.square() / data.size).unsqueeze(0), data, dim=0)
     # Added in the order of the ranks: an all-reduce may add each number in another order.
     total = rows[0]
     for row in rows[1:]:
@@ -94,7 +92,7 @@ def share_of_zeros(
         A float64 scalar on the parameters' device, the same on all ranks.
     """
     counted = [
-        _without_padding(gradient, parameter)
+        gradient[tuple(slice(stop - start) for start, stop in parameter.logical.slices)]  # type: ignore[attr-defined]
         for parameter, gradient in zip(parameters, gradients, strict=True)
         if _counts_here(parameter, groups.model)
     ]
@@ -105,8 +103,7 @@ def share_of_zeros(
         totals[0] = torch.stack([gradient.count_nonzero().to(device) for gradient in counted]).sum()
     differ = are_sharded or not are_averaged
     for group in (groups.model, groups.pipe, *((groups.data,) if differ else ())):
-        if group.size > 1:
-            distributed.all_reduce(totals, group=group.process_group)
+        totals = all_reduce(totals, group)
     return 1.0 - totals[0] / totals[1]
 
 
@@ -138,8 +135,7 @@ def tensor_gradient_norms(
     owned = [pair for pair in zip(parameters, gradients, strict=True) if not is_stage_copy(pair[0])]
     norms = list(foreach_norm([gradient for _, gradient in owned], 2, dtype=torch.float32)) if owned else []
     if are_sharded and norms:
-        squares = torch.stack(norms).square()
-        distributed.all_reduce(squares, group=groups.data.process_group)
+        squares = all_reduce(torch.stack(norms).square(), groups.data)
         norms = list(squares.sqrt().unbind())
     split = [
         index
@@ -147,20 +143,13 @@ def tensor_gradient_norms(
         if parameter.logical.model_parallel  # type: ignore[attr-defined]
     ]
     if split:
-        squares = torch.stack([norms[index] for index in split]).square()
-        distributed.all_reduce(squares, group=groups.model.process_group)
+        squares = all_reduce(torch.stack([norms[index] for index in split]).square(), groups.model)
         for index, norm in zip(split, squares.sqrt().unbind(), strict=True):
             norms[index] = norm
     if not are_averaged and norms:
         norms = list(norm_over_replicas(torch.stack(norms), groups.data).unbind())
     factor = 1.0 if scale is None else 1.0 / scale
     return {names[id(parameter)]: norm * factor for (parameter, _), norm in zip(owned, norms, strict=True)}
-
-
-def _without_padding(gradient: Tensor, parameter: Parameter) -> Tensor:
-    for dim, (start, stop) in enumerate(parameter.logical.slices):  # type: ignore[attr-defined]
-        gradient = gradient.narrow(dim, 0, stop - start)
-    return gradient
 
 
 def _counts_here(parameter: Parameter, model: Group) -> bool:

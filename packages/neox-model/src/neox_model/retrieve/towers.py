@@ -27,7 +27,7 @@ from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.assembly.model import build_model
 from neox_model.assembly.towers import TowerModel
 from neox_model.assembly.zero_sharding import without_zero
-from neox_model.checkpoint.base import manifest_sha256
+from neox_model.checkpoint.contents import manifest_sha256
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import load_weights
 from neox_model.checkpoint.outcome import gather, shared_outcome

@@ -15,8 +15,7 @@ from neox_launcher.worker.reporting import is_restart
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.save import save_checkpoint
-from neox_model.checkpoint.save_lock import save_lock
-from neox_model.checkpoint.storage import Storage
+from neox_model.checkpoint.storage import Storage, save_lock
 from neox_model.checkpoint.store_claim import claim_store
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.metrics.timers import Timers

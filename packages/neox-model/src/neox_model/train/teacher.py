@@ -110,9 +110,9 @@ def start_from_teacher(
     wanted = [wanted_weight(sources[name], parameter) for name, parameter in named.items() if name in sources]
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
         _check(section, kinds, checkpoint, wanted, every, changes)
-        reader = ShardReader(folder, checkpoint.manifest.files)
-        check_wanted(wanted, checkpoint.manifest, reader)
-    fill_wanted(wanted, checkpoint.manifest, reader, writable=writable)
+        reader = ShardReader(folder, checkpoint.manifest)
+        check_wanted(wanted, reader)
+    fill_wanted(wanted, reader, writable=writable)
     total = len(set().union(*gather(groups.control, set(named))))
     logger.info("%d of %d weights of the student are those of %s", len(every), total, folder)
 
@@ -154,7 +154,7 @@ def _check(
         for other in section.other_module_name or ()
         if not any(f"{name}.".startswith(f"{other}.") for name in every)
     ]
-    problems += shape_problems(wanted, checkpoint.manifest)
+    problems += shape_problems(((weight.name, weight.shape) for weight in wanted), checkpoint.manifest)
     if sources & set(VOCABULARY):
         problems += _other_tokenizer(changes)
     problems += [str(change) for change in changes.model if _decides(change, sources)]
@@ -240,7 +240,7 @@ def add_distillation(
         problems = _other_tokenizer(changes_since(checkpoint.manifest, recorded))
         stored = checkpoint.manifest.weight_names
         problems += [f"it contains no {weight.name}" for weight in wanted if weight.name not in stored]
-        problems += shape_problems(wanted, checkpoint.manifest)
+        problems += shape_problems(((weight.name, weight.shape) for weight in wanted), checkpoint.manifest)
         if own.objective != theirs.objective:
             problems.append(f"its objective is {theirs.objective}, and the student's {own.objective}")
         if own.seq_length > theirs.max_position_embeddings:
@@ -256,9 +256,9 @@ def add_distillation(
             problems.append(f"it has {layers}, and teacher_layer contains {last}")
         if problems:
             raise CheckpointError(f"the teacher {folder} does not fit: {problems[0]}; use another teacher")
-        reader = ShardReader(folder, checkpoint.manifest.files)
-        check_wanted(wanted, checkpoint.manifest, reader)
-    fill_wanted(wanted, checkpoint.manifest, reader, writable=nullcontext)
+        reader = ShardReader(folder, checkpoint.manifest)
+        check_wanted(wanted, reader)
+    fill_wanted(wanted, reader, writable=nullcontext)
     pairs = list(enumerate(section.teacher_layer or ())) if options.hidden_states_weight else []
     model.distillation = Distillation(
         list(teacher.stack),

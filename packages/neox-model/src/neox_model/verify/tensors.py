@@ -57,7 +57,7 @@ class State:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = Manifest.read(folder)
-        self._reader = ShardReader(folder, self.manifest.files)
+        self._reader = ShardReader(folder, self.manifest)
 
     def names(self, *, of_weights: bool) -> list[str]:
         """Return the names of weights or of optimizer states, in the order of the model."""
@@ -70,7 +70,7 @@ class State:
         numel, block = prod(record.shape), tuple((0, length) for length in record.shape)
         for start in range(0, numel, _CHUNK):
             values = torch.empty(min(_CHUNK, numel - start), dtype=DTYPES[record.dtype])
-            self._reader.fill(values, name, record, (block, start, start + values.numel()))
+            self._reader.fill(values, name, (block, start, start + values.numel()))
             yield values
 
     def numel(self, name: str) -> int:
