@@ -107,7 +107,7 @@ WRONG = [
     ("lora-target-modules: [gat]", ["is not one of the choices in element 1", "did you mean gate?"]),
     ("train-data-paths: data/x", ["must be a list", "write [data/x]"]),
     ("attention-config: local", ["must be a list", 'write [[["local"], "all"]]']),
-    ("attention-config: []", ["describes 0 layers", 'write [[["global", "local"], 6]] for 12 layers']),
+    ("attention-config: []", ["describes 0 layers", "change the counts"]),
     ("optimizer: {params: {betas: [0.9]}}", ["has too few elements"]),
     ("optimizer: {params: {betas: [0.9, 0.9, 0.9]}}", ["has too many elements"]),
     ("optimizer: {params: {betas: [0.9, high]}}", ["in element 2"]),

@@ -709,7 +709,7 @@ run.yml: 1 problem
 
   line 8  attention-config: [[["local", "global"], 12]]
           describes 24 layers, but num-layers is 12
-          write "all" as the count to repeat the types up to the last layer
+          change the counts, or write "all" as the count to repeat the types up to the last layer
 """,
     ),
     "fewer_weights_than_datasets": (
