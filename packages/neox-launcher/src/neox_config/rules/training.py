@@ -1,23 +1,11 @@
 """Rules about batch sizes, checkpoints and the engine."""
 
-from collections import Counter
 from collections.abc import Iterator
 
 from neox_config.derive.curricula import enabled_sampling
 from neox_config.facts.stores import has_credentials, is_url
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
-
-_BLEND_REPORT = "set train-iters (neox-data blend-report --config shows the passes), or pack-impl: packed"
-# Reason and remedy, by whether every pass reads every document once.
-_PASSES_OF_WHOLE_DOCUMENTS = {
-    False: ("is not defined with samples that repeat documents as they fit", _BLEND_REPORT),
-    True: (
-        "cannot be computed before the training: the samples of a pass are known only after all "
-        "documents are packed",
-        _BLEND_REPORT,
-    ),
-}
 
 
 def the_length_of_training_is_given_once(c: NeoXConfig) -> Iterator[Problem]:
@@ -45,8 +33,11 @@ def a_pass_reads_one_dataset_in_order(c: NeoXConfig) -> Iterator[Problem]:
             "set train-iters (neox-data blend-report shows the passes), or merge them with neox-data merge",
         )
     if c.data.pack_impl != "packed":
-        what, remedy = _PASSES_OF_WHOLE_DOCUMENTS[c.data.pack_impl == "best_fit"]
-        yield Problem("train_epochs", f"{what} (pack-impl: {c.data.pack_impl})", remedy)
+        yield Problem(
+            "train_epochs",
+            f"cannot be computed before documents are packed whole (pack-impl: {c.data.pack_impl})",
+            "set train-iters (neox-data blend-report --config shows the passes), or pack-impl: packed",
+        )
     if enabled_sampling(c.data_efficiency) is not None:
         yield Problem(
             "train_epochs",
@@ -85,18 +76,9 @@ def saving_needs_an_interval(c: NeoXConfig) -> Iterator[Problem]:
 
 def extra_saves_are_different_iterations(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse negative and repeated numbers in extra_save_iters."""
-    counts = Counter(c.checkpoint.extra_save_iters or ())
-    for iteration, times in sorted(counts.items()):
-        if iteration < 0:
-            what, remedy = (
-                f"contains {iteration:,}, but iterations are counted from 0",
-                "remove it from the list",
-            )
-        elif times > 1:
-            what, remedy = f"contains {iteration:,} more than once", "list it once"
-        else:
-            continue
-        yield Problem("extra_save_iters", what, remedy)
+    given = c.checkpoint.extra_save_iters or ()
+    if len(set(given)) < len(given) or min(given, default=0) < 0:
+        yield Problem("extra_save_iters", "must be a list of different numbers from 0", "list each once")
 
 
 def checkpoints_are_saved_locally_first(c: NeoXConfig) -> Iterator[Problem]:

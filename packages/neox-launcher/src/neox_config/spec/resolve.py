@@ -230,9 +230,7 @@ def _batch_sizes(config: NeoXConfig, split: _Split, problems: list[Problem]) -> 
         if product != train:
             what = "must equal micro-batch x accumulation x data-parallel size: "
             what += f"{micro} x {accumulation} x {copies} = {product:,}"
-            problems.append(
-                Problem("train_batch_size", what, f"set train-batch-size: {product}, or remove it")
-            )
+            problems.append(Problem("train_batch_size", what, f"set train-batch-size: {product}"))
     else:
         least = copies * (micro or accumulation or 1)
         if train % least:

@@ -31,7 +31,7 @@ def settings_of(spec: ModelSpec) -> Settings:
         "num-layers": len(spec.layers),
         "hidden-size": spec.width,
         "num-attention-heads": 1,
-        **_joined(_of_layer(layer) for layer in spec.layers),
+        **_joined(part.settings() for layer in spec.layers for part in (layer.mixer, layer.channel) if part),
         "max-position-embeddings": spec.max_positions,
         "seq-length": next(
             (layer.mixer.length for layer in spec.layers if isinstance(layer.mixer, SpatialMLP)),
@@ -71,10 +71,6 @@ def _joined(each: Iterable[Settings]) -> Settings:
             if found.setdefault(name, value) != value:
                 raise ValueError(f"layers differ in {name}: {found[name]} and {value}")
     return found
-
-
-def _of_layer(layer: Layer) -> Settings:
-    return layer.mixer.settings() | ({} if layer.channel is None else layer.channel.settings())
 
 
 def _positions(spec: ModelSpec) -> list[Any]:

@@ -725,7 +725,7 @@ run.yml: 1 problem
 
   line 9  train-data-weights: [1.0]
           has 1 weight for 2 datasets
-          give one weight per dataset
+          give one entry per dataset, in the same order
 """,
     ),
     "fp16_and_bf16": (

@@ -124,7 +124,7 @@ EXAMPLES = {
     "extra_saves_are_different_iterations": (
         "extra-save-iters: [4, -1]",
         "extra_save_iters",
-        "contains -1, but iterations are counted from 0",
+        "must be a list of different numbers from 0",
         "extra-save-iters: [512, 0, 1]",
     ),
     "kernels_suit_the_model: rmsnorm": (
@@ -441,7 +441,7 @@ EXAMPLES = {
         "is given without valid-data-paths",
         "train-data-paths: [a]\neval-iters: 0",
     ),
-    "weights_match_the_paths": (
+    "lists_match_the_paths": (
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [1, 2]",
         "train_data_weights",
         "has 2 weights for 1 dataset",
@@ -471,7 +471,7 @@ EXAMPLES = {
         "uniform can leave a pipeline stage without adapters",
         "lora-rank: 4\nlora-base: x\npipe-parallel-size: 2",
     ),
-    "labels_match_the_paths": (
+    "lists_match_the_paths: labels": (
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-label-data-paths: [d, e]",
         "train_label_data_paths",
         "has 2 datasets of labels for 1 dataset",
@@ -767,7 +767,11 @@ MORE = [
     (f"data-path: x\n{PATHS}", "train_data_paths", "cannot be combined with data-path"),
     (PATHS.replace("[a]", "[]"), "train_data_paths", "is empty"),
     ("save: x\nextra-save-iters: []", "save", "requires save-interval"),
-    ("save: x\nextra-save-iters: [2, 3, 2]", "extra_save_iters", "contains 2 more than once"),
+    (
+        "save: x\nextra-save-iters: [2, 3, 2]",
+        "extra_save_iters",
+        "must be a list of different numbers from 0",
+    ),
     (f"split: {'9' * 400},1", "split", "contains a number that is too large"),
     (f"{PATHS}\ntrain-data-weights: [-1]", "train_data_weights", "must not contain a negative weight"),
     ("train-data-weights: [1]", "train_data_weights", "is given without train-data-paths"),
