@@ -31,7 +31,8 @@ def settings_of(spec: ModelSpec) -> Settings:
         "num-layers": len(spec.layers),
         "hidden-size": spec.width,
         "num-attention-heads": 1,
-        **_joined(part.settings() for layer in spec.layers for part in (layer.mixer, layer.channel) if part),
+        **_joined(layer.mixer.settings() for layer in spec.layers),
+        **_joined(layer.channel.settings() for layer in spec.layers if layer.channel is not None),
         "max-position-embeddings": spec.max_positions,
         "seq-length": next(
             (layer.mixer.length for layer in spec.layers if isinstance(layer.mixer, SpatialMLP)),
