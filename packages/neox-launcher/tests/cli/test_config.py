@@ -217,7 +217,7 @@ def test_a_schedule_that_the_training_does_not_finish_is_noted(minimal):
     assert result.exit_code == 0
     note = (
         "    ends the training before its learning rate has reached min-lr: the schedule has 320,000 "
-        "iterations ("
+        "iterations (lr-decay-iters)"
     )
     assert f"train-iters: 20\n{note}" in result.stderr
     assert "    set lr-decay-iters: 20, too\n" in result.stderr
@@ -227,38 +227,6 @@ def test_a_schedule_that_the_training_does_not_finish_is_noted(minimal):
     assert note in run("check", minimal).stderr
     for reached in ("lr-decay-iters=20", "lr-decay-style=constant"):
         assert note not in run("check", minimal, "--set", "train-iters=20", "--set", reached).stderr
-
-
-def test_the_remedy_for_a_schedule_is_one_that_a_resume_accepts(minimal):
-    with minimal.open("a") as file:
-        file.write("\nlr-decay-iters: 320000\nlr-decay-style: cosine\nload: old\n")
-    remedy = "set lr-decay-iters: 20, too; if this continues a checkpoint, also override-lr-scheduler: true\n"
-    assert remedy in run("check", minimal, "--set", "train-iters=20").stderr
-    for other in ("finetune=true", "override-lr-scheduler=true"):
-        result = run("check", minimal, "--set", "train-iters=20", "--set", other)
-        assert "set lr-decay-iters: 20, too\n" in result.stderr
-
-
-def test_checkpoints_of_another_training_are_noted(minimal):
-    with minimal.open("a") as file:
-        file.write("\nsave: checkpoints\nsave-interval: 500\n")
-    found = run("check", minimal, "--set", "train-iters=200").stderr
-    assert "save-interval: 500\n" in found
-    assert "    is more than train-iters, 200: the only checkpoint is the one at the end\n" in found
-    assert "    set save-interval: 20, too, to lose less if the training is interrupted\n" in found
-    for others in (["save-interval=500"], ["save-interval=200"], ["save-interval-minutes=5"]):
-        arguments = [word for other in ["train-iters=200", *others] for word in ("--set", other)]
-        assert "the only checkpoint" not in run("check", minimal, *arguments).stderr
-    assert "the only checkpoint" not in run("check", minimal, "--set", "train-iters=500").stderr
-    # So short that nothing is lost.
-    assert "the only checkpoint" not in run("check", minimal, "--set", "train-iters=20").stderr
-
-
-@pytest.mark.parametrize(("rate", "is_noted"), [(2, True), (0.02, False)])
-def test_a_learning_rate_that_is_probably_a_mistake_is_noted(minimal, rate, is_noted):
-    found = run("check", minimal, "--set", f"optimizer.params.lr={rate}")
-    assert found.exit_code == 0
-    assert ("is high: with Adam, models are trained with rates of" in found.stderr) == is_noted
 
 
 def test_positions_that_rotary_embeddings_do_not_use_are_not_noted(minimal):

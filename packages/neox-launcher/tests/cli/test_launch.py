@@ -152,7 +152,10 @@ WRONG = {
     "a tokenizer that is a folder": (["vocab-file=."], "is a folder"),
     "nothing to finetune": (["finetune=true", "load=."], "contains no checkpoint"),
     "nothing to resume from": (["load=."], "contains no checkpoint"),
-    "a file in the way": (["save=data.idx/x", "save-interval=1"], "cannot be written to: data.idx is a file"),
+    "a file in the way": (
+        ["save=data.idx/x", "save-interval=1"],
+        "no file can be created in data.idx (Not a directory)",
+    ),
     "nccl": (["distributed-backend=nccl"], "requires GPUs, but none are visible"),
     "indivisible": (["model-parallel-size=3", "num-gpus=4"], "does not divide the 4 devices"),
 }
@@ -175,7 +178,7 @@ def test_an_invalid_request_exits_with_2_and_starts_nothing(minimal, folder, mon
     [
         ("plain", "did you mean plain_text_document?"),
         ("plane_text_document", "did you mean plain_text_document"),
-        ("zzz", "did you mean a_document, b_document, c_document?"),
+        ("zzz", "or create the dataset with preprocess_data"),
     ],
 )
 def test_the_nearest_of_many_datasets_is_suggested(minimal, folder, written, suggested):

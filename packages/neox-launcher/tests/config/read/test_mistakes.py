@@ -709,7 +709,7 @@ run.yml: 1 problem
 
   line 8  attention-config: [[["local", "global"], 12]]
           describes 24 layers, but num-layers is 12
-          write "all" as the count to repeat the types up to the last layer
+          change the counts, or write "all" as the count to repeat the types up to the last layer
 """,
     ),
     "fewer_weights_than_datasets": (
@@ -725,7 +725,7 @@ run.yml: 1 problem
 
   line 9  train-data-weights: [1.0]
           has 1 weight for 2 datasets
-          give one weight per dataset
+          give one entry per dataset, in the same order
 """,
     ),
     "fp16_and_bf16": (
