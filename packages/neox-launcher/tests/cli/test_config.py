@@ -53,8 +53,6 @@ def test_a_name_that_the_environment_cannot_encode_is_reported(minimal, tmp_path
             "1",
             "rename the file, or write the text in UTF-8",
         ),
-        ("config", ["check", "minimal.yml", "--set"], "0", "0xe4, which cannot be decoded as ascii"),
-        ("config", ["check", "minimal.yml", "--set"], "1", "0xe4, which cannot be decoded as utf-8"),
     ],
 )
 def test_a_text_that_the_environment_cannot_decode_is_refused(minimal, program, words, encoding, answer):

@@ -1,6 +1,5 @@
 """The screens before and after a training on a terminal: what will be trained, and what came out of it."""
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from neox_config.facts.checkpoints import is_checkpoint, iteration_of
 from neox_config.facts.records import OUTPUT, RECORD, output_name
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
-from neox_config.read.reading import normal_name, text_as_yaml
+from neox_config.read.reading import as_yaml, normal_name
 from neox_config.schema.config import as_written
 from neox_config.spec.recorded import latest_checkpoint
 from neox_launcher.plan.of_training import is_of_training
@@ -348,7 +347,7 @@ def _command(request: Request, program: str | None = None, *, settings: Mapping[
     replaced = {normal_name(name) for name in settings}
     kept: Sequence[str] = [each for each in _in_effect(request.overrides) if _name_of(each) not in replaced]
     kept = kept if program is None else _used_by(program, request, kept)
-    for override in [*kept, *(f"{name}={_as_yaml(value)}" for name, value in as_written(settings).items())]:
+    for override in [*kept, *(f"{name}={as_yaml(value)}" for name, value in as_written(settings).items())]:
         words += ["--set", override]
     if program is None:
         words += ["--max-restarts", str(request.max_restarts)] if request.max_restarts else []
@@ -382,11 +381,6 @@ def _used_by(program: str, request: Request, overrides: Sequence[str]) -> Sequen
 
 def _name_of(override: str) -> str:
     return normal_name(override.partition("=")[0].strip())
-
-
-def _as_yaml(value: str | int) -> str:
-    """Return a value of `--set`: a text, a number, or true or false."""
-    return text_as_yaml(value) if isinstance(value, str) else json.dumps(value, allow_nan=False)
 
 
 def _count(number: int) -> str:
