@@ -2,9 +2,6 @@
 
 import math
 import re
-import sys
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import click
@@ -19,7 +16,6 @@ from neox_config.describe.estimate_tables import (
     render_suggestions,
     render_training_time,
 )
-from neox_config.errors import NeoXError
 from neox_config.estimate.resolved import estimate_resolved, vocabulary_of
 from neox_config.estimate.setup import fewest_devices, read_vocabulary_size, setup_of
 from neox_config.estimate.step import refuse_unknown, step_collectives
@@ -97,20 +93,6 @@ def register(group: click.Group) -> None:
     group.add_command(_suggest_command)
 
 
-def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command so that a NeoXError ends it with its message and exit code."""
-
-    @wraps(command)
-    def run(*arguments: Any, **options: Any) -> None:
-        try:
-            command(*arguments, **options)
-        except NeoXError as error:
-            click.echo(str(error), err=True)
-            sys.exit(error.exit_code)
-
-    return run
-
-
 _vocab_size = option(
     "--vocab-size",
     heading=CONFIGURATION,
@@ -170,7 +152,6 @@ _vocab_size = option(
     is_flag=True,
     help="Also list the collectives of one update, by part of the step and operation.",
 )
-@_reporting_errors
 def _estimate_command(
     files: tuple[str, ...],
     overrides: tuple[str, ...],
@@ -254,7 +235,6 @@ def _estimate_command(
     help="Train batch size in samples per update. Default: from the configuration.",
 )
 @option("--top", heading=_RESULT, type=click.IntRange(min=1), default=10, help="Number of layouts to print.")
-@_reporting_errors
 def _suggest_command(
     files: tuple[str, ...],
     overrides: tuple[str, ...],

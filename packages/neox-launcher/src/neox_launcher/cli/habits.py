@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from neox_config.command_line import PATH, Command, Group, Option
+from neox_config.errors import NeoXError
 from neox_config.problems import did_you_mean
 from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, SHORTHANDS
 from neox_config.read.reading import as_yaml, normal_name
@@ -83,6 +84,14 @@ class ConfigurationCommand(Command):
             if advice is None:
                 raise
             raise click.UsageError(f"No such option: {error.option_name}; {advice}", ctx=ctx) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of ours ends it with its message, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except NeoXError as error:
+            click.echo(str(error), err=True)
+            ctx.exit(error.exit_code)
 
 
 class LaunchCommand(ConfigurationCommand):
