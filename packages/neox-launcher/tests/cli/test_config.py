@@ -183,22 +183,6 @@ def test_the_hostfile_is_checked_with_the_files(minimal, tmp_path, content, sent
     assert "data-path: PREFIX" in result.stderr
 
 
-def test_files_of_a_refused_configuration_are_checked_in_the_same_round(minimal, tmp_path):
-    more = tmp_path / "more.yml"
-    more.write_text(
-        "seed: x\ndata-path: gone\nsplit: 0,0,0\nload: [1]\nvocab-file: gone.json\nhostfile: gone\n"
-        "sample-input-file: gone.txt\n"
-    )
-    result = run("check", minimal, more, "--files")
-    assert result.exit_code == 2
-    found = [line.split()[1:3] for line in result.stderr.splitlines() if line.startswith("  line")]
-    names = ["seed", "data-path", "split", "load", "vocab-file", "hostfile", "sample-input-file"]
-    assert found == [[str(number), f"{name}:"] for number, name in enumerate(names, 1)]
-    assert "data-path: gone\n          gone.idx does not exist" in result.stderr
-    assert "merge" not in result.stderr
-    assert "data-path" not in run("check", minimal, more).stderr
-
-
 def test_a_hostfile_that_is_not_on_this_machine_is_noted(minimal):
     """As those of GPT-NeoX's configurations, which name /mock_path."""
     result = run("check", minimal, "--set", "hostfile=/mock_path")

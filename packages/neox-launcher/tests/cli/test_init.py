@@ -182,7 +182,7 @@ def test_a_damaged_result_of_neox_data_is_refused(prepare, trained, content):
             ["init", "--data", "x", "--model", "gpt3"],
             "gpt3 is not a model of the catalogue; did you mean gpt2?",
         ),
-        (["init", "--model", "meta-llama/Llama-3.1-8B"], "--output NEW); did you mean llama-3.1-8b?"),
+        (["init", "--model", "meta-llama/Llama-3.1-8B"], "; did you mean llama-3.1-8b?"),
         (["init", "--data", "x", "--time", "soon"], "'--time': 'soon' is not a time; write it as 90s, 20m"),
         (["init", "--data", "x", "--size", "3M", "--time", "5min", "--model", "gpt2"], "--size and --model"),
         (["init", "--data", "x", "--vocab-size", "257"], "'--vocab-size': 257 is not in the range x>=258."),

@@ -276,7 +276,7 @@ class _Assembly:
         elif entry is not None:
             self._whole_block(leaf, entry, is_named=True)
         else:
-            if leaf.value is not None or _takes_none(declared.annotation):
+            if leaf.value is not None or type(None) in getattr(declared.annotation, "__args__", ()):
                 # A section refuses 10.000 as a whole number, which 10.0 is.
                 is_whole = {int, float, str}.intersection(scalars_of(kind, part)) == {int}
                 at[part] = leaf.written if leaf.written and is_whole else leaf.value
@@ -395,10 +395,6 @@ def _all_names() -> list[str]:
     names = [parameter.name for parameter in all_parameters()]
     names += [*SHORTHANDS, *OLDER_SPELLINGS, *COMPUTED, *RETIRED, *names_of_features(), EXTRA_BLOCK]
     return [name for name in names if "." not in name]
-
-
-def _takes_none(annotation: Any) -> bool:
-    return type(None) in getattr(annotation, "__args__", ())
 
 
 def _takes_any_name(annotation: Any) -> bool:

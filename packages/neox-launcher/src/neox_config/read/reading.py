@@ -156,7 +156,14 @@ def read_files(paths: Sequence[str | Path], directory: str | Path | None) -> Rea
             reading.is_complete = False
             continue
         reading.files.append(str(found))
-        _read_file(found, reading)
+        try:
+            text = text_of(found)
+        except (OSError, ValueError) as error:
+            what, remedy = f"cannot be read: {error}", "give a YAML file in UTF-8"
+            reading.problems.append(Problem("", what, remedy, place=Place(str(found))))
+            reading.is_complete = False
+        else:
+            _add(text, _Reader(Place(str(found))), reading)
     return reading
 
 
@@ -199,18 +206,6 @@ def _find_file(path: Path, directory: Path | None) -> Path | Problem:
     near = closest(base.name, siblings, cutoff=0.6)
     remedy = _NOT_HERE if near is None else f"did you mean {base.parent / near}?"
     return Problem("", "file not found", remedy, place=place)
-
-
-def _read_file(path: Path, reading: Reading) -> None:
-    place = Place(str(path))
-    try:
-        text = text_of(path)
-    except (OSError, ValueError) as error:
-        what, remedy = f"cannot be read: {error}", "give a YAML file in UTF-8"
-        reading.problems.append(Problem("", what, remedy, place=place))
-        reading.is_complete = False
-        return
-    _add(text, _Reader(place), reading)
 
 
 def add_text(given: Text, reading: Reading) -> None:

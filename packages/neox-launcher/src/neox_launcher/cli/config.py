@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,10 @@ from neox_config.errors import ConfigError, HostfileError, NeoXError
 from neox_config.estimate.setup import read_vocabulary_size
 from neox_config.estimate.widths import notes_on_widths
 from neox_config.problems import Problem, config_error
-from neox_config.read.load import draft_config
 from neox_config.read.migrate import migrate_file, replace_file
-from neox_config.schema.parameter import InvalidValue
 from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for, show_notes
 from neox_launcher.cli.completion import completion
-from neox_launcher.cli.estimate import register
+from neox_launcher.cli.estimate import estimate, suggest
 from neox_launcher.cli.habits import ConfigurationCommand
 from neox_launcher.cli.options import (
     complete_models,
@@ -67,8 +64,8 @@ def main() -> None:
     """
 
 
-register(main)
-main.add_command(completion)
+for command in (estimate, suggest, completion):
+    main.add_command(command)
 
 
 @main.command(
@@ -93,17 +90,16 @@ def check(
     with_files: bool,
 ) -> None:
     """Report all problems of the merged files."""
-    draft = draft_config(files, overrides=overrides, directory=directory)
-    config = draft.config
-    if draft.problems:
-        found = _files_given(config) if with_files and draft.is_complete else []
-        raise config_error(list(dict.fromkeys([*draft.problems, *found])), config.files)
+    config = load_config(files, overrides=overrides, directory=directory)
     problems, resolved = _on_devices(config, devices, hostfile, with_files=with_files)
     notes = [*config.notices, *notes_on_data(config)]
     if with_files:
         problems += [*check_files(config, program="train"), *_other_files(config)]
     else:
-        notes += [*_note_on_hostfile(config), *note_on_iterations(config)]
+        missing = missing_hostfile(config)
+        if missing is not None:
+            notes.append(replace(missing, what=f"{missing.what} on this machine; neox-launch refuses that"))
+        notes += note_on_iterations(config)
     if resolved is not None and not problems:
         try:
             vocab_size = read_vocabulary_size(config.tokenizer) if with_files else None
@@ -149,21 +145,6 @@ def _problems_of(error: NeoXError, config: NeoXConfig) -> Sequence[Problem]:
         return error.problems
     name = "hostfile" if isinstance(error, HostfileError) else ""
     return [Problem(name, str(error), place=config.sources.get(name))]
-
-
-def _files_given(config: NeoXConfig) -> list[Problem]:
-    """Return the problems of the files that a refused configuration names in values that are valid."""
-    problems = check_files(config, program="train")
-    with suppress(InvalidValue):
-        problems += _other_files(config)
-    return [problem for problem in problems if problem.place is not None]
-
-
-def _note_on_hostfile(config: NeoXConfig) -> list[Problem]:
-    missing = missing_hostfile(config)
-    if missing is None:
-        return []
-    return [replace(missing, what=f"{missing.what} on this machine; neox-launch refuses that")]
 
 
 def _other_files(config: NeoXConfig) -> list[Problem]:

@@ -19,7 +19,7 @@ from neox_config.errors import LaunchError, NeoXError
 from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES
 from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
-from neox_launcher.cli.estimate import parse_bytes
+from neox_launcher.cli.estimate import read_bytes
 from neox_launcher.cli.options import complete_models
 from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.duration import (
@@ -134,6 +134,7 @@ def _tokenizer_file(context: click.Context, parameter: click.Parameter, path: Pa
     "--device-memory",
     heading=_DEVICES,
     metavar="SIZE",
+    callback=read_bytes,
     help="Memory of one GPU, such as 80GiB, for another machine than this one.",
 )
 @option(
@@ -168,7 +169,7 @@ def init(
     model: str | None,
     duration: str | None,
     devices: int | None,
-    device_memory: str | None,
+    device_memory: int | None,
     tokenizer: Path | None,
     vocab_size: int | None,
     jsonl_key: str,
@@ -240,14 +241,11 @@ def _refuse_together(one: tuple[str, object], other: tuple[str, object], remedy:
         raise click.UsageError(f"{one[0]} and {other[0]} exclude each other; {remedy}")
 
 
-def _devices(count: int | None, memory: str | None) -> Devices:
+def _devices(count: int | None, memory: int | None) -> Devices:
     """Return the devices: those of this machine, unless the memory of others is given."""
     present = count_gpus()
     if memory is not None:
-        try:
-            return Devices(count=count or max(1, present), memory=parse_bytes(memory), are_gpus=True)
-        except ValueError as error:
-            raise LaunchError(f"--device-memory: {error}") from error
+        return Devices(count=count or max(1, present), memory=memory, are_gpus=True)
     if not present:
         whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Devices(count=count or 1, memory=whole, are_gpus=False)

@@ -12,10 +12,10 @@ import click
 from neox_config.command_line import PATH, option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
-from neox_config.problems import list_problems
 from neox_config.read.reading import normal_name
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
+from neox_launcher.cli.cluster import show_notes
 from neox_launcher.cli.habits import (
     DRY_RUN,
     LaunchGroup,
@@ -571,5 +571,4 @@ def _print_notes(plan: LaunchPlan) -> None:
         notices += [*notes_on_data(config), *notes_on_save(config), *notes_on_record(config)]
     elif plan.program in ("generate", "serve", "evaluate"):
         notices += notes_on_load(config)
-    if notices:
-        click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
+    show_notes(notices, config)

@@ -54,13 +54,6 @@ WRONG = [
     ("hang-timeout: 1e7", ["must be at most 2,000,000", "Seconds without a finished iteration"]),
     ("save-interval: 0", ["must be greater than 0"]),
     ("save-interval: 1.5", ["must be a whole number"]),
-    ("min-lr: 0,002", ["must be a number", "write 0.002"]),
-    ("temperature: 1,5", ["write 1.5"]),
-    ("temperature: -,5e-1", ["write -.5e-1"]),
-    ("min-lr: 1,000", ["write 1.000 if the comma begins the fraction, or 1000 if it separates thousands"]),
-    ("min-lr: 1,000,000.5", ["write 1000000.5"]),
-    ("save-interval: 1,000", ["must be a whole number", "write 1000"]),
-    ("save-interval: 1,000.0", ["write 1000.0"]),
     ("save-interval: 10.000", ["10.000", "must be a whole number", "10.000 is 10; for 10,000 write 10000"]),
     ("log-interval: 1.000.000", ["for 1,000,000 write 1000000"]),
     ("save-interval: true", ["save-interval: true", "must be a whole number"]),
@@ -106,13 +99,6 @@ WRONG = [
     ("geglu: true\nactivation: gelu", ["has a different value"]),
     ("attention_config: [[[global, loca], 2]]", ["'loca' is not an attention type", "did you mean local?"]),
 ]
-
-
-@pytest.mark.parametrize("value", ["1,000.5", "1000.5,"])
-def test_a_fraction_is_not_suggested_for_a_whole_number(load, value):
-    with pytest.raises(ConfigError) as found:
-        load(f"save-interval: {value}")
-    assert str(found.value).endswith("must be a whole number")
 
 
 @pytest.mark.parametrize(("text", "sentences"), WRONG)

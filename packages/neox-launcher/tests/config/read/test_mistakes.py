@@ -94,10 +94,8 @@ run.yml: 2 problems
 
   line 8  warmup: 0.01,
           must be a number
-          write 0.01
   line 9  seed: 1,
           must be a whole number
-          write 1
 """,
     ),
     "two_commas_in_a_list": (
@@ -388,7 +386,6 @@ run.yml: 1 problem
 
   line 8  save-interval: 10,000
           must be a whole number
-          write 10000
 """,
     ),
     "a_number_with_a_unit": (
@@ -426,7 +423,6 @@ run.yml: 1 problem
 
   line 8  checkpoint-activations: yes
           must be true or false
-          write true
 """,
     ),
     "none_of_python": (
