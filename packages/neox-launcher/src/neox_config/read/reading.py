@@ -245,7 +245,7 @@ def as_yaml(value: Any) -> str:
     leaves = reader.leaves_of(value, ("text",))
     if [(type(leaf.value), leaf.value) for leaf in leaves] == [(str, value)] and not reader.problems:
         return value
-    quoted = json.dumps(value, ensure_ascii=False)
+    quoted = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # Characters that YAML changes or refuses unless they are escaped.
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
