@@ -784,7 +784,6 @@ def test_settings_of_generation_are_checked(data):
         ({"max_tokens": 4}, "use maximum_tokens=4"),
         ({"num_return_sequences": 4}, "pass the prompt several times: generate([prompt] * 4)"),
         ({"do_sample": True}, "set temperature above 0"),
-        ({"do_sample": False}, "set temperature to 0"),
         ({"temperatur": 1.0}, "did you mean temperature?"),
         ({"zzz": 1}, "use maximum_tokens, temperature, "),
     ):

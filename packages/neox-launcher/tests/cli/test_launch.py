@@ -325,16 +325,6 @@ def test_a_missing_configuration_is_a_usage_error(command):
     assert "give at least one --config FILE (neox-launch init --data FOLDER writes one)" in result.stderr
 
 
-def test_a_folder_named_like_a_command_is_answered_with_its_configuration(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert "neox-launch trains without a command" in run("run").stderr
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yml").touch()
-    result = run("run")
-    assert result.exit_code == 2
-    assert "run is a folder; to train, run: neox-launch run/config.yml" in result.stderr
-
-
 def test_the_commands_never_show_a_traceback(minimal):
     minimal.write_text("{")
     code = "from neox_launcher.cli.launch import main; main()"

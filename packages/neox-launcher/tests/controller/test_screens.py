@@ -218,7 +218,7 @@ def test_a_folder_whose_name_is_no_yaml_text_is_quoted(request_, tmp_path):
     (tmp_path / "12" / "latest").write_text("global_step10")
     request = replace(request_, overrides=("save='12'", *request_.overrides[1:]))
     shown = rows(render_end(plan_launch(request, gpus=0), request, DONE, width=120))
-    assert shlex.split(shown["generate"])[-1] == "load='12'"
+    assert shlex.split(shown["generate"])[-1] == 'load="12"'
 
 
 @pytest.mark.usefixtures("checkpoint")

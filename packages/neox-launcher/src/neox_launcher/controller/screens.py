@@ -1,6 +1,5 @@
 """The screens before and after a training on a terminal: what will be trained, and what came out of it."""
 
-import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -20,7 +19,7 @@ from neox_config.facts.checkpoints import is_checkpoint, iteration_of
 from neox_config.facts.records import OUTPUT, RECORD, output_name
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
-from neox_config.read.reading import normal_name, text_as_yaml
+from neox_config.read.reading import as_yaml, normal_name
 from neox_config.schema.config import as_written
 from neox_config.spec.recorded import latest_checkpoint
 from neox_launcher.plan.plan import LaunchPlan
@@ -310,8 +309,7 @@ def _command(request: Request, program: str | None = None, *, settings: Mapping[
         if normal_name(override.partition("=")[0].strip()) not in map(normal_name, settings):
             words += ["--set", override]
     for name, value in as_written(settings).items():
-        text = text_as_yaml(value) if isinstance(value, str) else json.dumps(value, allow_nan=False)
-        words += ["--set", f"{name}={text}"]
+        words += ["--set", f"{name}={as_yaml(value)}"]
     if program is None:
         words += ["--max-restarts", str(request.max_restarts)] if request.max_restarts else []
         words += ["--bind-cores"] if request.bind_cores else []

@@ -18,7 +18,7 @@ from neox_config.derive.objective import WITHOUT_TEXTS
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
 from neox_config.problems import Problem, config_error, did_you_mean, in_words
-from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, foreign_remedy
+from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES
 from neox_config.read.wording import sentence_about
 from neox_config.rules import broken_rules
 from neox_config.schema.config import as_written
@@ -454,7 +454,7 @@ def _about_unknown(name: str, value: Any) -> Problem:
     if ours in _SETTINGS:
         remedy = f"use {ours}={value!r}"
     elif name in FOREIGN_REMEDIES:
-        remedy = foreign_remedy(name, in_words(value))
+        remedy = FOREIGN_REMEDIES[name]
     elif name in _NUMBERS_OF_TEXTS:
         remedy = listed
     else:
