@@ -13,7 +13,7 @@ from torch import distributed
 import neox_kernels
 from neox_kernels import Availability, KernelUnavailable, choice, trial
 from neox_model.assembly import operators
-from neox_model.assembly.as_sequential import as_sequential
+from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.model import build_model, build_plan
 from neox_model.assembly.operators import choose_operators
 from neox_model.initialization import initialize_parameters
@@ -108,7 +108,7 @@ def calls(monkeypatch, tmp_path):
 def model_of(settings):
     resolved = resolved_from(settings)
     loss = LMLoss(resolved.model.embedding.entries(11))
-    model = as_sequential(
+    model = SequentialModel(
         build_plan(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=11), loss_fn=loss
     )
     initialize_parameters(model, seed=3)

@@ -179,7 +179,7 @@ def evaluated(count: int) -> dict[str, list[float]]:
     from neox_model.engine.build import build_forward, prepare_engine
     from neox_model.parallel.topology import create_groups
     from neox_model.train.data.batch import DocumentEnds, as_batch
-    from neox_model.train.engine_step import as_micro_batches
+    from neox_model.train.step import as_micro_batches
     from support.settings import resolved_from
 
     ends = DocumentEnds(token=0, masks_loss=True, hides_others=True, restarts_positions=True)
@@ -203,7 +203,7 @@ def evaluated(count: int) -> dict[str, list[float]]:
 
 
 def _with_documents(engine: Any, batches: list[Any]) -> float:
-    from neox_model.train.engine_step import as_micro_batches
+    from neox_model.train.step import as_micro_batches
 
     engine.forget_shapes()
     return float(engine.evaluate(as_micro_batches(iter(batches)), len(batches)))

@@ -16,18 +16,16 @@ from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.progress import (
     ProgressHook,
     ProgressWriter,
-    StatusReports,
     reported_progress,
     while_saving,
 )
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
 
 
 def test_progress_is_the_iteration_and_ends_with_the_training(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
-    hook = ProgressHook(Progress(3))
+    hook = ProgressHook(Progress(3), schedule=Curve(), throughput=None)
     state = TrainState(last_iteration=9, samples_per_iteration=8)
     state.iteration = 7
     hook.on_step(state, None)
@@ -53,13 +51,12 @@ def reports(tmp_path, monkeypatch):
     progress, schedule, clock = Progress(0), Curve(), SimpleNamespace(now=0.0)
     state = TrainState(last_iteration=9, samples_per_iteration=8)
     state.iteration = 2
-    status = StatusReports(
+    hook = ProgressHook(
         progress,
         schedule=schedule,
         throughput=Throughput(flops_per_token=1e9, causal_flops_per_token=9e8, num_devices=2),
         clock=lambda: clock.now,
     )
-    hook = ProgressHook(progress, status)
     hook.on_start(state)
 
     def step(now, loss, loss_scale=None):
@@ -213,7 +210,8 @@ def test_progress_is_reported_during_a_save(tmp_path, monkeypatch):
 
 def test_nothing_is_reported_without_an_agent(monkeypatch):
     monkeypatch.delenv("NEOX_RUN_DIR", raising=False)
-    ProgressHook(Progress(0)).on_end(TrainState(last_iteration=1, samples_per_iteration=8))
+    hook = ProgressHook(Progress(0), schedule=Curve(), throughput=None)
+    hook.on_end(TrainState(last_iteration=1, samples_per_iteration=8))
 
 
 def test_the_newest_collective_of_each_group_counts():

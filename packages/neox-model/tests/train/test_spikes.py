@@ -14,14 +14,17 @@ from neox_model.metrics.events import Events
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train import loading
 from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.guard import NonfiniteGuard
-from neox_model.train.hooks.spikes import RepeatedSpikesError, RollbackError, SpikeHandler
+from neox_model.train.hooks.guard import (
+    NonfiniteGuard,
+    RepeatedSpikesError,
+    RollbackError,
+    SpikeHandler,
+)
 from neox_model.train.left_out import forget_left_out, merged, read_left_out, write_left_out
 from neox_model.train.loop import Loop
 from neox_model.train.recent_losses import RecentLosses
-from neox_model.train.spikes import LeftOutBatches, SpikeDetection
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
+from neox_model.train.wrapped_steps import LeftOutBatches, SpikeDetection
 from support.read_backs import ReadBacks
 from support.settings import SMALL_TRAINING, resolved_from
 

@@ -161,7 +161,8 @@ class _Trial:
             layer.compiled = torch.compile(layer.block, dynamic=False, backend=backend)
         try:
             seconds = self._in_training(self._seconds)
-            difference = _relative(self._output(), expected)
+            exact = expected.double()
+            difference = float((self._output().double() - exact).norm() / exact.norm())
         except (RuntimeError, OSError, recompile_limit_error()) as error:
             return _Found(failure=f"the compiler fails: {_in_one_line(error)}")
         bound = _TOLERANCE[DTYPES[self._run.precision.computes_in]]
@@ -186,12 +187,12 @@ class _Trial:
         return run()
 
     def _seconds(self) -> float:
-        return min(self._timed_once() for _ in range(_REPEATS))
-
-    def _timed_once(self) -> float:
-        began = self._now()
-        self._train()
-        return self._now() - began
+        times = []
+        for _ in range(_REPEATS):
+            began = self._now()
+            self._train()
+            times.append(self._now() - began)
+        return min(times)
 
     def _now(self) -> float:
         torch.get_device_module(self.device).synchronize()
@@ -254,11 +255,6 @@ def _why_not(trial: _Trial, run: RunSpec, groups: Groups, iterations: int) -> st
         f"the expected gain, a tenth of their time in {counted(iterations, 'iteration')}, is {gained:.0f} s, "
         "less than compilation takes"
     )
-
-
-def _relative(given: Tensor, expected: Tensor) -> float:
-    wide, exact = given.double(), expected.double()
-    return float((wide - exact).norm() / exact.norm())
 
 
 def _in_one_line(error: Exception) -> str:

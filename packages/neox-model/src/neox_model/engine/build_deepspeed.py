@@ -106,10 +106,9 @@ def _build_zero(
 ) -> tuple[Any, ZeroUpdate]:
     """Build the engine for stages 1 to 3, with DeepSpeed's ZeRO optimizers."""
     inner = _initialize(run, model, groups, optimizer=optimizer, lr_scheduler=schedule)
-    scaling = chosen.scaling
-    if scaling is None:
-        return inner, ZeroUpdate(inner, min_loss_scale=None)
-    floor = scaling.minimum if scaling.is_dynamic else scaling.initial
+    scaling, floor = chosen.scaling, None
+    if scaling is not None:
+        floor = scaling.minimum if scaling.is_dynamic else scaling.initial
     return inner, ZeroUpdate(inner, min_loss_scale=floor)
 
 
@@ -118,16 +117,11 @@ def _initialize(run: RunSpec, model: Any, groups: Groups, **parts: Any) -> Any:
         inner, *_ = deepspeed.initialize(
             model=model,
             mpu=None if run.layout.is_pipeline else ModelParallelUnit(groups),
-            config=_settings(run),
+            config=json.loads(run.engine.settings),
             dist_init_required=False,
             **parts,
         )
     return inner
-
-
-def _settings(run: RunSpec) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run.engine.settings)
-    return found
 
 
 @contextlib.contextmanager

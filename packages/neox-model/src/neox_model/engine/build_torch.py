@@ -14,14 +14,10 @@ from neox_model.engine.torch_engine import TorchEngine
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 
-__all__ = ["build", "prepare"]
+__all__ = ["build"]
 
 # Imported by name: torch's `fully_shard` takes a second to import.
 _SHARDED = "neox_model.engine.build_sharded"
-
-
-def prepare() -> None:
-    """Do nothing: torch.distributed is all that it requires."""
 
 
 def build(

@@ -94,14 +94,21 @@ def device_name() -> str | None:
 
 
 def code_version() -> dict[str, str | None]:
-    """Return the commit of our sources, if they are a git checkout, and a hash of all our Python files."""
+    """Return the commit of our sources, with `-dirty` if files differ, and a hash of all our Python files.
+
+    The commit is None without a checkout or git.
+    """
     state = hashlib.sha256()
     for package in _OURS:
         folder = _folder_of(package)
         for path in sorted(folder.rglob("*.py")):
             state.update(f"{package}/{path.relative_to(folder)}\n".encode())
             state.update(path.read_bytes())
-    return {"commit": _commit(_folder_of("neox_model")), "sources_sha256": state.hexdigest()[:16]}
+    folder, commit = _folder_of("neox_model"), None
+    # An installed package may lie in another project's checkout, which does not track it.
+    if _git(folder, "ls-files", "__init__.py"):
+        commit = _git(folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    return {"commit": commit, "sources_sha256": state.hexdigest()[:16]}
 
 
 def _folder_of(package: str) -> Path:
@@ -109,16 +116,6 @@ def _folder_of(package: str) -> Path:
     assert found is not None, f"{package} is imported by the training"
     assert found.origin is not None, f"{package} has an __init__.py"
     return Path(found.origin).parent
-
-
-def _commit(folder: Path) -> str | None:
-    """Return the commit of a checkout, with `-dirty` if files differ; None without a checkout or git.
-
-    An installed package may lie in another project's checkout, which does not track it.
-    """
-    if not _git(folder, "ls-files", "__init__.py"):
-        return None
-    return _git(folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 from neox_config.facts.checkpoints import complete_checkpoints, is_checkpoint, iteration_of
@@ -11,7 +10,6 @@ from neox_config.facts.spikes import LEFT_OUT
 from neox_config.facts.stores import is_url
 from neox_config.schema.sections.adapters import AdaptersSection
 from neox_config.schema.sections.checkpoint import CheckpointSection
-from neox_config.schema.sections.lr_schedule import LrScheduleSection
 from neox_config.spec.resume import in_effect
 from neox_data.blend import SampleDataset
 from neox_model.checkpoint.downloads import local_folder
@@ -20,11 +18,9 @@ from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_tra
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.storage import Storage
 from neox_model.checkpoint.store_claim import warn_of_newer
-from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
-from neox_model.train.data.documents import documents_of
+from neox_model.train.data.documents import digest_of_samples, documents_of
 from neox_model.train.data.position import START, Position, Ranges
-from neox_model.train.data.sample_digest import digest_of_samples
 from neox_model.train.left_out import Owner, forget_left_out, merged, read_left_out
 from neox_model.train.state import TrainState
 from neox_model.train.training import Training
@@ -56,15 +52,11 @@ def folder_to_load(
             )
         logger.info("%s contains no checkpoint: starting from %s", section.load, _new(adapters))
     elif is_url(section.load) and section.save is not None and not section.finetune:
-        _warn_of_newer(folder, Path(section.save), section.load, groups)
+        with shared_outcome(groups.control, f"finding checkpoints in {section.save}"):
+            if groups.world.rank == 0:
+                [loaded] = complete_checkpoints(folder)
+                warn_of_newer(Path(section.save), section.load, iteration_of(loaded.name) or 0)
     return folder
-
-
-def _warn_of_newer(folder: Path, save: Path, url: str, groups: Groups) -> None:
-    with shared_outcome(groups.control, f"finding checkpoints in {save}"):
-        if groups.world.rank == 0:
-            [loaded] = complete_checkpoints(folder)
-            warn_of_newer(save, url, iteration_of(loaded.name) or 0)
 
 
 def position_in(load: Path | None, groups: Groups, *, finetune: bool) -> Position:
@@ -83,9 +75,10 @@ def load_into(training: Training, position: Position) -> bool:
     Raises:
         CheckpointError: it cannot be loaded, or is not the one that `position` was read from.
     """
-    section = training.config.checkpoint
+    section, override = training.config.checkpoint, training.config.lr_schedule
     if training.load is None:
         return False
+    source: ScheduleSource = "checkpoint" if override.use_checkpoint_lr_scheduler else "agreement"
     iteration = load_checkpoint(
         training.load,
         training,
@@ -94,13 +87,19 @@ def load_into(training: Training, position: Position) -> bool:
         finetune=section.finetune,
         load_optimizer=not section.no_load_optim,
         load_rng=not section.no_load_rng,
-        schedule_source=_schedule_source(training.config.lr_schedule),
+        schedule_source="config" if override.override_lr_scheduler else source,
     )
     if iteration is None:
         logger.info(
             "%s contains no checkpoint: starting from %s", section.load, _new(training.config.adapters)
         )
-    _check_momentum(training.schedule, training.state.last_iteration)
+    # A checkpoint's schedule may let the momentum grow.
+    momentum = training.schedule.curve.momentum(training.state.last_iteration - 1)
+    if momentum is not None and momentum >= 1:
+        raise CheckpointError(
+            f"the checkpoint's learning-rate schedule makes the momentum {momentum:.6g} in the last "
+            "iteration; it must be less than 1; set override-lr-scheduler: true, or a smaller train-iters"
+        )
     if training.state.position != position:
         raise CheckpointError(
             f"another checkpoint appeared in {section.load} while this training was starting; start again, "
@@ -119,22 +118,6 @@ def has_start(section: CheckpointSection, resumes: bool) -> bool:
     return not starts_anew and folder == Path(section.save).resolve()
 
 
-def _check_momentum(schedule: LearningRateSchedule, last_iteration: int) -> None:
-    """Check that a checkpoint's schedule, whose momentum may grow, keeps it below 1 until the end."""
-    momentum = schedule.curve.momentum(last_iteration - 1)
-    if momentum is not None and momentum >= 1:
-        raise CheckpointError(
-            f"the checkpoint's learning-rate schedule makes the momentum {momentum:.6g} in the last "
-            "iteration; it must be less than 1; set override-lr-scheduler: true, or a smaller train-iters"
-        )
-
-
-def _schedule_source(section: LrScheduleSection) -> ScheduleSource:
-    if section.override_lr_scheduler:
-        return "config"
-    return "checkpoint" if section.use_checkpoint_lr_scheduler else "agreement"
-
-
 def add_left_out(training: Training) -> None:
     """Add the samples that rollbacks left out to the state; in `save`, another training's list is deleted.
 
@@ -150,9 +133,9 @@ def add_left_out(training: Training) -> None:
         found: list[Ranges] = []
         if control.rank == 0:
             owner = owner_of(training)
+            distinct = {folder.resolve(): folder for folder in folders}.values()
             found = [
-                _left_out_in(folder, owner, save=section.save, load=training.load)
-                for folder in _distinct(folders)
+                _left_out_in(folder, owner, save=section.save, load=training.load) for folder in distinct
             ]
     state.left_out = merged(state.left_out, *(ranges for each in gather(control, found) for ranges in each))
     if control.rank == 0:
@@ -164,10 +147,6 @@ def owner_of(training: Training) -> Owner:
     model = json.dumps(in_effect(training.resolved)["model"], sort_keys=True, allow_nan=False)
     digest = hashlib.sha256(model.encode()).hexdigest()[:16]
     return lambda count: {"model": digest, "samples": digest_of_samples(training.datasets["train"], count)}
-
-
-def _distinct(folders: Sequence[Path]) -> list[Path]:
-    return list({folder.resolve(): folder for folder in folders}.values())
 
 
 def _left_out_in(folder: Path, owner: Owner, *, save: str | None, load: Path | None) -> Ranges:

@@ -21,11 +21,8 @@ from neox_model.checkpoint.store_claim import claim_store
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.metrics.timers import Timers
 from neox_model.parallel.groups import Groups
-from neox_model.train.hooks.checkpoint import Background, CheckpointHook
-from neox_model.train.hooks.progress import (
-    while_saving,
-)
-from neox_model.train.hooks.save_clock import SaveClock
+from neox_model.train.hooks.checkpoint import Background, CheckpointHook, SaveClock
+from neox_model.train.hooks.progress import while_saving
 from neox_model.train.training import Outputs, Training
 
 __all__ = [
@@ -108,7 +105,14 @@ def build_checkpoint_hook(
         saved: called with the iteration of each complete checkpoint, on every rank.
     """
     section = training.config.checkpoint
-    minutes, background = section.save_interval_minutes, None
+    minutes, background, uploads = section.save_interval_minutes, None, training.uploads
+
+    def after_save(iteration: int) -> None:
+        if saved is not None:
+            saved(iteration)
+        if uploads is not None:
+            uploads.submit((directory / checkpoint_name(iteration)).absolute())
+
     if saves is not None:
         background = Background(
             start=lambda state: save_training(training, directory, save=saves.start),
@@ -126,8 +130,7 @@ def build_checkpoint_hook(
         before_save=before_save,
         while_saving=partial(while_saving, outputs.progress),
         events=outputs.events,
-        after_save=_after_save(training.uploads, directory, saved),
-        keep_last=section.keep_last_n_checkpoints,
+        after_save=after_save,
     )
 
 
@@ -147,17 +150,3 @@ def build_uploads(section: CheckpointSection, groups: Groups) -> Uploads | None:
     if groups.world.rank != 0:
         return None
     return Uploads(save, url, owner=owner, chunk_bytes=section.store_chunk_size)
-
-
-def _after_save(
-    uploads: Uploads | None, directory: Path, saved: Callable[[int], None] | None
-) -> Callable[[int], None]:
-    """Return a function that reports a complete checkpoint, and uploads it if that is configured."""
-
-    def after_save(iteration: int) -> None:
-        if saved is not None:
-            saved(iteration)
-        if uploads is not None:
-            uploads.submit((directory / checkpoint_name(iteration)).absolute())
-
-    return after_save

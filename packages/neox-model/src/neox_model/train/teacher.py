@@ -173,31 +173,24 @@ def _decides(change: Change, copied: Collection[str]) -> bool:
     if change.label == "no_weight_tying" and TOKEN_EMBEDDING in copied:
         # The student's embedding would be its head, which is another matrix of the teacher.
         return not change.here
-    if any(map(_is_of_layer, copied)):
+    if any(name.startswith(f"{_LAYERS}.") for name in copied):
         return change.label not in _NOT_OF_LAYERS and not change.label.startswith(_OF_COMPRESSION)
     return change.label in _OF_NORMS and any(name.startswith("final_norm.") for name in copied)
 
 
 def _other_attention(own: Sequence[str], theirs: Sequence[str], copied: Mapping[str, str]) -> list[str]:
     """Return a clause for each copied layer with another attention type than in the teacher."""
-    names = [pair for pair in copied.items() if _is_of_layer(pair[0])]
-    problems = []
-    for student, teacher in sorted({(_number_in(name), _number_in(source)) for name, source in names}):
-        here, there = own[student], theirs[teacher]
-        if here != there:
-            problems.append(
-                f"attention-config: its layer {teacher} has {there} attention, and layer {student} of the "
-                f"student, which copies it, {here} attention"
-            )
-    return problems
-
-
-def _number_in(name: str) -> int:
-    return int(name.split(".")[1])
-
-
-def _is_of_layer(name: str) -> bool:
-    return name.startswith(f"{_LAYERS}.")
+    pairs = {
+        (int(name.split(".")[1]), int(source.split(".")[1]))
+        for name, source in copied.items()
+        if name.startswith(f"{_LAYERS}.")
+    }
+    return [
+        f"attention-config: its layer {teacher} has {theirs[teacher]} attention, and layer {student} of the "
+        f"student, which copies it, {own[student]} attention"
+        for student, teacher in sorted(pairs)
+        if own[student] != theirs[teacher]
+    ]
 
 
 def _other_tokenizer(changes: Changes) -> list[str]:

@@ -1,4 +1,4 @@
-"""Save checkpoints at the configured iterations and times, and after the last iteration."""
+"""Save checkpoints at the configured iterations and times, and after the last iteration; upload them."""
 
 import errno
 import logging
@@ -7,37 +7,56 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.uploads import Uploads
 from neox_model.metrics.events import NO_EVENTS, Events
 from neox_model.metrics.timers import Timers
+from neox_model.parallel.delayed_exchange import DelayedExchange
+from neox_model.parallel.groups import Group
 from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.save_clock import SaveClock
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 
-__all__ = ["Background", "CheckpointHook", "is_save_due"]
+__all__ = ["Background", "CheckpointHook", "SaveClock", "UploadHook"]
 
 logger = logging.getLogger(__name__)
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
-def is_save_due(iteration: int, *, interval: int | None, growth: float | None) -> bool:
-    """Return True for multiples of `interval`, and for powers of `growth`, rounded down.
+class SaveClock:
+    """Requests a save when enough time has passed since the last one, by the clock of rank 0.
 
-    Source: GPT-NeoX's checkpoint-scale `linear` and `log`, which also multiplies without rounding in between.
+    Rank 0 sends its decision to all ranks while the next iteration runs, so that no rank waits for it.
+
+    Args:
+        control: CPU group of all ranks.
+        minutes: time between two saves.
+        now: clock in seconds; only that of rank 0 counts.
     """
-    if interval is not None and iteration % interval == 0:
-        return True
-    if growth is None:
-        return False
-    power: float = 1
-    while int(power) < iteration:
-        power *= growth
-    return int(power) == iteration
+
+    def __init__(self, control: Group, *, minutes: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._is_first = control.rank == 0
+        self._decision = DelayedExchange(control, "max")
+        self._seconds = minutes * 60.0
+        self._now = now
+        self._since = now()
+
+    def restart(self) -> None:
+        """Count the time from now on, after a save."""
+        self._since = self._now()
+
+    def send(self) -> None:
+        """Start sending rank 0's decision. Collective over the control group."""
+        is_due = self._is_first and self._now() - self._since >= self._seconds
+        self._decision.send(int(is_due))
+
+    def receive(self) -> bool:
+        """Return the decision that was sent last, once; False if none was."""
+        return bool(self._decision.receive())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +95,6 @@ class CheckpointHook(Hook):
         while_saving: function of the iteration that returns a context manager around the save.
         events: records each save and each failure to save.
         after_save: called with the iteration of each complete checkpoint.
-        keep_last: number of checkpoints that are kept; None: all.
     """
 
     def __init__(
@@ -93,9 +111,7 @@ class CheckpointHook(Hook):
         while_saving: Callable[[int], AbstractContextManager[object]] = nullcontext,
         events: Events = NO_EVENTS,
         after_save: Callable[[int], None] = lambda iteration: None,
-        keep_last: int | None = None,
     ) -> None:
-        self._keep_last = keep_last
         self._events = events
         self._after_save = after_save
         self._save = save
@@ -134,7 +150,12 @@ class CheckpointHook(Hook):
             self.save_last(state)
             return
         if self._background is not None and not self._is_prepared:
-            self._prepare(self._background)
+            self._is_prepared = True
+            try:
+                self._background.prepare()
+            except (NeoXError, OSError, RuntimeError) as error:
+                # The save meets the same error, and reports it on all ranks.
+                logger.warning("cannot prepare asynchronous saves: %s", error)
         if is_time or self._is_due(state.iteration):
             self._try_to_save(state)
             if self._clock is not None:
@@ -154,22 +175,24 @@ class CheckpointHook(Hook):
         with self._timers.measure("checkpoint"), self._watched(state):
             self._continue(self._background.saves, self._background.saves.finish)
 
-    def _prepare(self, background: Background) -> None:
-        self._is_prepared = True
-        try:
-            background.prepare()
-        except (NeoXError, OSError, RuntimeError) as error:
-            # The save meets the same error, and reports it on all ranks.
-            logger.warning("cannot prepare asynchronous saves: %s", error)
-
     def _watched(self, state: TrainState) -> AbstractContextManager[object]:
         # A report would be taken for the first iteration, which has its own time limit.
         return self._while_saving(state.iteration) if state.iteration else nullcontext()
 
     def _is_due(self, iteration: int) -> bool:
-        return iteration in self._extra or is_save_due(
-            iteration, interval=self._interval, growth=self._growth
-        )
+        """Return True for extra iterations, multiples of the interval, and powers of the growth.
+
+        Powers are rounded down, as by GPT-NeoX's checkpoint-scale `log`, which also multiplies without
+        rounding in between.
+        """
+        if iteration in self._extra or (self._interval is not None and iteration % self._interval == 0):
+            return True
+        if self._growth is None:
+            return False
+        power: float = 1
+        while int(power) < iteration:
+            power *= self._growth
+        return int(power) == iteration
 
     def save_last(self, state: TrainState) -> None:
         """Save a state from which no further iteration follows, unless it is saved already.
@@ -184,7 +207,7 @@ class CheckpointHook(Hook):
             self._save_now(state, self._save)
         except CheckpointError as error:
             self._events.record("save_failed", state.iteration, message=str(error))
-            remedy = _remedy(error, self._keep_last) or "remove the cause"
+            remedy = _remedy(error) or "remove the cause"
             raise NeoXError(
                 f"cannot save the training's last iteration, {state.iteration}: {error}; {remedy}, then "
                 "start again from the latest checkpoint"
@@ -228,15 +251,60 @@ class CheckpointHook(Hook):
 
     def _report_failure(self, iteration: int, error: CheckpointError) -> None:
         self._events.record("save_failed", iteration, message=str(error))
-        remedy = _remedy(error, self._keep_last)
+        remedy = _remedy(error)
         what = f"{error}; {remedy}" if remedy else str(error)
         logger.error("iteration %d was not saved, training continues: %s", iteration, what)
 
 
-def _remedy(error: CheckpointError, keep_last: int | None) -> str:
+def _remedy(error: CheckpointError) -> str:
     """Return what to do about a full disk, possibly that of another rank, known by its text; else nothing."""
     if any(os.strerror(code) in str(error) for code in _FULL_DISK):
-        if keep_last == 1:
-            return "free disk space (while a checkpoint is written, the one before it is kept, too)"
         return "free disk space (keep-last-n-checkpoints limits the number of checkpoints)"
     return ""
+
+
+class UploadHook(Hook):
+    """Reports uploads that have ended, starts those that wait, and waits for the last one at the end.
+
+    `checkpoint/uploads.py` uploads saved checkpoints to an object store. A failed upload is logged as an
+    error and training continues; the next checkpoint is uploaded as usual. A failed upload of the last one
+    ends the training with an error. It runs on rank 0 alone, after all hooks that communicate.
+
+    Args:
+        uploads: uploads the checkpoints.
+        resumed: the checkpoint that this training resumed from, if it is in `save`: its upload may have
+            failed, or been ended with the last attempt.
+        while_waiting: function of the iteration that returns a context manager around the wait.
+    """
+
+    def __init__(
+        self,
+        uploads: Uploads,
+        *,
+        resumed: Path | None,
+        while_waiting: Callable[[int], AbstractContextManager[object]],
+    ) -> None:
+        self._uploads = uploads
+        self._resumed = resumed
+        self._while_waiting = while_waiting
+
+    def on_start(self, state: TrainState) -> None:
+        """Upload the checkpoint that this training resumed from, unless the store has it."""
+        if self._resumed is not None:
+            self._uploads.submit(self._resumed)
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Report and start uploads."""
+        self._uploads.poll()
+
+    def on_end(self, state: TrainState) -> None:
+        """Wait for the last upload.
+
+        Raises:
+            NeoXError: it failed.
+        """
+        with self._while_waiting(state.iteration):
+            try:
+                self._uploads.finish()
+            except CheckpointError as error:
+                raise NeoXError(str(error)) from error

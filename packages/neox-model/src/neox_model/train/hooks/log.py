@@ -13,9 +13,7 @@ from neox_model.metrics.timers import Phases, Timers
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.train.hooks.base import Hook
-from neox_model.train.read_back import read_back
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState, read_back
 
 __all__ = ["LogHook"]
 
@@ -71,12 +69,9 @@ class LogHook(Hook):
 
     def on_start(self, state: TrainState) -> None:
         """Start the timer."""
-        self._timers.read()
-        if self._phases is not None:
-            self._phases.read(0.0)
-        self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
-        self._written_tokens, self._written_iteration = state.tokens, state.iteration
         self._pace = Pace(self._clock)
+        self.on_resume(state)
+        self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
         self._first_iteration, self._started = state.iteration + 1, self._clock()
         self._logged = self._started
 
@@ -159,6 +154,13 @@ class LogHook(Hook):
                 writer.write(known, iteration)
         self._pending.clear()
         for writer in self._writers:
+            writer.flush()
+
+    def write(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """Write metrics of another hook, after the stored reports."""
+        self.write_pending()
+        for writer in self._writers:
+            writer.write(metrics, iteration)
             writer.flush()
 
     def _speed(self, state: TrainState) -> dict[str, Tensor | float | None]:
