@@ -44,7 +44,7 @@ FACTS = {
         users=(
             "neox_launcher.controller.restarts",
             "neox_model.train.hooks.guard",
-            "neox_model.train.left_out",
+            "neox_model.train.loading",
             "neox_model.train.recent_losses",
         ),
         text=r"= 1\.4826|left-out\.json",

@@ -12,13 +12,12 @@ from neox_launcher.worker.reporting import ALL_DONE, Progress
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
 from neox_model.parallel.flight_recorder import newest_per_group
-from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.progress import (
     ProgressHook,
-    ProgressWriter,
     reported_progress,
     while_saving,
 )
+from neox_model.train.saving import CheckpointHook
 from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
 
@@ -168,13 +167,11 @@ def test_a_loss_that_is_not_finite_is_reported(reports):
     assert found["nonfinite"] == {"metrics": {"loss/train": "nan"}}
 
 
-def test_the_validation_loss_and_warnings_are_reported(tmp_path, monkeypatch):
+def test_metrics_and_warnings_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
     handlers = list(logging.getLogger().handlers)
     with reported_progress(0) as progress:
-        writer = ProgressWriter(progress)
-        writer.write({"loss/train": 1.0}, 3)
-        writer.write({"loss/validation": 2.0, "perplexity/validation": 4.0}, 3)
+        progress.describe(metrics={"loss/validation": 2.0})
         logging.getLogger("test").info("fine")
         logging.getLogger("test").warning("careful")
         logging.getLogger("test").error("wrong")

@@ -40,9 +40,6 @@ _NAMES = {
     "OVERRIDEABLE": "overrideable",
 }
 
-# Compute capabilities on which PyTorch tries cuDNN's attention first (aten's sdp_utils.cpp).
-_PREFERRING_GENERATIONS = (9, 10)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBackend:
@@ -96,7 +93,8 @@ def _note(chosen: str, device: torch.device) -> str | None:
     """Return a note if PyTorch prefers cuDNN's attention on this device but runs another; else None."""
     is_nvidia = device.type == "cuda" and torch.version.cuda is not None
     capability = torch.cuda.get_device_capability(device)[0] if is_nvidia else None
-    if chosen == _CUDNN or capability not in _PREFERRING_GENERATIONS:
+    # On these PyTorch tries cuDNN's attention first (aten's sdp_utils.cpp).
+    if chosen == _CUDNN or capability not in (9, 10):
         return None
     return (
         f"attention runs on the {chosen} backend, not on cuDNN's, which is faster on this GPU; "
@@ -104,14 +102,13 @@ def _note(chosen: str, device: torch.device) -> str | None:
     )
 
 
-_Arguments = tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]
 # The sequence is the outermost dimension of queries, keys and values, so that strides do not depend on it.
 _FEW_TOKENS = 2
 
 
 def _call_of_layer(
     spec: ModelSpec, layer_index: int, run: RunSpec, device: torch.device
-) -> _Arguments | None:
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]] | None:
     """Return arguments as a layer passes them to scaled_dot_product_attention; None if it does not call it.
 
     The layer runs on a few tokens, and what it passes is stretched to the length of the sequence. Fused

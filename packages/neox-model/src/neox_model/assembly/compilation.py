@@ -48,11 +48,8 @@ logger = logging.getLogger(__name__)
 # Estimated cost of compilation, and cautious estimate of its gain, to decide whether a trial is worthwhile.
 _SECONDS_TO_COMPILE = 60.0
 _SHARE_GAINED = 0.1
-_REPEATS = 3
 # Largest |compiled - eager| / |eager| of the layers' output that is attributed to rounding.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-# Graphs differ by kind of attention, and between training and evaluation.
-_GRAPHS_OF_A_FUNCTION = 64
 
 
 def compile_layers(
@@ -156,7 +153,8 @@ class _Trial:
         for module in (collectives, sequence, random, flex, parallel_attention):
             for function in module.COMPILE_DISABLED:
                 function.disable_compile()
-        limit_graphs(_GRAPHS_OF_A_FUNCTION)
+        # They differ by kind of attention, and between training and evaluation.
+        limit_graphs(64)
         for layer in self.layers:
             layer.compiled = torch.compile(layer.block, dynamic=False, backend=backend)
         try:
@@ -188,7 +186,7 @@ class _Trial:
 
     def _seconds(self) -> float:
         times = []
-        for _ in range(_REPEATS):
+        for _ in range(3):
             began = self._now()
             self._train()
             times.append(self._now() - began)

@@ -126,16 +126,8 @@ def _initialize(run: RunSpec, model: Any, groups: Groups, **parts: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Redirect what DeepSpeed prints while it builds an engine to the debug log."""
-    with contextlib.redirect_stdout(_LogLines()):
+    """Log what DeepSpeed prints while it builds an engine, at level debug."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         yield
-
-
-class _LogLines(io.TextIOBase):
-    """A text stream whose lines are logged."""
-
-    def write(self, text: str) -> int:
-        for line in text.splitlines():
-            if line.strip():
-                logger.debug(line)
-        return len(text)
+    logger.debug("DeepSpeed: %s", printed.getvalue().strip())

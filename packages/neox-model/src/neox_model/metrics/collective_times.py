@@ -16,8 +16,6 @@ from neox_model.parallel.groups import Group
 
 __all__ = ["CollectiveTimes", "Total"]
 
-# Waiting for one before returning would block the other rank, which may not receive or send yet.
-_POINT_TO_POINT = ("send", "recv")
 # Modules between the code that requests an operation and its process group.
 _BETWEEN = (
     "torch.",
@@ -28,9 +26,6 @@ _BETWEEN = (
     f"{__name__}.",
 )
 _HEADER = ("operation", "group", "calls", "bytes", "ms in all", "ms per call", "GB/s", "bus GB/s")
-_TEXT_COLUMNS = 2
-# Longer lists of ranks are shortened.
-_RANKS_IN_NAME = 4
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +122,8 @@ class CollectiveTimes:
                 )
 
         work = call()
-        if operation in _POINT_TO_POINT:
+        if operation in ("send", "recv"):
+            # Waiting for it here would block the other rank, which may not receive or send yet.
             return _Timed(work, finish)
         if work is not None:
             work.wait()
@@ -152,7 +148,7 @@ class CollectiveTimes:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         aligned = [
             " ".join(
-                text.ljust(width) if column < _TEXT_COLUMNS else text.rjust(width)
+                text.ljust(width) if column < 2 else text.rjust(width)
                 for column, (text, width) in enumerate(zip(line, widths, strict=True))
             )
             for line in lines
@@ -203,7 +199,7 @@ def _shortened(ranks: Sequence[int]) -> str:
     """Return `0-15`, or all of a few ranks, or the first two of many."""
     if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
-    if len(ranks) <= _RANKS_IN_NAME:
+    if len(ranks) <= 4:
         return ", ".join(map(str, ranks))
     return f"{ranks[0]}, {ranks[1]}, ... ({len(ranks)} ranks)"
 

@@ -25,7 +25,6 @@ from neox_model.versions import package_versions
 __all__ = ["about_run", "code_version", "device_name"]
 
 _OURS = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_model")
-_GIT_SECONDS = 5.0
 
 
 def about_run(training: Training, *, weights: str | None) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     """Return the output of git in a folder; None if it fails or is empty."""
     command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

@@ -1,7 +1,7 @@
 """Build the hooks of a training from its configuration."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -33,9 +33,8 @@ from neox_model.train.data.position import Ranges
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.forward_check import ForwardCheck
 from neox_model.train.hooks.base import Hook, MetricsHook, Write
-from neox_model.train.hooks.checkpoint import CheckpointHook, UploadHook
 from neox_model.train.hooks.copies import CopiesHook
-from neox_model.train.hooks.evaluate import EvaluateHook, EvaluateTexts, ReserveHook
+from neox_model.train.hooks.evaluate import EvaluateHook, ReserveHook, evaluate_texts
 from neox_model.train.hooks.guard import NonfiniteGuard, SpikeHandler
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.progress import ProgressHook
@@ -43,9 +42,8 @@ from neox_model.train.hooks.stop import AutoresumeHook, StopHook, find_service
 from neox_model.train.hooks.stragglers import straggler_hooks
 from neox_model.train.hooks.tensors import GradientNoise, GradientNorms, ZeroGradients, tensor_norms
 from neox_model.train.hooks.upkeep import DropTokensHook, GarbageCollectionHook, LocalStepsHook
-from neox_model.train.left_out import write_left_out
-from neox_model.train.loading import owner_of
-from neox_model.train.saving import build_checkpoint_hook
+from neox_model.train.loading import owner_of, write_left_out
+from neox_model.train.saving import CheckpointHook, UploadHook, build_checkpoint_hook
 from neox_model.train.state import TrainState
 from neox_model.train.training import Outputs, Training
 
@@ -243,14 +241,20 @@ def _build_evaluation(
         with timers.measure("evaluate"), reported:
             yield
 
+    def write(metrics: Mapping[str, float], iteration: int) -> None:
+        log.write(metrics, iteration)
+        if "loss/validation" in metrics:
+            outputs.progress.describe(metrics={"loss/validation": metrics["loss/validation"]})
+
     texts: Callable[[TrainState], None] = _nothing
     if training.texts is not None:
-        texts = EvaluateTexts(
+        texts = partial(
+            evaluate_texts,
             training.texts,
             partial(copied_forward, training),
             writes_files=bool(training.config.generation.eval_results_prefix),
             is_stopping=lambda: stop.is_requested,
-            write=log.write,
+            write=write,
             evaluating=evaluating,
         )
     return EvaluateHook(
@@ -258,7 +262,7 @@ def _build_evaluation(
         stop=stop,
         texts=texts,
         save_last=save_last,
-        write=log.write,
+        write=write,
         evaluating=evaluating,
         events=outputs.events,
     )

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
 
 from neox_config.counted import counted
 from neox_config.facts.compression import block_of, density_at, is_n_of_m
@@ -42,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 # Weight of the past in scores of weight times gradient.
 _DECAY = 0.9
-_MOST = distributed.ReduceOp.MAX
 
 
 class TrainedCompression:
@@ -128,7 +128,7 @@ class TrainedCompression:
             return
         seen = torch.stack([each.seen for each in static])
         for group in (self._groups.data, self._groups.model):
-            seen = all_reduce(seen, group, _MOST)
+            seen = all_reduce(seen, group, ReduceOp.MAX)
         for quantizer, found in zip(static, seen, strict=True):
             quantizer.update_range(found)
 

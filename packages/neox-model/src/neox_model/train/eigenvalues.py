@@ -205,7 +205,13 @@ class Eigenvalues:
         for each in chosen:
             each.grad = torch.zeros_like(each)
         for batch in batches:
-            gradients = torch.autograd.grad(self._loss(weights, batch), chosen, create_graph=True)
+            # The loss by operators that have second derivatives.
+            labels_BS, loss_mask_BS = batch.targets
+            logits_BSV = functional_call(self._model, dict(weights), (batch.inputs,))
+            logits_NV = logits_BSV[..., : self._model.loss_fn.vocab_size].flatten(0, 1)  # type: ignore[attr-defined]
+            losses_N = functional.cross_entropy(logits_NV, labels_BS.flatten(), reduction="none")
+            loss = (losses_N * loss_mask_BS.float().flatten()).sum()
+            gradients = torch.autograd.grad(loss, chosen, create_graph=True)
             # `torch.autograd.grad` would leave out functions without second derivative without an error.
             (_inner(list(gradients), vector) / len(batches)).backward()
         total = [each.grad for each in chosen if each.grad is not None]
@@ -213,15 +219,6 @@ class Eigenvalues:
             distributed.all_reduce(each, group=self._data.process_group)
             each /= self._data.size
         return total
-
-    def _loss(self, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Return the loss of a micro-batch by operators that have second derivatives."""
-        loss_fn = self._model.loss_fn
-        labels_BS, loss_mask_BS = batch.targets
-        logits_BSV = functional_call(self._model, dict(weights), (batch.inputs,))
-        logits_NV = logits_BSV[..., : loss_fn.vocab_size].flatten(0, 1)  # type: ignore[attr-defined]
-        losses_N = functional.cross_entropy(logits_NV, labels_BS.flatten(), reduction="none")
-        return (losses_N * loss_mask_BS.float().flatten()).sum()
 
 
 class MeasuringStep(WrappedStep):

@@ -107,8 +107,6 @@ def retrieval_loss(model: nn.Module) -> RetrievalLoss | None:
 class Evaluator:
     """Runs evaluations, each on its own range of a part's samples.
 
-    Logs that one starts, unless the one before of the same part was quick.
-
     Args:
         mean_loss: function of (stream, number of micro-batches, whether to end early) that returns the mean
             loss over their tokens; collective.
@@ -143,7 +141,6 @@ class Evaluator:
         self._mean_loss = mean_loss
         self._open_stream = open_stream
         self._micro_batches = iterations * accumulation
-        self._quick: set[str] = set()
 
     def has(self, part: str) -> bool:
         """Return True if the part has samples to evaluate on."""
@@ -167,16 +164,13 @@ class Evaluator:
             self._retrieval.hits.clear()
         name, count = PARTS.get(part, part), self._micro_batches
         with closing(self._open_stream[part](first)) as stream:
-            if part not in self._quick:
-                # The first micro-batch may take minutes: nothing else is logged until it is done.
-                logger.info("%s: starting, %s", name, counted(count, "micro-batch", "micro-batches"))
-            progress = ProgressLines(name, "micro-batches", count)
-            batches = progress.track(stream)
+            # The first micro-batch may take minutes: nothing else is logged until it is done.
+            logger.info("%s: starting, %s", name, counted(count, "micro-batch", "micro-batches"))
+            batches = ProgressLines(name, "micro-batches", count).track(stream)
             batches = batches if self._characters is None else _noted(batches, sequences)
             loss = float(self._mean_loss(batches, count, should_stop))
         if is_stopped:
             raise StoppedError(STOPPED)
-        (self._quick.discard if progress.is_slow else self._quick.add)(part)
         ratio = None if self._characters is None else self._characters(sequences)
         accuracies = {} if self._retrieval is None else _accuracies(self._retrieval)
         self.results[part] = Evaluation(loss, ratio, accuracies)

@@ -3,15 +3,17 @@
 import hashlib
 import json
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from neox_config.atomic import atomic_write
 from neox_config.facts.checkpoints import complete_checkpoints, is_checkpoint, iteration_of
 from neox_config.facts.spikes import LEFT_OUT
 from neox_config.facts.stores import is_url
 from neox_config.schema.sections.adapters import AdaptersSection
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.spec.resume import in_effect
-from neox_data.blend import SampleDataset
+from neox_model.checkpoint.contents import are_ranges
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
@@ -19,15 +21,25 @@ from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.storage import Storage
 from neox_model.checkpoint.store_claim import warn_of_newer
 from neox_model.parallel.groups import Groups
-from neox_model.train.data.documents import digest_of_samples, documents_of
-from neox_model.train.data.position import START, Position, Ranges
-from neox_model.train.left_out import Owner, forget_left_out, merged, read_left_out
-from neox_model.train.state import TrainState
+from neox_model.train.data.documents import digest_of_samples
+from neox_model.train.data.position import START, Position, Ranges, as_ranges, merged
 from neox_model.train.training import Training
 
-__all__ = ["add_left_out", "folder_to_load", "has_start", "load_into", "owner_of", "position_in"]
+__all__ = [
+    "add_left_out",
+    "folder_to_load",
+    "has_start",
+    "load_into",
+    "owner_of",
+    "position_in",
+    "read_left_out",
+    "write_left_out",
+]
 
 logger = logging.getLogger(__name__)
+
+Owner = Callable[[int], Mapping[str, str]]
+"""Returns what identifies a training and the order of its first samples, of which the number is given."""
 
 
 def folder_to_load(
@@ -138,8 +150,9 @@ def add_left_out(training: Training) -> None:
                 _left_out_in(folder, owner, save=section.save, load=training.load) for folder in distinct
             ]
     state.left_out = merged(state.left_out, *(ranges for each in gather(control, found) for ranges in each))
-    if control.rank == 0:
-        _log_left_out(state, training.datasets.get("train"))
+    for first, stop in state.left_out if control.rank == 0 else ():
+        if stop > state.samples:
+            logger.warning("samples %d to %d are left out", first, stop - 1)
 
 
 def owner_of(training: Training) -> Owner:
@@ -159,23 +172,51 @@ def _left_out_in(folder: Path, owner: Owner, *, save: str | None, load: Path | N
         logger.warning("%s %s and is not used", folder / LEFT_OUT, others)
     else:
         logger.warning("%s %s and is deleted", folder / LEFT_OUT, others)
-        forget_left_out(folder)
+        (folder / LEFT_OUT).unlink(missing_ok=True)
     return ()
-
-
-def _log_left_out(state: TrainState, dataset: SampleDataset | None) -> None:
-    """Report the ranges that are still to come, with the documents of their first and last batch."""
-    size, count = state.samples_per_iteration, 0 if dataset is None else len(dataset)
-    for first, stop in state.left_out:
-        if stop <= state.samples:
-            continue
-        # A training that was made shorter does not read all of them.
-        if dataset is not None and (stop := min(stop, count)) <= first:
-            continue
-        ends = dict.fromkeys((range(first, min(stop, first + size)), range(max(first, stop - size), stop)))
-        named = "; ".join(documents_of(dataset, samples) for samples in ends)
-        logger.warning("samples %d to %d, from %s, are left out", first, stop - 1, named)
 
 
 def _new(adapters: AdaptersSection) -> str:
     return "newly initialized adapters" if adapters.lora_rank else "newly initialized weights"
+
+
+def write_left_out(folder: Path, ranges: Ranges, owner: Owner) -> None:
+    """Write the ranges of samples that later attempts of this training leave out."""
+    content = {"left_out": [list(each) for each in ranges], "owner": owner(_end(ranges))}
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / LEFT_OUT, is_durable=True) as file:
+        json.dump(content, file, allow_nan=False)
+        file.write("\n")
+
+
+def read_left_out(folder: Path, owner: Owner) -> Ranges | None:
+    """Return the ranges of samples to leave out; None if the file belongs to another training.
+
+    Raises:
+        CheckpointError: the file exists and cannot be read, or is damaged.
+    """
+    path = folder / LEFT_OUT
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"it is not JSON ({type(error).__name__})") from error
+    if not isinstance(content, dict) or not isinstance(content.get("owner"), dict):
+        raise _damaged(path, "owner is missing")
+    if not are_ranges(content.get("left_out")):
+        raise _damaged(path, "left_out is not an ordered list of ranges [first, stop] with first < stop")
+    ranges = as_ranges(content["left_out"])
+    return ranges if content["owner"] == owner(_end(ranges)) else None
+
+
+def _end(ranges: Ranges) -> int:
+    return max((stop for _, stop in ranges), default=0)
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}, the list of samples that a rollback left out, is damaged: {why}; delete it to train on them"
+    )

@@ -38,13 +38,8 @@ from neox_model.train.state import StepReport, TrainState
 
 __all__ = ["CollectivesHook", "MemoryHook", "ProfileHook", "profilers", "recorded_memory"]
 
-_OPERATORS_IN_LOG = 15
-# As the command gzip; Python's default takes several times as long for files that are hardly smaller.
-_COMPRESSION = 6
 # The end of a whole trace: its last key, and a path.
 _LAST_KEY, _END_BYTES = b'"traceName"', 8192
-# As in GPT-NeoX: allocations and releases before the snapshot.
-_EVENTS = 100_000
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +158,7 @@ class ProfileHook(Hook):
             if self._rank == 0:
                 table = profiler.key_averages().table(
                     sort_by="self_device_time_total" if self._is_on_gpu else "self_cpu_time_total",
-                    row_limit=_OPERATORS_IN_LOG,
+                    row_limit=15,
                     max_name_column_width=40,
                 )
                 what = f"iterations {self._first} to {last} on rank 0, by their own time"
@@ -184,10 +179,11 @@ class ProfileHook(Hook):
     def _compress(self, exported: Path, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # As the command gzip; Python's default takes several times as long for hardly smaller files.
             with (
                 written_aside(path) as aside,
                 exported.open("rb") as source,
-                gzip.open(aside, "wb", compresslevel=_COMPRESSION) as target,
+                gzip.open(aside, "wb", compresslevel=6) as target,
             ):
                 shutil.copyfileobj(source, target)
         except OSError as error:
@@ -247,7 +243,8 @@ class MemoryHook(Hook):
     def start(self) -> None:
         """Start recording."""
         on_out_of_memory(self._write_out_of_memory)
-        record_memory_history(_EVENTS)
+        # As in GPT-NeoX.
+        record_memory_history(100_000)
         self._is_recording = True
 
     def on_start(self, state: TrainState) -> None:

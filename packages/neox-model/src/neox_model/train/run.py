@@ -50,7 +50,7 @@ from neox_model.train.evaluate import PARTS, Evaluator, character_count, retriev
 from neox_model.train.export import check_export, export
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.copies import CopiesDifferError
-from neox_model.train.hooks.progress import ProgressWriter, reported_progress
+from neox_model.train.hooks.progress import reported_progress
 from neox_model.train.hooks.record import RecordHook
 from neox_model.train.hooks.stop import find_service
 from neox_model.train.loading import add_left_out, folder_to_load, has_start, load_into, position_in
@@ -326,7 +326,6 @@ def _opened(
                 position=state.position,
             )
         writers = [resources.enter_context(closing(writer)) for writer in opened]
-        writers += [ProgressWriter(progress)] if progress.is_shown else []
         events = resources.enter_context(_run_events(training, writers, weights=weights))
         outputs = Outputs(writers=writers, progress=progress, events=events)
         background = build_background_saves(

@@ -19,7 +19,7 @@ from neox_model.metrics.writers.console import ConsoleWriter
 from neox_model.metrics.writers.csv import CsvWriter
 from neox_model.metrics.writers.jsonl import JsonlWriter
 from neox_model.metrics.writers.monitor import MonitorWriter
-from neox_model.metrics.writers.steady import steady
+from neox_model.metrics.writers.steady import SteadyWriter
 from neox_model.metrics.writers.tensorboard import TensorBoardWriter
 from neox_model.metrics.writers.wandb import WandbWriter, require_wandb
 from neox_model.train.data.position import START, Position
@@ -84,7 +84,7 @@ def open_writers(
             f"cannot write metrics: {error}; free disk space, or set other folders in log-dir, "
             "tensorboard-dir and the monitors' output_path"
         ) from error
-    return [steady(writer) for writer in found]
+    return [SteadyWriter(writer) for writer in found]
 
 
 class RunKeys:

@@ -23,8 +23,6 @@ __all__ = ["FORMAT", "JsonlWriter", "read_metrics", "read_records", "superseded_
 logger = logging.getLogger(__name__)
 
 FORMAT = "neox-metrics-1"
-_HEAD = ("time", "attempt", "iteration")
-_BLOCK = 1 << 16
 
 
 class JsonlWriter:
@@ -146,7 +144,7 @@ def _state_at(path: Path, iteration: int) -> tuple[int, set[str]]:
         attempt = record.get("attempt", 1)
         last = max(last, attempt)
         if record["iteration"] == iteration <= limits.get(attempt, iteration) and "event" not in record:
-            recorded |= record.keys() - set(_HEAD)
+            recorded |= record.keys() - {"time", "attempt", "iteration"}
     return last + 1, recorded
 
 
@@ -171,7 +169,7 @@ def _drop_truncated_line(path: Path) -> None:
     with path.open("r+b") as file:
         position = file.seek(0, os.SEEK_END)
         while position:
-            start = max(0, position - _BLOCK)
+            start = max(0, position - 65536)
             file.seek(start)
             end = file.read(position - start).rfind(b"\n")
             if end >= 0:

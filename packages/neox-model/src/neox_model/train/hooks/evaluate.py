@@ -14,7 +14,7 @@ from neox_model.train.hooks.base import Hook, Write
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.state import StepReport, TrainState
 
-__all__ = ["EvaluateHook", "EvaluateTexts", "ReserveHook"]
+__all__ = ["EvaluateHook", "ReserveHook", "evaluate_texts"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,55 +43,42 @@ class ReserveHook(Hook):
             state.due_validation = first if state.iteration < state.last_iteration else None
 
 
-class EvaluateTexts:
-    """Evaluates the weights of the moment on tasks and texts, and writes and logs the results.
+def evaluate_texts(
+    evaluation: TextEvaluation,
+    forward: Callable[[], Forward],
+    state: TrainState,
+    *,
+    writes_files: bool,
+    write: Write,
+    is_stopping: Callable[[], bool],
+    evaluating: Evaluating,
+) -> None:
+    """Evaluate the weights of the moment on tasks and texts, and write and log the results. Collective.
 
     Args:
         evaluation: what is evaluated.
         forward: returns the forward pass of a copy of the model.
+        state: counts the iterations.
         writes_files: write a file of each evaluation.
         write: receives the results as metrics.
         is_stopping: returns whether a signal has requested the end of the training on this rank.
         evaluating: context of the evaluation.
+
+    Raises:
+        StoppedError: a signal requested the end of the training.
     """
-
-    def __init__(
-        self,
-        evaluation: TextEvaluation,
-        forward: Callable[[], Forward],
-        *,
-        writes_files: bool,
-        write: Write,
-        is_stopping: Callable[[], bool],
-        evaluating: Evaluating,
-    ) -> None:
-        self._evaluation = evaluation
-        self._forward = forward
-        self._writes_files = writes_files
-        self._write = write
-        self._is_stopping = is_stopping
-        self._evaluating = evaluating
-
-    def __call__(self, state: TrainState) -> None:
-        """Evaluate. Collective over all ranks.
-
-        Raises:
-            StoppedError: a signal requested the end of the training.
-        """
-        try:
-            with self._evaluating("tasks and texts"):
-                results = self._evaluation.run(
-                    self._forward, iteration=state.iteration, is_stopping=self._is_stopping
-                )
-        except NotFiniteError as error:
-            logger.warning("iteration %d: no results of tasks and texts: %s", state.iteration, error)
-            return
-        if results is None:
-            return
-        self._write(results.metrics(), state.iteration)
-        if self._writes_files:
-            self._evaluation.write(results, checkpoint=None)
-        logger.info("iteration %d: evaluation in %.1f s\n%s", state.iteration, results.seconds, results)
+    try:
+        with evaluating("tasks and texts"):
+            results = evaluation.run(forward, iteration=state.iteration, is_stopping=is_stopping)
+    except NotFiniteError as error:
+        logger.warning("iteration %d: no results of tasks and texts: %s", state.iteration, error)
+        return
+    if results is None:
+        return
+    write(results.metrics(), state.iteration)
+    if writes_files:
+        evaluation.write(results, checkpoint=None)
+    logger.info("iteration %d: evaluation in %.1f s\n%s", state.iteration, results.seconds, results)
 
 
 class EvaluateHook(Hook):
@@ -174,8 +161,8 @@ class EvaluateHook(Hook):
     def _evaluate(self, part: str, first: int, state: TrainState) -> None:
         if not self._evaluator.has(part):
             return
-        began = time.monotonic()
         with self._evaluating(PARTS[part]):
+            began = time.monotonic()
             evaluation = self._evaluator.evaluate(part, first, self._stop.is_stopping)
         self._write(evaluation.metrics(PARTS[part]), state.iteration)
         self._events.record(

@@ -17,9 +17,8 @@ from neox_config.errors import NeoXError
 from neox_config.facts.spikes import REPEATED_SPIKES, ROLLBACK
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.metrics.events import NO_EVENTS, Events
-from neox_model.train.data.position import Ranges
+from neox_model.train.data.position import Ranges, merged
 from neox_model.train.hooks.base import Hook
-from neox_model.train.left_out import merged
 from neox_model.train.state import StepReport, TrainState, read_back
 
 __all__ = ["NonfiniteGuard", "RepeatedSpikesError", "RollbackError", "SpikeHandler"]

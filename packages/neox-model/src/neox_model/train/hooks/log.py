@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 _SKIPPED, _SPIKE = "optimizer/skipped_iterations", "loss/spike"
 # Infinite while too few losses are known.
 _LIMIT = "loss/spike_limit"
-_SILENCE_SECONDS = 30.0
 
 
 class LogHook(Hook):
     """Collects the report of each iteration and writes them, one line per iteration, once per interval.
 
-    During a longer interval the number of the iteration is logged every 30 seconds, so that no log is silent.
+    During a longer interval the number of the iteration is logged after the first one and every 30 seconds,
+    so that no log is silent.
 
     The reports' numbers are on the device. They are read together and one iteration late, while the device is
     busy with the next iteration. `write_pending` reads immediately; call it before a synchronization.
@@ -72,8 +72,7 @@ class LogHook(Hook):
         self._pace = Pace(self._clock)
         self.on_resume(state)
         self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
-        self._first_iteration, self._started = state.iteration + 1, self._clock()
-        self._logged = self._started
+        self._first, self._logged = state.iteration + 1, self._clock()
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Write the reports of a completed interval, and store this one."""
@@ -96,30 +95,18 @@ class LogHook(Hook):
             if seconds_per_iteration is not None:
                 metrics["time/left"] = seconds_per_iteration * (state.last_iteration - state.iteration)
             self._logged = self._clock()
-        elif state.iteration == self._first_iteration:
+        elif state.iteration == self._first or self._clock() - self._logged >= 30.0:
             # The first one may compile for minutes, and a line of metrics follows only after the interval.
             logger.info(
-                "iteration %d finished in %.1f s; the next line, with the mean of the losses since the last "
-                "line, follows iteration %d",
-                state.iteration,
-                self._clock() - self._started,
-                self._next_line(state),
-            )
-            self._logged = self._clock()
-        elif self._clock() - self._logged >= _SILENCE_SECONDS:
-            self._logged = self._clock()
-            logger.info(
-                "iteration %d/%d; the next line of metrics follows iteration %d",
+                "iteration %d/%d after %.1f s; the next line of metrics follows iteration %d",
                 state.iteration,
                 state.last_iteration,
-                self._next_line(state),
+                self._clock() - self._logged,
+                min(state.last_iteration, (state.iteration // self._interval + 1) * self._interval),
             )
+            self._logged = self._clock()
         self._pending.append((state.iteration, metrics))
         self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
-
-    def _next_line(self, state: TrainState) -> int:
-        """Return the iteration after which metrics are written next."""
-        return min(state.last_iteration, (state.iteration // self._interval + 1) * self._interval)
 
     def on_pause(self, state: TrainState) -> None:
         """Write the reports so far."""

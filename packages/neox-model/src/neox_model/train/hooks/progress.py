@@ -15,11 +15,7 @@ from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import StepReport, TrainState, read_back
 
-__all__ = ["ProgressHook", "ProgressWriter", "reported_progress", "while_saving"]
-
-_INTERVAL_SECONDS = 1.0
-# Rates over less time vary with every pause of the machine.
-_RATE_SECONDS = 5.0
+__all__ = ["ProgressHook", "reported_progress", "while_saving"]
 
 
 class _Copy(NamedTuple):
@@ -111,7 +107,7 @@ class ProgressHook(Hook):
         self._rate = self._schedule.current_rate
         self._drop_older()
         self._copies = [*self._copies[:2], _Copy(state.iteration, *_start_copy(numbers))]
-        if now - self._reported < _INTERVAL_SECONDS and not state.finished:
+        if now - self._reported < 1.0 and not state.finished:
             return
         self._drop_older()
         if not self._copies[0].has_arrived:
@@ -131,7 +127,8 @@ class ProgressHook(Hook):
     def _rates(self, now: float, state: TrainState) -> dict[str, float]:
         since, tokens, in_phases = self._since
         seconds = now - since - (self._progress.seconds_in_phases - in_phases)
-        if seconds < _RATE_SECONDS or state.tokens == tokens:
+        # Rates over less time vary with every pause of the machine.
+        if seconds < 5.0 or state.tokens == tokens:
             return {}
         self._since = (now, state.tokens, self._progress.seconds_in_phases)
         return self._throughput.rates(state.tokens - tokens, seconds)
@@ -152,28 +149,6 @@ def _start_copy(
     if arrival is not None:
         arrival.record()
     return copies, arrival
-
-
-class ProgressWriter:
-    """A metric writer that reports the validation loss.
-
-    Args:
-        progress: reports to this worker's agent.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def write(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Report the validation loss, if it is among the metrics."""
-        if "loss/validation" in metrics:
-            self._progress.describe(metrics={"loss/validation": metrics["loss/validation"]})
-
-    def flush(self) -> None:
-        """Do nothing; reports are written immediately."""
-
-    def close(self) -> None:
-        """Do nothing; the agent reads the last report."""
 
 
 @contextmanager

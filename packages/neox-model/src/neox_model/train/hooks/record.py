@@ -26,8 +26,6 @@ from neox_model.train.state import StepReport, TrainState
 
 __all__ = ["RecordHook", "digest", "sample_digests"]
 
-_DIGEST_BYTES = 8
-
 
 class RecordHook(Hook):
     """Writes the record of one rank. Must follow every hook that changes the state.
@@ -189,7 +187,7 @@ def digest(values: Tensor) -> str:
 
 
 def _joined(tensors: Iterable[Tensor]) -> str:
-    state = blake2b(digest_size=_DIGEST_BYTES)
+    state = blake2b(digest_size=8)
     for values in tensors:
         flat = values.detach().to("cpu").contiguous().reshape(-1)
         state.update(memoryview(flat.view(torch.uint8).numpy()))  # type: ignore[arg-type]

@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, WARNING_SIGNAL)
 # A scheduler that ends a job signals every process, and so does the launcher: the same request twice.
 _SAME_REQUEST_SECONDS = 3.0
-_METHODS = ("init", "termination_requested", "request_resume")
 
 
 class StopHook(Hook):
@@ -185,7 +184,11 @@ def find_service(name: str) -> Any:
             f"adlr-autoresume: {name} cannot be imported ({error}); add the folder of {module} to "
             "PYTHONPATH, or name another object in adlr-autoresume-service"
         ) from error
-    missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
+    missing = [
+        method
+        for method in ("init", "termination_requested", "request_resume")
+        if not callable(getattr(found, method, None))
+    ]
     if missing:
         raise ModelError(
             f"adlr-autoresume: {name} has no {' and no '.join(missing)}; define these functions, or name "

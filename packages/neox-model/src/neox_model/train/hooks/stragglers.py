@@ -21,9 +21,6 @@ __all__ = ["RankReport", "StragglersHook", "slowest", "straggler_hooks"]
 
 logger = logging.getLogger(__name__)
 
-# Memory is reported again when it has grown by this factor: it always grows a little.
-_GROWTH = 1.1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
@@ -83,19 +80,20 @@ def slowest(reports: Iterable[RankReport]) -> Slowest | None:
     for report in reports:
         if report.seconds:
             stages[report.stage][report.members].append(report)
-    found = [_slowest_of(list(replicas.values())) for replicas in stages.values() if len(replicas) > 1]
+    found = []
+    for replicas in stages.values():
+        times = [max(report.seconds or 0.0 for report in members) for members in replicas.values()]
+        members = list(replicas.values())[times.index(max(times))]
+        if len(replicas) > 1:
+            found.append(
+                Slowest(
+                    ranks=tuple(report.rank for report in members),
+                    hosts=tuple(dict.fromkeys(report.host for report in members)),
+                    seconds=max(times),
+                    median=median_low(times),
+                )
+            )
     return max(found, key=lambda each: each.factor, default=None)
-
-
-def _slowest_of(replicas: Sequence[Sequence[RankReport]]) -> Slowest:
-    times = [max(report.seconds or 0.0 for report in members) for members in replicas]
-    members = replicas[times.index(max(times))]
-    return Slowest(
-        ranks=tuple(report.rank for report in members),
-        hosts=tuple(dict.fromkeys(report.host for report in members)),
-        seconds=max(times),
-        median=median_low(times),
-    )
 
 
 class StragglersHook(Hook):
@@ -203,7 +201,8 @@ class StragglersHook(Hook):
 
     def _name_memory(self, memory: RankReport, iteration: int) -> None:
         """Log and record the largest memory if it has grown."""
-        if memory.peak_bytes < self._reported_bytes * _GROWTH:
+        # It always grows a little.
+        if memory.peak_bytes < self._reported_bytes * 1.1:
             return
         self._reported_bytes = memory.peak_bytes
         size = memory.peak_bytes / 2**30
