@@ -255,15 +255,11 @@ def zero_masters(optimizer: Any) -> Iterator[Held]:
     Raises:
         ModelError: the optimizer's class is not known.
     """
-    name = type(optimizer).__name__
-    if name not in _GROUPS:
-        raise ModelError(
-            f"cannot checkpoint the engine's optimizer class {name}; supported: {', '.join(_GROUPS)}"
-        )
+    name = _known_class(optimizer)
     groups, partitions = (getattr(optimizer, attribute) for attribute in _GROUPS[name])
     for index, (params, partition) in enumerate(zip(groups, partitions, strict=True)):
         if name == "DeepSpeedZeroOptimizer_Stage3":
-            yield from _held_zero_3(params, partition, optimizer._get_sub_group_partition_rank(index))
+            yield from _held_zero_3(optimizer, index, params, partition)
             continue
         # The runs given by DeepSpeed's fragment addresses, for parameters that this rank holds.
         for param in params:
@@ -273,11 +269,20 @@ def zero_masters(optimizer: Any) -> Iterator[Held]:
                 yield Held(param, here.start, here.numel, partition, there.start, tuple(param.shape))
 
 
-def _held_zero_3(params: list[Any], flat: Tensor, rank: int) -> Iterator[Held]:
+def _known_class(optimizer: Any) -> str:
+    name = type(optimizer).__name__
+    if name not in _GROUPS:
+        raise ModelError(
+            f"cannot checkpoint the engine's optimizer class {name}; supported: {', '.join(_GROUPS)}"
+        )
+    return name
+
+
+def _held_zero_3(optimizer: Any, index: int, params: list[Any], flat: Tensor) -> Iterator[Held]:
     """Yield this rank's runs: each parameter is padded and split into equal runs over data-parallel ranks."""
     if not flat.numel():
         raise ModelError("master weights offloaded to nvme are read outside Update.in_memory")
-    offset = 0
+    rank, offset = optimizer._get_sub_group_partition_rank(index), 0
     for param in params:
         length = param.partition_numel()
         start = rank * length
@@ -330,7 +335,7 @@ def _read_states(swapper: Any, flat: Tensor) -> None:
 
 def zero_masters_to_model(optimizer: Any) -> None:
     """Copy the master weights into the model's weights. Collective."""
-    if type(optimizer).__name__ != "DeepSpeedZeroOptimizer_Stage3":
+    if _known_class(optimizer) != "DeepSpeedZeroOptimizer_Stage3":
         optimizer.update_lp_params()
         return
     optimizer.checkpoint_event_prologue()

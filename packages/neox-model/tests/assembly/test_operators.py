@@ -491,8 +491,8 @@ def test_missing_apex_is_replaced_by_pytorch_and_logged(caplog):
 def test_all_ranks_choose_the_same(calls, monkeypatch, all_can):
     asked = []
 
-    def all_reduce(flag, operation, *, group):
-        asked.append((flag.item(), operation, group))
+    def all_reduce(flag, *, op, group):
+        asked.append((flag.item(), op, group))
         flag.fill_(int(all_can))
 
     monkeypatch.setattr(distributed, "all_reduce", all_reduce)

@@ -233,10 +233,10 @@ def phases_of_an_iteration() -> dict[str, int]:
 
     engine.measure_phases(measure)
     step(layouts.batches_of(resolved, groups))
-    (ready,) = (engine._ready,)
+    _, schedule = engine._schedule
     held = [
         message.buffer
-        for stage in ready.schedule._stages
+        for stage in schedule._stages
         for table in (stage.args_recv_info, stage.grad_recv_info)
         for messages in table.values()
         for message in messages
