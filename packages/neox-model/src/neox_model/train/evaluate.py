@@ -14,7 +14,6 @@ from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.towers import TowerModel
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import IsStopping, never
-from neox_model.layers.retrieval import RetrievalLoss
 from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups
@@ -22,7 +21,7 @@ from neox_model.scoring.endings import STOPPED, StoppedError
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.streams import Stream
 
-__all__ = ["PARTS", "Evaluation", "Evaluator", "character_count", "retrieval_loss"]
+__all__ = ["PARTS", "Evaluation", "Evaluator", "character_count", "retrieval_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +98,9 @@ def character_count(
     return tokens_per_character
 
 
-def retrieval_loss(model: nn.Module) -> RetrievalLoss | None:
-    """Return the loss of a model that counts accuracies of retrieval; None if none are reported."""
-    return model.loss_fn if isinstance(model, TowerModel) and model.loss_fn.best else None
+def retrieval_model(model: nn.Module) -> TowerModel | None:
+    """Return a model whose loss counts accuracies of retrieval; None if none are reported."""
+    return model if isinstance(model, TowerModel) and model.loss_fn.best else None
 
 
 class Evaluator:
@@ -115,8 +114,8 @@ class Evaluator:
         accumulation: micro-batches per iteration.
         samples_per_iteration: over all data-parallel ranks.
         characters: computes the tokens per character of all sequences; None: they are not counted.
-        retrieval: counts the queries whose block is among the best blocks of its micro-batch; None: they are
-            not counted.
+        retrieval: its loss counts the queries whose block is among the best blocks of its micro-batch; None:
+            they are not counted.
 
     Attributes:
         results: the last evaluation of each part.
@@ -132,7 +131,7 @@ class Evaluator:
         accumulation: int,
         samples_per_iteration: int,
         characters: Callable[[Sequence[Sequence[int]]], float] | None = None,
-        retrieval: RetrievalLoss | None = None,
+        retrieval: TowerModel | None = None,
     ) -> None:
         self._characters = characters
         self._retrieval = retrieval
@@ -161,7 +160,7 @@ class Evaluator:
 
         sequences: list[list[int]] = []
         if self._retrieval is not None:
-            self._retrieval.hits.clear()
+            self._retrieval.loss_fn.hits.clear()
         name, count = PARTS.get(part, part), self._micro_batches
         with closing(self._open_stream[part](first)) as stream:
             # The first micro-batch may take minutes: nothing else is logged until it is done.
@@ -177,8 +176,9 @@ class Evaluator:
         return self.results[part]
 
 
-def _accuracies(loss: RetrievalLoss) -> dict[int, float]:
+def _accuracies(model: TowerModel) -> dict[int, float]:
     """Return the share of the counted queries that were found, for each k. Collective over the data group."""
+    loss = model.loss_fn
     *hits, queries = all_reduce(sum(loss.hits[1:], loss.hits[0]), loss.group).tolist()
     return {k: hit / queries for k, hit in zip(loss.best, hits, strict=True)}
 

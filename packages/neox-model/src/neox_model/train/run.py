@@ -46,7 +46,7 @@ from neox_model.train.data.objective import check_special_tokens, samples_of_obj
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import build_datasets, open_streams
 from neox_model.train.determinism import use_deterministic_algorithms
-from neox_model.train.evaluate import PARTS, Evaluator, character_count, retrieval_loss
+from neox_model.train.evaluate import PARTS, Evaluator, character_count, retrieval_model
 from neox_model.train.export import check_export, export
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.copies import CopiesDifferError
@@ -306,7 +306,7 @@ def _opened(
         accumulation=batch.accumulation,
         samples_per_iteration=batch.whole,
         characters=character_count(config.generation, training.tokenizer, groups),
-        retrieval=retrieval_loss(training.engine.model),
+        retrieval=retrieval_model(training.engine.model),
     )
     forward = build_forward_check(training, step, streams)
     if forward is not None and resumes and not config.checkpoint.finetune:
