@@ -28,8 +28,8 @@ from neox_model.checkpoint.contents import Manifest
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.train import run
 from neox_model.train.data.batch import Batch
-from neox_model.train.engine_step import EngineStep
 from neox_model.train.hooks.record import RecordHook
+from neox_model.train.step import EngineStep
 from neox_model.verify.run import compare
 from support.checkpoint_edits import edit_manifest, edit_tensors
 from support.corpus import write_corpus

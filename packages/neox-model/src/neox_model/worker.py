@@ -240,19 +240,13 @@ def _import(program: str) -> Callable[..., Any]:
     if "torch" not in sys.modules:
         # Nothing else is printed until this is done, which takes up to a minute with a slow disk.
         logger.info("importing torch")
-    with _without_collections():
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Do not search for garbage, which takes an eighth of the time of imports and finds hardly any."""
+    # A search for garbage takes an eighth of the time of imports and finds hardly any.
     gc.disable()
     try:
-        yield
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     finally:
         gc.enable()
+    return function
 
 
 @contextmanager

@@ -34,11 +34,9 @@ from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.compression import copy_compression
 from neox_model.train.hooks.base import Hook
-from neox_model.train.read_back import read_back
 from neox_model.train.run import Run, open_training
 from neox_model.train.saving import save_training
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState, read_back
 from neox_model.train.training import Additions, Training
 from neox_model.worker import our_errors
 

@@ -89,8 +89,9 @@ class Distillation:
                 logits_BSV, expected_BSV, weights_BS, loss_fn.vocab_size
             )
         if self._weight:
-            difference = sum(_mean_square(*pair) for pair in zip(own, theirs, strict=True)) / len(own)
-            loss = loss + self._weight * (difference * weights_BS.t()).sum()
+            pairs = zip(own, theirs, strict=True)
+            squares = [(mine.float() - other.float()).square().mean(dim=-1) for mine, other in pairs]
+            loss = loss + self._weight * (sum(squares) / len(own) * weights_BS.t()).sum()
         return loss
 
     def _divergence(
@@ -104,10 +105,6 @@ class Distillation:
         )
         divergence_BS = (expected.exp() * (expected - found)).sum(dim=-1)
         return self._temperature**2 * (divergence_BS * weights_BS).sum()
-
-
-def _mean_square(own_SBD: Tensor, theirs_SBD: Tensor) -> Tensor:
-    return (own_SBD.float() - theirs_SBD.float()).square().mean(dim=-1)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from neox_config.spec.resume import recorded_effects
 from neox_config.spec.run import DataType, RunSpec
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
-from neox_model.assembly.as_sequential import SequentialModel, as_sequential
+from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.model import build_plan
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import DamagedManifestError
@@ -278,7 +278,7 @@ def build_sequential(
     plain = replace(spec, embedding=replace(spec.embedding, multiple=1))
     plan = build_plan(plain, run, SINGLE_PROCESS, vocab_size=vocab_size)
     with torch.device(device):
-        model = as_sequential(plan, loss_fn=_no_loss)
+        model = SequentialModel(plan, loss_fn=_no_loss)
     return model.eval()
 
 

@@ -25,15 +25,13 @@ from neox_model.engine.contract import ForwardEngine, IsStopping
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
-from neox_model.train.accuracies import retrieval_accuracies
-from neox_model.train.characters import character_count
 from neox_model.train.data.batch import Batch, unweighted
 from neox_model.train.data.datasets import check_tokenizers
 from neox_model.train.data.objective import check_special_tokens, samples_of_objective
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import build_datasets, open_streams
-from neox_model.train.engine_step import as_micro_batches
-from neox_model.train.evaluate import PARTS, Evaluator
+from neox_model.train.evaluate import PARTS, Evaluator, character_count, retrieval_model
+from neox_model.train.step import as_micro_batches
 
 __all__ = ["evaluate_parts"]
 
@@ -98,7 +96,7 @@ def evaluate_parts(groups: Groups, resolved: Resolved, load: str) -> str:
         accumulation=resolved.run.batch.accumulation,
         samples_per_iteration=resolved.run.batch.whole,
         characters=character_count(config.generation, tokenizer, groups),
-        accuracies=retrieval_accuracies(model),
+        retrieval=retrieval_model(model),
     )
     when = "" if state is None else f", after iteration {state['iteration']:,}"
     firsts = {"valid": position.validation_samples, "test": 0}

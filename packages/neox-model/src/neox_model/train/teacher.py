@@ -42,7 +42,6 @@ __all__ = ["add_distillation", "start_from_teacher", "teacher_names"]
 logger = logging.getLogger(__name__)
 
 _LAYERS = "layers"
-_TEACHER = "compression_training.layer_reduction.teacher"
 # Settings of a model on which the weights of its norms depend.
 _OF_NORMS = {"norm", "use_bias_in_norms", *(facts.epsilon for facts in NORM_FACTS.values())}
 # Settings of a model on which those of its layers do not depend; attention is compared layer by layer, and
@@ -51,8 +50,6 @@ _NOT_OF_LAYERS = {
     *("num_layers", "attention_config", "seed (of the random blocks of sparse layers)"),
     *("no_weight_tying", "max_position_embeddings", "tokenizer_type", "vocab_file"),
 }
-# What the student does to its own weights.
-_OF_COMPRESSION = "compression_training."
 
 
 def teacher_names(names: Iterable[str], section: LayerReduction) -> dict[str, str]:
@@ -124,7 +121,8 @@ def _open_teacher(section: LayerReduction, groups: Groups) -> tuple[Path, Checkp
             folder = find_latest(directory)
             if folder is None:
                 raise CheckpointError(
-                    f"{directory} contains no checkpoint; set {_TEACHER} to the folder of the teacher's"
+                    f"{directory} contains no checkpoint; set compression_training.layer_reduction.teacher "
+                    "to the folder of the teacher's"
                 )
     found: Path = gather(groups.control, folder)[0]
     with shared_outcome(groups.control, f"reading the teacher {found}", keeps_bugs=True):
@@ -173,31 +171,24 @@ def _decides(change: Change, copied: Collection[str]) -> bool:
     if change.label == "no_weight_tying" and TOKEN_EMBEDDING in copied:
         # The student's embedding would be its head, which is another matrix of the teacher.
         return not change.here
-    if any(map(_is_of_layer, copied)):
-        return change.label not in _NOT_OF_LAYERS and not change.label.startswith(_OF_COMPRESSION)
+    if any(name.startswith(f"{_LAYERS}.") for name in copied):
+        return change.label not in _NOT_OF_LAYERS and not change.label.startswith("compression_training.")
     return change.label in _OF_NORMS and any(name.startswith("final_norm.") for name in copied)
 
 
 def _other_attention(own: Sequence[str], theirs: Sequence[str], copied: Mapping[str, str]) -> list[str]:
     """Return a clause for each copied layer with another attention type than in the teacher."""
-    names = [pair for pair in copied.items() if _is_of_layer(pair[0])]
-    problems = []
-    for student, teacher in sorted({(_number_in(name), _number_in(source)) for name, source in names}):
-        here, there = own[student], theirs[teacher]
-        if here != there:
-            problems.append(
-                f"attention-config: its layer {teacher} has {there} attention, and layer {student} of the "
-                f"student, which copies it, {here} attention"
-            )
-    return problems
-
-
-def _number_in(name: str) -> int:
-    return int(name.split(".")[1])
-
-
-def _is_of_layer(name: str) -> bool:
-    return name.startswith(f"{_LAYERS}.")
+    pairs = {
+        (int(name.split(".")[1]), int(source.split(".")[1]))
+        for name, source in copied.items()
+        if name.startswith(f"{_LAYERS}.")
+    }
+    return [
+        f"attention-config: its layer {teacher} has {theirs[teacher]} attention, and layer {student} of the "
+        f"student, which copies it, {own[student]} attention"
+        for student, teacher in sorted(pairs)
+        if own[student] != theirs[teacher]
+    ]
 
 
 def _other_tokenizer(changes: Changes) -> list[str]:
