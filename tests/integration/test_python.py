@@ -383,7 +383,7 @@ def test_an_answer_of_a_chat_is_that_of_transformers(tmp_path):
 
     folder = write_model(tmp_path / "model", "llama", random_settings("llama", 3) | LONGER)
     with pytest.raises(
-        neox_model.NeoXError, match=rf"no chat template beside the tokenizer {folder}/.*; pass template=PATH"
+        neox_model.NeoXError, match=rf"no chat template next to the tokenizer {folder}/.*; pass template=PATH"
     ):
         neox_model.load_model(folder).chat([{"role": "user", "content": "a"}])
     (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -205,7 +205,7 @@ class Model:
         found = configured_template(self.config.serving.serve.chat_template, file)
         if found is None:
             raise NeoXError(
-                f"there is no chat template beside the tokenizer {file or ''}; pass template=PATH of a file "
+                f"there is no chat template next to the tokenizer {file or ''}; pass template=PATH of a file "
                 "of Jinja, or of the folder of a tokenizer"
             )
         return found
