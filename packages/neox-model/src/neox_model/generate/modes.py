@@ -163,7 +163,7 @@ def _interactive(job: Job) -> None:
     with interrupts.handled(), writing_results(output) as write:
         for number, context in enumerate(_typed_prompts(groups, interrupts, conversation)):
             if engine is not None:
-                interrupts.begin_reply()
+                interrupts.is_interrupted = False
                 prompt, tokens = conversation.prompt(context)
                 with interruptible(groups.world.rank, number):
                     reply = _stream(engine, job.request(tokens, number), interrupts, groups.world.rank == 0)
@@ -210,8 +210,11 @@ def _typed_prompts(groups: Groups, interrupts: Interrupts, conversation: Convers
 def _ask(interrupts: Interrupts) -> str | None:
     while True:
         try:
-            with interrupts.waiting_for_input():
+            interrupts.waits_for_input = True
+            try:
                 return read_prompt()
+            finally:
+                interrupts.waits_for_input = False
         except KeyboardInterrupt:
             click.echo("\n(Ctrl-C ends a reply; press Ctrl-D to exit)", err=True)
 
@@ -247,11 +250,13 @@ def _generate_all(
             sample = None
             if number < len(contexts):
                 sample = _sample(contexts[number], contexts[number], next(found))
-            made = collect(job.groups.control, sample if _is_first_of_copy(job.groups) else None)
+            is_first_of_copy = job.groups.model.rank == job.groups.pipe.rank == 0
+            made = collect(job.groups.control, sample if is_first_of_copy else None)
             for one in (one for one in made if one is not None):
                 write(asdict(one))
                 progress.add(one.length, one.message if one.finish_reason == "prompt-too-long" else None)
-                _show(one, f"sample {progress.results} of {len(contexts)}")
+                details = _details(one, f"sample {progress.results} of {len(contexts)}")
+                show(f"--- {details} ---\n{one.context}{one.text or ''}\n")
         if writes and progress.results != len(contexts):
             raise NeoXError(
                 f"{counted(len(contexts), 'prompt')} gave {counted(progress.results, 'result')}; report "
@@ -296,17 +301,7 @@ def check_numbers(reply: Reply, number: int) -> None:
         raise NeoXError(not_finite(f" for text {number + 1}"))
 
 
-def _is_first_of_copy(groups: Groups) -> bool:
-    return groups.model.rank == 0 and groups.pipe.rank == 0
-
-
-def _show(sample: Sample, title: str) -> None:
-    show(f"--- {_details(sample, title)} ---\n{sample.context}{sample.text or ''}\n")
-
-
 def _details(sample: Sample, title: str) -> str:
-    details = [title] if title else []
-    details += [counted(sample.length, "token"), f"{sample.duration_seconds:.1f} s"]
-    details += ["document ended"] if sample.finished else []
-    details += [sample.message] if sample.message else []
-    return ", ".join(details)
+    ended = "document ended" if sample.finished else ""
+    tokens, seconds = counted(sample.length, "token"), f"{sample.duration_seconds:.1f} s"
+    return ", ".join(filter(None, (title, tokens, seconds, ended, sample.message)))

@@ -20,7 +20,6 @@ from neox_config.schema.sections.generation import GenerationSection
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.resume import recorded_values
 from neox_config.spec.run import RunSpec
-from neox_data.errors import CorpusError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_stage
@@ -28,7 +27,6 @@ from neox_model.checkpoint import load_weights
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.batch import Batch
-from neox_model.generate.chat_template import configured_template
 from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
@@ -68,8 +66,6 @@ def generate_in(groups: Groups, resolved: Resolved) -> None:
     logger.info("generating (%s)%s", mode, on_several(groups))
     for name in without_effect(config) if groups.world.rank == 0 else ():
         logger.warning("%s has no effect on generation in the mode %s", name, mode)
-    if groups.world.rank == 0 and mode != "unconditional":
-        _name_unused_template(config.serving.serve.chat_template, config.tokenizer.vocab_file)
     job = job_of(
         config.generation,
         forward,
@@ -83,26 +79,12 @@ def generate_in(groups: Groups, resolved: Resolved) -> None:
         MODES[mode](job)
 
 
-def _name_unused_template(path: str | None, vocabulary: str | None) -> None:
-    """Log that prompts are not written by the chat template, if there is one."""
-    try:
-        template = configured_template(path, vocabulary)
-    except CorpusError:
-        return  # A damaged template does not matter to plain texts.
-    if template is not None:
-        logger.info(
-            "prompts are continued as they are; conversations by the chat template of %s are answered by "
-            "neox-launch serve",
-            template.name,
-        )
-
-
 def on_several(groups: Groups) -> str:
     """Return how the processes share the work, for the end of a sentence; empty if there is one."""
     if groups.world.size == 1:
         return ""
-    sizes = groups.data.size, groups.pipe.size, groups.model.size
-    return " on data-parallel {} x pipe-parallel {} x model-parallel {}".format(*sizes)
+    data, pipe, model = groups.data.size, groups.pipe.size, groups.model.size
+    return f" on data-parallel {data} x pipe-parallel {pipe} x model-parallel {model}"
 
 
 @contextmanager
@@ -197,6 +179,7 @@ def job_of(
         reads_every_token: tokens are delivered one by one, instead of several at a time on a GPU.
     """
     is_read = reads_every_token or forward.device.type == "cpu"
+    input_file, output_file = settings.sample_input_file, settings.sample_output_file
 
     def engine(slots: int, capacity: int) -> Engine:
         batch = Batch(forward, slots=slots, capacity=capacity, recompute=settings.recompute)
@@ -225,10 +208,6 @@ def job_of(
         num_samples=settings.num_samples,
         prompt=settings.prompt,
         keeps_history=settings.interactive_history,
-        input_file=_path(settings.sample_input_file),
-        output_file=_path(settings.sample_output_file),
+        input_file=None if input_file is None else Path(input_file),
+        output_file=None if output_file is None else Path(output_file),
     )
-
-
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)

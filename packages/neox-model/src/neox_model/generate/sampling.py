@@ -185,7 +185,9 @@ class SamplingTable:
         """
         slots = slice(first, first + len(logits_BV))
         raw_BV = logits_BV.float()
-        logits_BV = self._penalized(raw_BV, slots)
+        logits_BV = raw_BV
+        if self._seen_BV is not None and any(one.repetition_penalty != 1.0 for one in self._settings[slots]):
+            logits_BV = penalized(raw_BV, self._seen_BV[slots], self._penalty_B[slots])
         tokens_B = logits_BV.argmax(1)
         if any(settings.temperature > 0.0 for settings in self._settings[slots]):
             tokens_B = self._drawn(logits_BV, tokens_B, slots)
@@ -193,11 +195,6 @@ class SamplingTable:
         if self._seen_BV is not None:
             self._seen_BV[slots].scatter_(1, tokens_B.unsqueeze(1), True)
         return tokens_B, chosen_B
-
-    def _penalized(self, logits_BV: Tensor, slots: slice) -> Tensor:
-        if self._seen_BV is None or all(one.repetition_penalty == 1.0 for one in self._settings[slots]):
-            return logits_BV
-        return penalized(logits_BV, self._seen_BV[slots], self._penalty_B[slots])
 
     def _drawn(self, logits_BV: Tensor, greedy_B: Tensor, slots: slice) -> Tensor:
         """Return drawn tokens; the given ones of slots with temperature 0."""

@@ -16,11 +16,9 @@ from types import FrameType
 import torch.distributed
 
 from neox_config.counted import counted
-from neox_launcher.protocol.exit_codes import SIGNALLED
-from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, name_of, unblock_warning
-from neox_launcher.worker.reporting import requested_signal
-from neox_model.errors import StopRequested
+from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, unblock_warning
 from neox_model.generate.engine import Engine, Update
+from neox_model.generate.interruption import handling, stop_for
 from neox_model.parallel.groups import Group
 from neox_model.serve.calls import Calls, Command
 from neox_model.serve.errors import ApiError
@@ -49,25 +47,14 @@ class StopSignals:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Handle the signals in the block."""
-        numbers = (signal.SIGTERM, signal.SIGINT, WARNING_SIGNAL)
-        before = {number: signal.signal(number, self._receive) for number in numbers}
-        unblock_warning()
-        try:
+        with handling(self._receive, signal.SIGTERM, signal.SIGINT, WARNING_SIGNAL):
+            unblock_warning()
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and self.decides and number != WARNING_SIGNAL:
-            raise self.request()
+            raise stop_for(self.received)
         self.received = self.received or number
-
-    def request(self) -> StopRequested:
-        """Return the error that ends the process."""
-        assert self.received is not None, "a signal was received"
-        asked = requested_signal(self.received)
-        return StopRequested(f"{name_of(asked)} received", exit_code=SIGNALLED + asked)
 
 
 class _Tickets:
@@ -183,6 +170,6 @@ def _shared(control: Group, commands: list[Command], signals: StopSignals) -> li
     except RuntimeError as error:
         # Rank 0 may have received the same signal before it handled it.
         if signals.received is not None and not signals.decides:
-            raise signals.request() from error
+            raise stop_for(signals.received) from error
         raise
     return items[0]
