@@ -1,9 +1,8 @@
 """Ends of an evaluation before it has results, on all replicas together."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from neox_model.checkpoint.outcome import gather
 from neox_model.errors import ModelError
@@ -29,21 +28,16 @@ class EvaluationEndedError(ModelError):
     """Base class of what ends an evaluation on all ranks, and does not end a training."""
 
 
+# What one rank did between two collective calls: what it found, and whether and why it has ended.
+_Section = tuple[list[_Found], bool, EvaluationEndedError | None]
+
+
 class NotFiniteError(EvaluationEndedError):
     """Raised when the model's output is not finite."""
 
 
 class StoppedError(EvaluationEndedError):
     """Raised when a signal requests the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Section(Generic[_Found]):
-    """What one rank did between two collective calls: what it found, and whether and why it has ended."""
-
-    found: list[_Found]
-    is_last: bool
-    ending: EvaluationEndedError | None
 
 
 def gather_in_sections(control: Group, turns: Iterable[Sequence[_Found]]) -> list[list[_Found]]:
@@ -66,12 +60,12 @@ def gather_in_sections(control: Group, turns: Iterable[Sequence[_Found]]) -> lis
     left = iter(turns)
     while True:
         every: list[_Section[_Found]] = gather(control, _next_section(left))
-        for section in every:
-            if section.ending is not None:
-                raise section.ending
-        for whole, section in zip(found, every, strict=True):
-            whole += section.found
-        if all(section.is_last for section in every):
+        for _, _, ending in every:
+            if ending is not None:
+                raise ending
+        for whole, (new, _, _) in zip(found, every, strict=True):
+            whole += new
+        if all(is_last for _, is_last, _ in every):
             return found
 
 
@@ -84,4 +78,4 @@ def _next_section(turns: Iterator[Sequence[_Found]]) -> _Section[_Found]:
             count += 1
     except EvaluationEndedError as error:
         ending = error
-    return _Section(found, count < _SECTION_TURNS, ending)
+    return found, count < _SECTION_TURNS, ending

@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import filter as matching
-from pathlib import Path
 from typing import Any, TypeVar
 
 import evaluate as metric_hub
 import lm_eval.api.model
 import lm_eval.api.task
 import tqdm
-import yaml
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -43,7 +41,6 @@ from neox_model.scoring.texts import TextEncoder
 __all__ = ["HarnessModel", "Tasks", "table_of"]
 
 # As in the harness: the default of its command line, and of its models.
-_SEE = "see lm_eval ls tasks"
 _FEWSHOT_SEED = 1234
 _MAXIMUM_TOKENS = 256
 # For standard errors of metrics that have no formula; these are then known to about 2 %.
@@ -333,12 +330,6 @@ def _manager_of(names: Sequence[str], include_path: str | None) -> TaskManager:
     return TaskManager(include_path=include_path)
 
 
-def _other_ending(include_path: str | None) -> str:
-    """Return what to do if the folder of tasks has files that the harness does not read; else nothing."""
-    found = [] if include_path is None else sorted(path.name for path in Path(include_path).rglob("*.yml"))
-    return f"the names of files of tasks must end in .yaml: rename {found[0]}" if found else ""
-
-
 def _named(names: Sequence[str], manager: TaskManager, include_path: str | None) -> list[str]:
     """Return the names of tasks, groups and tags, with the tasks that patterns match in their place.
 
@@ -350,23 +341,11 @@ def _named(names: Sequence[str], manager: TaskManager, include_path: str | None)
         # Not groups, because the harness refuses a task that is also in one of its groups.
         matches = [name] if name in manager.all_tasks else matching(manager.all_subtasks, name)
         if not matches:
-            where = "" if include_path is None else f" and {include_path}"
-            unreadable = "" if include_path is None else _unreadable(Path(include_path))
-            hint = did_you_mean(name, manager.all_tasks) or _other_ending(include_path) or _SEE
-            raise ConfigError(f"eval-tasks: there is no task {name!r} in lm_eval{where}{unreadable}; {hint}")
+            where = f" and the valid YAML files (.yaml) of {include_path}" if include_path else ""
+            hint = did_you_mean(name, manager.all_tasks) or "see lm_eval ls tasks"
+            raise ConfigError(f"eval-tasks: there is no task {name!r} in lm_eval{where}; {hint}")
         found += matches
     return list(dict.fromkeys(found))
-
-
-def _unreadable(folder: Path) -> str:
-    """Return which files of a folder are not YAML, which the harness leaves out, as a part of a sentence."""
-    wrong = []
-    for path in sorted(folder.glob("**/*.yaml")):
-        try:
-            yaml.compose(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            wrong.append(f"{path} ({' '.join(str(error).split())})")
-    return f", whose files {', '.join(wrong)} cannot be read" if wrong else ""
 
 
 class _HiddenBar(tqdm.tqdm):
@@ -431,19 +410,16 @@ def _guarded(names: Sequence[str], action: str, *, failure: type[NeoXError]) -> 
     try:
         yield
     except Exception as error:
-        if not refused and (isinstance(error, NeoXError) or _is_of_model(error)):
+        # While the model computes.
+        computing = HarnessModel._shared.__code__
+        frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if not refused and (isinstance(error, NeoXError) or computing in frames):
             raise
         raise failure(_refusal(refused) if refused else _reason(names, action, error)) from error
     finally:
         metric_hub.load = kept
     if refused:
         raise failure(_refusal(refused))
-
-
-def _is_of_model(error: Exception) -> bool:
-    """Return whether an error was raised while the model computed, and not by a task or the harness."""
-    computes = HarnessModel._shared.__code__
-    return any(frame.f_code is computes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _failed(names: Sequence[str], error: Exception) -> Sequence[str]:
@@ -461,9 +437,12 @@ def _reason(names: Sequence[str], action: str, error: Exception) -> str:
             "on a host with a network, copy the folder that HF_HOME names from there to this host, and set "
             "HF_DATASETS_OFFLINE=1 and HF_HUB_OFFLINE=1"
         )
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    # Not for the lines of libraries.
+    place = "" if "site-packages" in last.filename else f" ({last.filename}:{last.lineno})"
     return (
-        f"{what}: {type(error).__name__}: {error}{_place(error)}; correct the task, or make its data "
-        "available on this host"
+        f"{what}: {type(error).__name__}: {error}{place}; correct the task, or make its data available on "
+        "this host"
     )
 
 
@@ -473,12 +452,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while found is not None:
         yield found
         found = found.__cause__ or found.__context__
-
-
-def _place(error: Exception) -> str:
-    """Return where a task's own function failed; nothing for the lines of libraries."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return "" if "site-packages" in frame.filename else f" ({frame.filename}:{frame.lineno})"
 
 
 def _refusal(metrics: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ Source: W. G. Cochran, Sampling Techniques, section 2.11 (the ratio estimator).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -228,15 +228,11 @@ def _score_documents(
         for (number, document), own in zip(several, parts, strict=True):
             sums = [scores[next(numbers)].log_likelihood for _ in own]
             counts = [len(part.continuation) for part in own]
-            sizes = document.num_bytes, document.num_characters
-            found.append(_Document(number, len(document.tokens), *sizes, tuple(_shares(sums, counts, sizes))))
+            total, sizes = sum(counts), (document.num_bytes, document.num_characters)
+            # Bytes and characters are divided over the parts in proportion to their tokens.
+            shares = tuple(
+                (value, count, sizes[0] * count / total, sizes[1] * count / total)
+                for value, count in zip(sums, counts, strict=True)
+            )
+            found.append(_Document(number, len(document.tokens), *sizes, shares))
         yield found
-
-
-def _shares(
-    sums: Sequence[float], counts: Sequence[int], sizes: tuple[int, int]
-) -> Iterator[tuple[float, float, float, float]]:
-    """Divide the bytes and characters of a document over its parts in proportion to their tokens."""
-    total = sum(counts)
-    for value, count in zip(sums, counts, strict=True):
-        yield value, count, sizes[0] * count / total, sizes[1] * count / total
