@@ -8,6 +8,7 @@ cannot be divided evenly.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
 
 __all__ = [
+    "build_engine",
     "build_forward_pass",
     "explained_shortage",
     "generate_in",
@@ -157,6 +159,35 @@ def build_forward_pass(spec: ModelSpec, run: RunSpec, groups: Groups, tokenizer:
     )
 
 
+def build_engine(
+    settings: GenerationSection,
+    forward: Forward,
+    tokenizer: Tokenizer,
+    slots: int,
+    capacity: int,
+    *,
+    reads_every_token: bool,
+) -> Engine:
+    """Return an engine for this number of sequences and for sequences of this many tokens.
+
+    Args:
+        settings: the parameters of generation.
+        forward: the model's forward pass.
+        tokenizer: the model's tokenizer.
+        slots: number of sequences that are decoded together.
+        capacity: tokens of the longest sequence, prompt included.
+        reads_every_token: tokens are delivered one by one, instead of several at a time on a GPU.
+    """
+    batch = Batch(forward, slots=slots, capacity=capacity, recompute=settings.recompute)
+    is_read = reads_every_token or forward.device.type == "cpu"
+    return Engine(
+        batch,
+        tokenizer,
+        stop_tokens=settings.stop_tokens,
+        steps_per_read=1 if is_read else _STEPS_PER_READ,
+    )
+
+
 def job_of(
     settings: GenerationSection,
     forward: Forward,
@@ -178,20 +209,10 @@ def job_of(
         seq_length: tokens of the model's longest sequence.
         reads_every_token: tokens are delivered one by one, instead of several at a time on a GPU.
     """
-    is_read = reads_every_token or forward.device.type == "cpu"
     input_file, output_file = settings.sample_input_file, settings.sample_output_file
 
-    def engine(slots: int, capacity: int) -> Engine:
-        batch = Batch(forward, slots=slots, capacity=capacity, recompute=settings.recompute)
-        return Engine(
-            batch,
-            tokenizer,
-            stop_tokens=settings.stop_tokens,
-            steps_per_read=1 if is_read else _STEPS_PER_READ,
-        )
-
     return Job(
-        engine=engine,
+        engine=partial(build_engine, settings, forward, tokenizer, reads_every_token=reads_every_token),
         tokenizer=tokenizer,
         groups=groups,
         seed=seed if settings.sampling_seed is None else settings.sampling_seed,

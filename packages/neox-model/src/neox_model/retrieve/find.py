@@ -48,14 +48,9 @@ class Recall:
     blocks: int
     found: Mapping[int, float]
 
-    @property
-    def by_chance(self) -> dict[int, float]:
-        """Return the shares that random scores would have."""
-        return {k: min(1.0, k / self.blocks) for k in self.found}
-
     def __str__(self) -> str:
         shares = ", ".join(f"top {k} {share:.1%}" for k, share in self.found.items())
-        by_chance = ", ".join(f"{100 * share:.2g}%" for share in self.by_chance.values())
+        by_chance = ", ".join(f"{100 * min(1.0, k / self.blocks):.2g}%" for k in self.found)
         return (
             f"{counted(self.queries, 'sentence')} of the {self.part} documents, each among "
             f"{counted(self.blocks, 'block')}: {shares} (by chance {by_chance})"

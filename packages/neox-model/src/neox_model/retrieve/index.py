@@ -54,13 +54,21 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         # Before a rank writes a part: all ranks find the same ones.
         index = IndexInProgress(folder, places_4N.shape[1])
         missing = index.missing()
-    _log_continuing(index, missing, groups)
+    if groups.world.rank == 0 and len(missing) < len(index.parts):
+        done, parts = len(index.parts) - len(missing), len(index.parts)
+        logger.info("continuing: %d of %d parts of the index are there", done, parts)
     batches = _Batches(blocks, section.indexer_batch_size, section.indexer_log_interval)
     with explained_shortage("set a smaller indexer-batch-size"):
         for part in missing[groups.data.rank :: groups.data.size]:
             embeddings_BE = batches.embed(towers, part)
             if groups.model.rank == 0:
-                _write(index, part, embeddings_BE, folder)
+                try:
+                    index.write(part, embeddings_BE)
+                except OSError as error:
+                    raise NeoXError(
+                        f"the index {folder} cannot be written: {error}; the parts that are written stay: "
+                        "make room on the disk, and run the same command again"
+                    ) from error
     # Rank 0 joins the parts when all ranks have written theirs.
     with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
         pass
@@ -68,16 +76,6 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         if groups.world.rank == 0:
             index.complete(places_4N)
     return _result(f"wrote {folder}", folder, groups)
-
-
-def _write(index: IndexInProgress, part: range, embeddings_BE: np.ndarray, folder: Path) -> None:
-    try:
-        index.write(part, embeddings_BE)
-    except OSError as error:
-        raise NeoXError(
-            f"the index {folder} cannot be written: {error}; the parts that are written stay: make room on "
-            "the disk, and run the same command again"
-        ) from error
 
 
 class _Batches:
@@ -129,15 +127,6 @@ def _places(blocks: Mapping[str, Blocks]) -> np.ndarray:
                 yield number, block.sequence, block.begin, block.length
 
     return np.array(list(rows()), np.int64).T
-
-
-def _log_continuing(index: IndexInProgress, missing: list[range], groups: Groups) -> None:
-    if groups.world.rank == 0 and len(missing) < len(index.parts):
-        logger.info(
-            "continuing: %d of %d parts of the index are there",
-            len(index.parts) - len(missing),
-            len(index.parts),
-        )
 
 
 def _result(what: str, folder: Path, groups: Groups) -> str | None:

@@ -201,7 +201,12 @@ def _origin(
     with shared_outcome(groups.control, "reading the texts of the index", keeps_bugs=True):
         if groups.world.rank == 0:
             prefixes = [*blocks, *([] if titles is None else [titles])]
-            digests = {prefix: _digest(prefix) for prefix in prefixes}
+            # Of the lengths of the documents, and of their tokens.
+            digests = {
+                prefix: f"documents {sha256_of_file(idx_path(prefix))[:_SHORT]}, "
+                f"tokens {tokens_sha256(prefix)[:_SHORT]}"
+                for prefix in prefixes
+            }
     found = gather(groups.control, digests)[0]
     return {
         "checkpoint": towers.checkpoint,
@@ -212,8 +217,3 @@ def _origin(
         "seq-length": seq_length,
         "use-one-sent-docs": section.use_one_sent_docs,
     }
-
-
-def _digest(prefix: str) -> str:
-    """Return hashes of the documents of a dataset, that is their lengths, and of their tokens."""
-    return f"documents {sha256_of_file(idx_path(prefix))[:_SHORT]}, tokens {tokens_sha256(prefix)[:_SHORT]}"

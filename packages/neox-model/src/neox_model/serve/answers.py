@@ -107,7 +107,10 @@ class Answer(ABC):
         ]
         begun: set[int] = set()
         async for place, update in call.updates():
-            _refuse_not_finite(update)
+            # Also minus infinity: an overflow of one logit makes all other tokens of a prompt impossible.
+            scores = () if update.prompt is None else update.prompt.log_probabilities
+            if not all(map(math.isfinite, (*update.new.log_probabilities, *scores))):
+                raise ApiError(500, not_finite())
             if place not in begun:
                 begun.add(place)
                 yield place, self._beginning(place, update)
@@ -152,9 +155,9 @@ class Answer(ABC):
     def _choice(self, place: int, part: Part) -> dict[str, Any]:
         """Return a whole choice."""
 
-    @abstractmethod
     def _chunk(self, place: int, part: Part, *, is_first: bool) -> dict[str, Any]:
         """Return a part of a choice."""
+        return self._choice(place, part)
 
 
 class CompletionAnswer(Answer):
@@ -200,18 +203,12 @@ class CompletionAnswer(Answer):
         return Part(text, of_prompt(self.model.tokenizer, self.model.names, text, tokens, values, top))
 
     def _choice(self, place: int, part: Part) -> dict[str, Any]:
-        logprobs = None
-        if self._shows_tokens:
-            logprobs = completion_logprobs(self.model.names, part.tokens)
         return {
             "index": place,
             "text": part.text,
-            "logprobs": logprobs,
+            "logprobs": completion_logprobs(self.model.names, part.tokens) if self._shows_tokens else None,
             "finish_reason": part.finish_reason,
         }
-
-    def _chunk(self, place: int, part: Part, *, is_first: bool) -> dict[str, Any]:
-        return self._choice(place, part)
 
 
 class ChatAnswer(Answer):
@@ -254,9 +251,7 @@ class ChatAnswer(Answer):
         )
 
     def _logprobs(self, part: Part) -> dict[str, Any] | None:
-        if not self._shows_tokens:
-            return None
-        return chat_logprobs(self.model.names, part.tokens)
+        return chat_logprobs(self.model.names, part.tokens) if self._shows_tokens else None
 
     def _choice(self, place: int, part: Part) -> dict[str, Any]:
         return {
@@ -273,14 +268,6 @@ class ChatAnswer(Answer):
             "logprobs": self._logprobs(part),
             "finish_reason": part.finish_reason,
         }
-
-
-def _refuse_not_finite(update: Update) -> None:
-    """Raise ApiError for the values of an output that is not finite."""
-    # Also minus infinity: an overflow of one logit makes all other tokens of a prompt impossible.
-    scores = () if update.prompt is None else update.prompt.log_probabilities
-    if not all(map(math.isfinite, (*update.new.log_probabilities, *scores))):
-        raise ApiError(500, not_finite())
 
 
 def _event(content: dict[str, Any]) -> str:

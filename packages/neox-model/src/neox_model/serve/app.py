@@ -126,18 +126,17 @@ class _Handlers:
                 f"the header Content-Type is {shown(kind)}" if kind else "there is no header Content-Type"
             )
             raise ApiError(400, f"{declared}; send the body as JSON, with Content-Type: application/json")
-        content, size = bytearray(), 0
+        content = bytearray()
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for part in request.stream():
-                    size += len(part)
-                    if size > self._max_body:
-                        break
                     content += part
+                    if len(content) > self._max_body:
+                        raise ApiError(
+                            413, f"the body is larger than {self._max_body:,} bytes (serve.max-body-bytes)"
+                        )
         except TimeoutError as error:
             raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:g} s") from error
-        if size > self._max_body:
-            raise ApiError(413, f"the body is larger than {self._max_body:,} bytes (serve.max-body-bytes)")
         return bytes(content)
 
     async def _answer(

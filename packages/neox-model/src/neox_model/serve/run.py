@@ -7,16 +7,12 @@ from pathlib import Path
 
 from neox_config import Resolved
 from neox_config.errors import ConfigError, NeoXError
-from neox_config.schema.sections.generation import GenerationSection
 from neox_config.schema.sections.serving import Serve
 from neox_data.errors import CorpusError
 from neox_data.preprocess.chat_template import ChatTemplate
-from neox_data.tokenizers import Tokenizer
-from neox_model.generate.batch import Batch
 from neox_model.generate.chat_template import configured_template
 from neox_model.generate.engine import Engine
-from neox_model.generate.forward import Forward
-from neox_model.generate.run import explained_shortage, load_forward
+from neox_model.generate.run import build_engine, explained_shortage, load_forward
 from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
 from neox_model.serve.app import build_app
@@ -61,7 +57,15 @@ def serve_in(groups: Groups, resolved: Resolved) -> None:
         tokenizer = load_tokenizer(config.tokenizer)
         template = _template(settings.chat_template, config.tokenizer.vocab_file) if is_first else None
         forward, _ = load_forward(resolved, load, groups, tokenizer)
-        engine = _engine(config.generation, forward, tokenizer, capacity=seq_length)
+        with explained_shortage():
+            engine = build_engine(
+                config.generation,
+                forward,
+                tokenizer,
+                config.generation.generation_batch_size,
+                seq_length,
+                reads_every_token=True,
+            )
         stack.enter_context(signals.handled())
         if bound is None:
             with explained_shortage():
@@ -103,17 +107,6 @@ def _run_first(
     finally:
         calls.fail_all(ApiError(503, "the server has ended"))
         web.stop()
-
-
-def _engine(section: GenerationSection, forward: Forward, tokenizer: Tokenizer, *, capacity: int) -> Engine:
-    with explained_shortage():
-        batch = Batch(
-            forward,
-            slots=section.generation_batch_size,
-            capacity=capacity,
-            recompute=section.recompute,
-        )
-    return Engine(batch, tokenizer, stop_tokens=section.stop_tokens)
 
 
 def _key(path: str | None) -> str | None:

@@ -74,7 +74,7 @@ class WebServer:
         Raises:
             NeoXError: the server cannot start.
         """
-        self._running = self._thread.submit(self._run)
+        self._running = self._thread.submit(lambda: asyncio.run(self._server.serve(sockets=[self._bound])))
         waited = threading.Event()
         for _ in range(int(_START_SECONDS * 100)):
             self.check()
@@ -100,6 +100,3 @@ class WebServer:
         self._server.should_exit = True
         if self._running is not None and not wait([self._running], 2 * _LAST_SECONDS).done:
             logger.warning("connections of clients are closed before they received their answers")
-
-    def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._bound]))
