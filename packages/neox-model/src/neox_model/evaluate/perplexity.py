@@ -5,7 +5,7 @@ rank holds its whole tensor-parallel part at any ZeRO stage.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -113,20 +113,12 @@ def evaluate_parts(groups: Groups, resolved: Resolved, load: str) -> str:
             for part, first in firsts.items()
             if evaluator.has(part)
         }
-    return _in_words(found, is_split=config.data.data_path is not None)
-
-
-def _in_words(found: Mapping[str, str], *, is_split: bool) -> str:
-    """Return a line per part.
-
-    Raises:
-        ConfigError: none is evaluated.
-    """
     if not found:
         raise ConfigError(
             "there is no data to evaluate on: eval-iters is 0, or split leaves no validation and test "
             "documents; set eval-iters, split or valid-data-paths"
         )
+    is_split = config.data.data_path is not None
     reason = "split leaves no document for it" if is_split else "{}-data-paths is not set"
     left_out = {part: f"not evaluated: {reason.format(part)}" for part in PARTS}
     return "\n".join(f"{name} {found.get(part, left_out[part])}" for part, name in PARTS.items())

@@ -13,7 +13,6 @@ from neox_config.schema.sections.objective import ObjectiveSection
 from neox_data.block_index import BlockIndex, Place, open_block_index
 from neox_data.errors import DataError
 from neox_data.inverse_cloze import Blocks, InverseClozeDataset, framed
-from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.towers import BLOCK, QUERY
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.generate.run import explained_shortage
@@ -65,30 +64,23 @@ def find_in(groups: Groups, resolved: Resolved) -> "str | Recall":
     Raises:
         NeoXError: there is no checkpoint or no index, or the index belongs to another checkpoint.
     """
-    section, opened = resolved.config.objective, open_towers(groups, resolved)
-    towers, blocks, tokenizer = opened.towers, opened.blocks, opened.tokenizer
+    section, towers = resolved.config.objective, open_towers(groups, resolved)
     with shared_outcome(groups.control, "opening the index", keeps_bugs=True):
         index = open_block_index(index_folder(section.block_data_path))
-        index.check(opened.origin)
+        index.check(towers.origin)
     query = section.block_query
     with explained_shortage("use a device with more memory"):
         if query is None:
             part, held_out = held_out_blocks(resolved.data)
-            samples = _samples(part, held_out, list(blocks), seed=resolved.data.seed)
+            samples = _samples(part, held_out, list(towers.blocks), seed=resolved.data.seed)
             return _recall(section, towers, index, part, samples)
-        return _search(query, section.block_count, towers, index, blocks, tokenizer)
+        return _search(query, section.block_count, towers, index)
 
 
-def _search(
-    query: str,
-    count: int,
-    towers: Towers,
-    index: BlockIndex,
-    blocks: Mapping[str, Blocks],
-    tokenizer: Tokenizer,
-) -> str:
+def _search(query: str, count: int, towers: Towers, index: BlockIndex) -> str:
     """Return the best blocks for a query, with their scores, places and texts."""
-    tokens, sources = np.array(tokenizer.encode(query), np.int64), list(blocks.values())
+    tokenizer, sources = towers.tokenizer, list(towers.blocks.values())
+    tokens = np.array(tokenizer.encode(query), np.int64)
     length = sources[0].seq_length
     if len(tokens) > length - 2:
         logger.warning(
@@ -101,7 +93,7 @@ def _search(
         zip(scores_QK[0].tolist(), rows_QK[0].tolist(), strict=True), start=1
     ):
         source, sequence, begin, size = (int(value) for value in index.places[:, row])
-        name = list(blocks)[source]
+        name = list(towers.blocks)[source]
         span = f"tokens {begin:,} to {begin + size - 1:,}"
         where = f"{place}. score {score:.4g}, document {sequence:,} of {name}, {span}"
         text = tokenizer.decode(sources[source].indexed.get(sequence, begin, size).tolist())

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +36,8 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         NeoXError: there is no checkpoint, or an index of another model or of other texts.
     """
     section = resolved.config.objective
-    folder, opened = index_folder(section.block_data_path), open_towers(groups, resolved)
-    towers, blocks, origin = opened.towers, opened.blocks, opened.origin
+    folder, towers = index_folder(section.block_data_path), open_towers(groups, resolved)
+    blocks, origin = towers.blocks, towers.origin
     places_4N = _places(blocks)
     is_complete = any(gather(groups.control, folder.exists()))
     with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
@@ -119,14 +119,12 @@ class _Batches:
 
 def _places(blocks: Mapping[str, Blocks]) -> np.ndarray:
     """Return the number of the dataset, sequence, first token and number of tokens of all blocks."""
-
-    def rows() -> Iterator[tuple[int, int, int, int]]:
-        for number, source in enumerate(blocks.values()):
-            for each in range(len(source)):
-                block = source[each]
-                yield number, block.sequence, block.begin, block.length
-
-    return np.array(list(rows()), np.int64).T
+    rows = [
+        (number, block.sequence, block.begin, block.length)
+        for number, source in enumerate(blocks.values())
+        for block in (source[each] for each in range(len(source)))
+    ]
+    return np.array(rows, np.int64).T
 
 
 def _result(what: str, folder: Path, groups: Groups) -> str | None:

@@ -38,7 +38,7 @@ from neox_model.processes import load_tokenizer
 from neox_model.train.data.batch import as_tower_inputs
 from neox_model.train.data.datasets import all_blocks, check_tokenizers
 
-__all__ = ["Opened", "Towers", "index_folder", "open_towers"]
+__all__ = ["Towers", "index_folder", "open_towers"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +48,19 @@ _SHORT = 16
 
 @dataclass(frozen=True, slots=True)
 class Towers:
-    """The towers of a checkpoint.
+    """What makes an index, or searches one.
 
     Args:
-        model: the model, without dropout.
-        checkpoint: identity of the checkpoint in words.
+        model: the towers of a checkpoint, without dropout.
+        tokenizer: the tokenizer of the model.
+        blocks: the blocks by the prefix of their dataset.
+        origin: what the embeddings of an index depend on, by name.
     """
 
     model: TowerModel
-    checkpoint: str
+    tokenizer: Tokenizer
+    blocks: Mapping[str, Blocks]
+    origin: Mapping[str, Any]
 
     @torch.inference_mode()
     def embed(self, tower: str, rows_B2S: np.ndarray) -> Tensor:
@@ -79,24 +83,7 @@ class Towers:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What makes an index, or searches one.
-
-    Args:
-        towers: the towers.
-        tokenizer: the tokenizer of the model.
-        blocks: the blocks by the prefix of their dataset.
-        origin: what the embeddings of an index depend on, by name.
-    """
-
-    towers: Towers
-    tokenizer: Tokenizer
-    blocks: Mapping[str, Blocks]
-    origin: Mapping[str, Any]
-
-
-def open_towers(groups: Groups, resolved: Resolved) -> Opened:
+def open_towers(groups: Groups, resolved: Resolved) -> Towers:
     """Load the towers, and open the data. Collective over all ranks.
 
     Raises:
@@ -107,7 +94,7 @@ def open_towers(groups: Groups, resolved: Resolved) -> Opened:
     section, tokenizer = resolved.config.objective, load_tokenizer(resolved.config.tokenizer)
     vocab_size = tokenizer.vocab_size
     check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(vocab_size))
-    towers = _load(
+    model, checkpoint = _load(
         resolved.model,
         resolved.run,
         section.ict_load,
@@ -117,8 +104,8 @@ def open_towers(groups: Groups, resolved: Resolved) -> Opened:
         recorded=recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=vocab_size),
     )
     blocks = all_blocks(resolved.data)
-    origin = _origin(section, towers, blocks, tokenizer, groups, seq_length=resolved.data.length)
-    return Opened(towers, tokenizer, blocks, origin)
+    origin = _origin(section, checkpoint, blocks, tokenizer, groups, seq_length=resolved.data.length)
+    return Towers(model, tokenizer, blocks, origin)
 
 
 @explained_shortage("use a device with more memory")
@@ -131,8 +118,8 @@ def _load(
     *,
     vocab_size: int,
     recorded: Mapping[str, Any],
-) -> Towers:
-    """Build the towers, and load the latest checkpoint. Collective.
+) -> tuple[TowerModel, str]:
+    """Build the towers, and load the latest checkpoint, whose identity is also returned. Collective.
 
     Args:
         spec: the model.
@@ -161,7 +148,7 @@ def _load(
     iteration = load_weights(folder, model=model, groups=groups, config=recorded, storage=storage)
     digest = manifest_sha256(folder / checkpoint_name(iteration)) or ""
     model.eval()
-    return Towers(model, f"iteration {iteration}, manifest {digest[:_SHORT]}")
+    return model, f"iteration {iteration}, manifest {digest[:_SHORT]}"
 
 
 def index_folder(path: str | None) -> Path:
@@ -177,7 +164,7 @@ def index_folder(path: str | None) -> Path:
 
 def _origin(
     section: ObjectiveSection,
-    towers: Towers,
+    checkpoint: str,
     blocks: Mapping[str, Blocks],
     tokenizer: Tokenizer,
     groups: Groups,
@@ -188,7 +175,7 @@ def _origin(
 
     Args:
         section: which titles and blocks are used.
-        towers: what embeds the blocks.
+        checkpoint: identity of the checkpoint.
         blocks: the blocks by the prefix of their dataset.
         tokenizer: the tokenizer of the model.
         groups: this rank's process groups.
@@ -209,7 +196,7 @@ def _origin(
             }
     found = gather(groups.control, digests)[0]
     return {
-        "checkpoint": towers.checkpoint,
+        "checkpoint": checkpoint,
         "tokenizer": tokenizer.fingerprint[:_SHORT],
         "datasets": [found[prefix] for prefix in blocks],
         "titles": None if titles is None else found[titles],

@@ -14,10 +14,8 @@ from fnmatch import filter as matching
 from typing import Any, TypeVar
 
 import evaluate as metric_hub
-import lm_eval.api.model
 import lm_eval.api.task
 import tqdm
-from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
@@ -348,31 +346,22 @@ def _named(names: Sequence[str], manager: TaskManager, include_path: str | None)
     return list(dict.fromkeys(found))
 
 
-class _HiddenBar(tqdm.tqdm):
-    """A progress bar that is not shown, also if its caller requests it."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{**options, "disable": True})
-
-
 @contextmanager
 def _progress_bars(shows: bool) -> Iterator[None]:
-    """Hide the progress bars of the harness within the block, unless they are shown."""
+    """Hide the progress bars of all libraries within the block, unless they are shown."""
     if shows:
         yield
         return
-    modules: tuple[Any, ...] = (tqdm, lm_eval.api.task, lm_eval.api.model)
-    kept, were_hidden = [module.tqdm for module in modules], are_progress_bars_disabled()
-    disable_progress_bars()
-    for module in modules:
-        module.tqdm = _HiddenBar
+    begin = tqdm.tqdm.__init__
+
+    def hidden(bar: tqdm.tqdm, *arguments: Any, **options: Any) -> None:
+        begin(bar, *arguments, **{**options, "disable": True})
+
+    tqdm.tqdm.__init__ = hidden
     try:
         yield
     finally:
-        for module, bar in zip(modules, kept, strict=True):
-            module.tqdm = bar
-        if not were_hidden:
-            enable_progress_bars()
+        tqdm.tqdm.__init__ = begin
 
 
 def table_of(results: Mapping[str, Any]) -> str:

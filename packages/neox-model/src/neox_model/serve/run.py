@@ -115,18 +115,17 @@ def _key(path: str | None) -> str | None:
     Raises:
         NeoXError: the file cannot be read, or the content of the file or the variable is not a key.
     """
-    if path is None:
-        given = os.environ.get(KEY_VARIABLE, "")
-        return _checked_key(given.strip(), KEY_VARIABLE) if given else None
-    try:
-        key = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise NeoXError(f"serve.api-key-file {path} cannot be read: {reason}; check the path") from error
-    return _checked_key(key, f"serve.api-key-file {path}")
-
-
-def _checked_key(key: str, source: str) -> str:
+    key, source = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    if path is not None:
+        source = f"serve.api-key-file {path}"
+        try:
+            key = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise NeoXError(f"{source} cannot be read: {reason}; check the path") from error
+    elif not key:
+        return None
+    key = key.strip()
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise NeoXError(f"{source} must contain one key of printable ASCII, and nothing else; correct it")
     return key
