@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from neox_model.generate.batch import Admission, Batch, NewTokens
+from neox_model.generate.batch import Batch, NewTokens, Request
 from neox_model.generate.forward import Forward
 from neox_model.generate.sampling import Sampling
 
@@ -27,7 +27,9 @@ def continue_prompts(
     capacity = max(map(len, prompts)) + count
     batch = Batch(forward, slots=len(prompts), capacity=capacity, recompute=recompute)
     pairs = zip(prompts, samplings, strict=True)
-    places = batch.admit([Admission(prompt, sampling, count) for prompt, sampling in pairs])
+    places = batch.admit(
+        [Request(prompt=prompt, sampling=sampling, maximum_tokens=count) for prompt, sampling in pairs]
+    )
     for _ in range(count - 1):
         batch.step()
     found = batch.read()

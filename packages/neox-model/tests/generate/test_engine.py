@@ -13,8 +13,8 @@ from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import build_tokenizer
 from neox_data.tokenizers.char_level import CharLevelTokenizer
 from neox_model.generate import run
-from neox_model.generate.batch import Batch
-from neox_model.generate.engine import Engine, Request
+from neox_model.generate.batch import Batch, Request
+from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import Job
 from neox_model.generate.run import explained_shortage, job_of

@@ -21,9 +21,9 @@ import pytest
 from neox_config.errors import NeoXError
 from neox_data.tokenizers import build_tokenizer
 from neox_model.errors import StopRequested
-from neox_model.generate.batch import NewTokens
+from neox_model.generate.batch import NewTokens, Request
 from neox_model.generate.conversation import Conversation
-from neox_model.generate.engine import Engine, Reply, Request, Update
+from neox_model.generate.engine import Engine, Reply, Update
 from neox_model.generate.modes import MODES, Job
 from neox_model.generate.prompts import read_prompts
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups

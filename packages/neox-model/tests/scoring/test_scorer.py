@@ -18,8 +18,8 @@ from neox_data.errors import DataError
 from neox_data.indexed import IndexedDatasetWriter
 from neox_data.tokenizers import build_tokenizer
 from neox_model.errors import ModelError
-from neox_model.generate.batch import Batch
-from neox_model.generate.engine import Engine, Request
+from neox_model.generate.batch import Batch, Request
+from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.scoring import documents, perplexity

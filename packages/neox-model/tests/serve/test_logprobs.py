@@ -138,7 +138,7 @@ def test_names_are_unique() -> None:
     for tokenizer in (LLAMA, LETTERS):
         size = tokenizer.vocab_size
         assert len({NAMES[tokenizer].text[token] for token in range(size)}) == size
-    assert [NAMES[LETTERS].text(token) for token in (65, 0xC3, 256, 300)] == [
+    assert [NAMES[LETTERS].text[token] for token in (65, 0xC3, 256, 300)] == [
         "A",
         "bytes:\\xc3",
         "<|mask|>",

@@ -17,8 +17,9 @@ from neox_config.errors import ConfigError, NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import interruptible
 from neox_model.checkpoint.outcome import collect, gather
+from neox_model.generate.batch import Request
 from neox_model.generate.conversation import Conversation
-from neox_model.generate.engine import Engine, Reply, Request, not_finite
+from neox_model.generate.engine import Engine, Reply, not_finite
 from neox_model.generate.interruption import Interrupts, ending_on_signals
 from neox_model.generate.progress import Progress
 from neox_model.generate.prompts import read_prompt, read_prompts

@@ -28,7 +28,6 @@ _KIND_COLORS = {
     "straggler": "warn",
     "memory": "plain",
     "evaluation": "plain",
-    "save": "plain",
     "start": "good",
     "end": "good",
 }

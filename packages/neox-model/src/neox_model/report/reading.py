@@ -86,7 +86,6 @@ class Attempt:
         end: the event of its end; None if it was killed or is still running.
         failures: failures of its workers and hosts, earliest first.
         launch: name of the launch; None without neox-launch, or from an older version.
-        unrecorded: failures of earlier starts of the same launch that recorded nothing else.
     """
 
     number: int
@@ -98,7 +97,6 @@ class Attempt:
     end: Mapping[str, Any] | None = None
     failures: list[Mapping[str, Any]] = field(default_factory=list)
     launch: str | None = None
-    unrecorded: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
     def restart(self) -> int:
@@ -119,7 +117,7 @@ class Run:
         in_effect: the events without those of iterations that a later attempt repeated.
         attempts: at least one.
         checkpoints: iteration and time of each complete checkpoint that still exists.
-        unrecorded: failures of later launches that recorded nothing else.
+        unrecorded: failures of starts that recorded nothing else.
         missing: what the files lack, in words.
     """
 
@@ -290,24 +288,19 @@ def _add_failures(run: Run) -> None:
 def _place_of(failure: Mapping[str, Any], run: Run) -> list[Mapping[str, Any]] | None:
     """Return the failures of the attempt that was running; None if the failure is older than all attempts.
 
-    If its start recorded nothing else, it is one before the next attempt, or, without a next one, of the run.
+    If its start recorded nothing else, it is one of the run.
     """
     launch, restart = failure.get("launch"), failure.get("restart")
     mine = [one for one in run.attempts if launch is None or one.launch == launch]
     if mine and launch is not None and restart is not None and all(one.start for one in mine):
         same = [one for one in mine if one.restart == restart]
-        later = [one for one in mine if one.restart > restart]
-        if same:
-            return same[-1].failures
-        return (later[0] if later else run).unrecorded
+        return same[-1].failures if same else run.unrecorded
     began = [one for one in mine if (one.began or 0.0) <= failure["time"]]
     if began:
         return began[-1].failures
-    if mine and launch is not None:
-        return mine[0].unrecorded
-    if mine or failure["time"] < (run.attempts[0].began or 0.0):
-        return None
-    return run.unrecorded
+    is_foreign = launch is None or not mine
+    is_older = failure["time"] < (run.attempts[0].began or 0.0)
+    return None if is_foreign and is_older else run.unrecorded
 
 
 def _failures(path: Path) -> Iterator[dict[str, Any]]:

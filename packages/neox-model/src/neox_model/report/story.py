@@ -36,7 +36,7 @@ def status(run: Run, *, now: float | None = None) -> tuple[str, str]:
     if last.end is not None:
         reasons = {"finished": ("finished", "good"), "stopped": ("stopped", "warn")}
         return reasons.get(str(last.end.get("reason")), ("failed", "bad"))
-    if last.failures or run.unrecorded:
+    if last.failures or any(failure["time"] > (last.ended or 0.0) for failure in run.unrecorded):
         return "failed", "bad"
     age = (time.time() if now is None else now) - (last.ended or 0.0)
     return ("running", "good") if age < RUNNING_SECONDS else ("no end recorded", "warn")
@@ -75,18 +75,20 @@ def story(run: Run, *, now: float | None = None) -> list[str]:
         text += "is running." if is_running else f"ended: {ending(attempt)}."
         if place + 1 < len(run.attempts):
             text += _consequence(attempt, run.attempts[place + 1])
-        if attempt.unrecorded:
-            text = f"{_early(attempt.unrecorded, 'An earlier start of the same launch')} {text}"
         sentences.append(text)
-    if (seen := _highlights(run)) is not None:
-        sentences.append(seen)
+    if spikes := loss_spikes(run):
+        places = first_few([f"{event['iteration']:,}" for event in spikes], _NAMED)
+        many = "s" if len(spikes) > 1 else ""
+        sentences.append(f"Loss spike{many} in iteration{many} {places}; see the timeline for the documents.")
     if run.unrecorded:
-        sentences.append(_early(run.unrecorded, "A later start"))
+        first, *others = _alike(run.unrecorded)
+        more = f" and {counted(sum(map(len, others)), 'more failure')}" if others else ""
+        sentences.append(f"A start ended before its first record: {_cause(first)}{more}.")
     return sentences
 
 
 def timeline(run: Run) -> list[Row]:
-    """Return what happened in order of time; saves that succeeded are counted, not listed one by one."""
+    """Return what happened in order of time, without saves that succeeded."""
     changed = changes(run)
     rows = [
         row
@@ -97,14 +99,6 @@ def timeline(run: Run) -> list[Row]:
     rows += [
         _timed(event, event["event"], *_in_words(event)) for event in run.events if event["event"] != "save"
     ]
-    saves = [event for event in run.events if event["event"] == "save"]
-    for attempt in run.attempts:
-        mine = [event for event in saves if event.get("attempt", 1) == attempt.number]
-        if mine:
-            saved = "1 checkpoint" if len(mine) == 1 else f"{len(mine):,} checkpoints, the last one"
-            text = f"attempt {attempt.number} saved {saved} at this iteration"
-            seconds = sum(event.get("seconds") or 0.0 for event in mine)
-            rows.append(_timed(mine[-1], "save", text, f"{duration(seconds)} in total"))
     # The last evaluation may have the same time as the end.
     return [row for _, row in sorted(rows, key=lambda found: (found[0], found[1][2] == "end"))]
 
@@ -125,12 +119,9 @@ def loss_spikes(run: Run) -> list[Mapping[str, Any]]:
 
 def lowest_validation(run: Run) -> tuple[float, int] | None:
     """Return the lowest validation loss in effect and its iteration; None without one."""
-    known = (event for event in _validations(run) if event.get("loss") is not None)
-    return min(((float(event["loss"]), int(event["iteration"])) for event in known), default=None)
-
-
-def _validations(run: Run) -> list[Mapping[str, Any]]:
-    return [event for event in happened(run, "evaluation") if event.get("part") == "valid"]
+    evaluations = [event for event in happened(run, "evaluation") if event.get("part") == "valid"]
+    losses = [(event["loss"], event["iteration"]) for event in evaluations if event.get("loss") is not None]
+    return min(losses, default=None)
 
 
 def _consequence(attempt: Attempt, after: Attempt) -> str:
@@ -141,32 +132,6 @@ def _consequence(attempt: Attempt, after: Attempt) -> str:
     again = counted(max(0, attempt.last - after.first), "iteration was", "iterations were")
     least = "at least " if attempt.end is None else ""
     return f" Attempt {after.number} continued from {source}{gap}; {least}{again} repeated."
-
-
-def _highlights(run: Run) -> str | None:
-    """Return in one sentence where losses were spikes, and how the validation loss changed."""
-    spikes = loss_spikes(run)
-    losses, lowest = _validations(run), lowest_validation(run)
-    parts = []
-    if spikes:
-        places = first_few([f"{event['iteration']:,}" for event in spikes], _NAMED)
-        many = "s" if len(spikes) > 1 else ""
-        parts.append(f"Loss spike{many} in iteration{many} {places}; see the timeline for the documents")
-    if losses:
-        first, last = losses[0], losses[-1]
-        parts.append(
-            f"Validation loss {number(first.get('loss'))} in iteration {first['iteration']:,}"
-            + (f", {number(last.get('loss'))} in {last['iteration']:,}" if last is not first else "")
-            + (f"; lowest: {number(lowest[0])} in {lowest[1]:,}" if lowest and len(losses) > 2 else "")
-        )
-    return f"{'. '.join(parts)}." if parts else None
-
-
-def _early(failures: Sequence[Mapping[str, Any]], what: str) -> str:
-    first, *others = _alike(failures)
-    count = sum(map(len, others))
-    more = f" and {counted(count, 'more failure')}" if count else ""
-    return f"{what} ended before its first record: {_cause(first)}{more}."
 
 
 def _alike(failures: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -212,9 +177,6 @@ def _source(attempt: Attempt) -> str:
         return f"from iteration {attempt.first:,}"
     if attempt.start.get("checkpoint"):
         return f"from the weights of {attempt.start['checkpoint']}"
-    settings = attempt.start.get("config") or {}
-    if settings.get("lora_rank"):
-        return f"from new adapters of {settings.get('lora_base')}"
     return "from new weights"
 
 
@@ -228,7 +190,6 @@ def _attempt_rows(attempt: Attempt, changed: Sequence[Change]) -> Iterator[tuple
         begins += f", with {counted(len(changed), 'change')}"
         where += "".join(f"; {each.name}: {each.before}, then {each.after}" for each in changed)
     yield _timed(began, kind, begins, where)
-    yield from (_failure_row(alike, attempt.first) for alike in _alike(attempt.unrecorded))
     yield from (_failure_row(alike, attempt.last) for alike in _alike(attempt.failures))
     if attempt.end is None:
         return

@@ -10,7 +10,7 @@ import torch
 from neox_config import Resolved
 from neox_config.counted import counted
 from neox_config.schema.sections.objective import ObjectiveSection
-from neox_data.block_index import BlockIndex, Place, open_block_index
+from neox_data.block_index import BlockIndex, open_block_index
 from neox_data.errors import DataError
 from neox_data.inverse_cloze import Blocks, InverseClozeDataset, framed
 from neox_model.assembly.towers import BLOCK, QUERY
@@ -26,6 +26,8 @@ __all__ = ["Recall", "find_in"]
 logger = logging.getLogger(__name__)
 
 _USUAL = (1, 5, 20)
+# A query and its block without it: number of the dataset, its samples, and the number of the sample.
+_Sample = tuple[int, InverseClozeDataset, int]
 # Queries of a measurement, which are spread evenly over the documents.
 _MOST_QUERIES = 4096
 _PARTS_IN_WORDS = {"test": "test", "valid": "validation"}
@@ -102,7 +104,7 @@ def _search(query: str, count: int, towers: Towers, index: BlockIndex) -> str:
 
 
 def _recall(
-    section: ObjectiveSection, towers: Towers, index: BlockIndex, part: str, samples: list["_Sample"]
+    section: ObjectiveSection, towers: Towers, index: BlockIndex, part: str, samples: list[_Sample]
 ) -> Recall:
     """Measure how many sentences of held-out documents find their block.
 
@@ -122,31 +124,10 @@ def _recall(
     return Recall(_PARTS_IN_WORDS[part], count, len(index), found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """A query and its block without it.
-
-    Args:
-        source: number of the dataset.
-        dataset: the samples of the dataset.
-        item: number of the sample.
-    """
-
-    source: int
-    dataset: InverseClozeDataset
-    item: int
-
-    @property
-    def place(self) -> Place:
-        """Return the place of the block."""
-        ((sequence, begin, _),) = self.dataset.pieces(self.item)
-        return self.source, sequence, begin
-
-
 def _samples(part: str, blocks: Mapping[str, Blocks], prefixes: list[str], *, seed: int) -> list[_Sample]:
     """Return a query for each block of at least two sentences."""
     return [
-        _Sample(prefixes.index(prefix), dataset, item)
+        (prefixes.index(prefix), dataset, item)
         for prefix, source in blocks.items()
         for dataset in [
             InverseClozeDataset(source, name=part, num_samples=len(source), seed=seed, query_in_block=0.0)
@@ -159,7 +140,10 @@ def _samples(part: str, blocks: Mapping[str, Blocks], prefixes: list[str], *, se
 
 def _better(towers: Towers, index: BlockIndex, samples: list[_Sample]) -> torch.Tensor:
     """Return for each sample the number of blocks that are as good for its query as its own."""
-    rows_B22S = np.stack([each.dataset[each.item] for each in samples])
+    rows_B22S, places = np.stack([dataset[item] for _, dataset, item in samples]), []
+    for source, dataset, item in samples:
+        ((sequence, begin, _),) = dataset.pieces(item)
+        places.append((source, sequence, begin))
     query_BE, block_BE = towers.embed(QUERY, rows_B22S[:, 0]), towers.embed(BLOCK, rows_B22S[:, 1])
-    own_B = torch.tensor([index.row_of(each.place) for each in samples], device=query_BE.device)
+    own_B = torch.tensor([index.row_of(place) for place in places], device=query_BE.device)
     return better_blocks(query_BE, (query_BE * block_BE).sum(dim=1), own_B, index.embeddings)

@@ -27,7 +27,8 @@ from neox_config.errors import ConfigError, NeoXError
 from neox_config.problems import did_you_mean
 from neox_data.tokenizers import Tokenizer
 from neox_model.errors import ModelError
-from neox_model.generate.engine import Engine, Reply, Request, not_finite
+from neox_model.generate.batch import Request
+from neox_model.generate.engine import Engine, Reply, not_finite
 from neox_model.generate.sampling import Sampling
 from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.parallel.groups import Groups

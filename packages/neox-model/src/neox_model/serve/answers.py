@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from neox_model.generate.engine import FinishReason, Request, Update, not_finite
+from neox_model.generate.batch import Request
+from neox_model.generate.engine import FinishReason, Update, not_finite
 from neox_model.serve.bodies import ChatBody, CompletionBody, SharedBody
 from neox_model.serve.calls import Call
 from neox_model.serve.errors import ApiError

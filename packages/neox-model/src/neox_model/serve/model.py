@@ -14,7 +14,7 @@ from neox_data.preprocess.chat_tokens import (
     ends_of_answers,
 )
 from neox_data.tokenizers import Tokenizer
-from neox_model.generate.engine import Request
+from neox_model.generate.batch import Request
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.random import mixed_seed
 from neox_model.serve.bodies import SharedBody
