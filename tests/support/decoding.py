@@ -1,12 +1,14 @@
 """Continue prompts in batches and one by one."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from neox_model.generate.batch import Batch, NewTokens, Request
 from neox_model.generate.forward import Forward
 from neox_model.generate.sampling import Sampling
+from neox_model.scoring.scorer import Part, Score, Scorer
 
-__all__ = ["continue_prompts"]
+__all__ = ["continue_prompts", "scores_of"]
 
 
 def continue_prompts(
@@ -34,3 +36,9 @@ def continue_prompts(
         batch.step()
     found = batch.read()
     return [found[place] for place in places]
+
+
+def scores_of(scorer: Scorer, parts: Sequence[Part]) -> list[Score]:
+    """Return the score of each part, in their order."""
+    found = dict(chain.from_iterable(scorer.turns(parts)))
+    return [found[number] for number in range(len(parts))]

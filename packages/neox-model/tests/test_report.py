@@ -475,7 +475,7 @@ def test_several_runs_are_compared_by_what_differs(tmp_path):
     write_run(tmp_path / "one")
     write_run(tmp_path / "two", changes={"hidden_size": 32, "data_path": "b/corpus"}, spike=False)
     runs = [read_run(tmp_path / name) for name in ("one", "two")]
-    found = {subject: rows for subject, rows in differences(runs).items() if rows}
+    found = {subject: rows for subject, rows in differences([run.about for run in runs]).items() if rows}
     assert found == {
         "configuration": [("hidden_size", "24", "32")],
         "data": [("data_path", '"a/corpus"', '"b/corpus"')],

@@ -248,9 +248,7 @@ class Batch:
 
 
 def _pairs(ids_TC: Tensor, values_TC: Tensor) -> list[list[tuple[int, float]]]:
-    """Return rows of ids with their values; rows without columns need no transfer from the device."""
-    if ids_TC.shape[1] == 0:
-        return [[] for _ in range(len(ids_TC))]
+    """Return rows of ids with their values."""
     rows = zip(ids_TC.tolist(), values_TC.tolist(), strict=True)
     return [list(zip(ids, values, strict=True)) for ids, values in rows]
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from neox_config.errors import ConfigError
 from neox_data.tokenizers import Tokenizer
-from neox_model.generate.batch import Batch, NewTokens, Request, Scores
+from neox_model.generate.batch import Batch, NewTokens, Request
 from neox_model.generate.text import ReplyText
 
 __all__ = ["Engine", "FinishReason", "Reply", "Update", "not_finite"]
@@ -59,16 +59,15 @@ class Update:
     Args:
         ticket: as returned by `submit`.
         text: new text, whole characters; what may become a stop string comes later.
-        new: the new tokens; also end-of-document if it ends the reply.
+        new: the new tokens, also end-of-document if it ends the reply; in the first update with the scores of
+            the prompt's tokens behind the first, if they were requested.
         reply: the whole reply if it is complete, else None.
-        prompt: scores of the prompt's tokens behind the first, in the first update if they were requested.
     """
 
     ticket: int
     text: str
     new: NewTokens
     reply: Reply | None
-    prompt: Scores | None = None
 
 
 @dataclass(slots=True)
@@ -253,10 +252,10 @@ class Engine:
                 reason = "stop-string"
             elif len(running.tokens) == running.room:
                 reason = running.limit
-        added = NewTokens(new.tokens[:count], new.log_probabilities[:count], new.top[:count])
+        added = NewTokens(new.tokens[:count], new.log_probabilities[:count], new.top[:count], new.prompt)
         reply = None if reason is None else self._reply(running, reason)
         text = running.text.take()
-        return Update(ticket=running.ticket, text=text, new=added, reply=reply, prompt=new.prompt)
+        return Update(ticket=running.ticket, text=text, new=added, reply=reply)
 
     def _reply(self, running: _Running, reason: FinishReason) -> Reply:
         message = "interrupted" if reason == "interrupted" else None

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from neox_model.assembly.as_sequential import SequentialModel
-from neox_model.generate.packed import PackedWeight, can_pack
+from neox_model.generate.packed import ROWS, PackedWeight, can_pack
 from neox_model.layers.attention.kv_cache import KeyValueCaches
 from neox_model.layers.cache import Chunk, NextTokens
 from neox_model.layers.lm_head import LMHead, gather_vocabulary
@@ -122,7 +122,7 @@ class Forward:
         """
         copy = self._packed if packed else None
         with torch.no_grad(), self.model.autocast():
-            if copy is not None and copy.suits(len(hidden_RD)):
+            if copy is not None and len(hidden_RD) in ROWS:
                 part_RV = copy.product(hidden_RD)
             else:
                 part_RV = self._head(hidden_RD.unsqueeze(0))[:, 0]

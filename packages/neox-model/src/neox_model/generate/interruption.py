@@ -62,16 +62,12 @@ def ending_on_signals(*numbers: signal.Signals) -> Iterator[None]:
 class Interrupts:
     """Ctrl-C in an interactive session: it ends the current reply, not the session. SIGTERM ends the session.
 
-    Args:
-        groups: this rank's process groups; the ranks of a copy of the model end a reply after the same token.
-
     Attributes:
         is_interrupted: Ctrl-C was pressed since this was last set to False.
         waits_for_input: Ctrl-C raises KeyboardInterrupt instead.
     """
 
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
+    def __init__(self) -> None:
         self.is_interrupted = self.waits_for_input = False
 
     @contextmanager
@@ -79,10 +75,6 @@ class Interrupts:
         """Handle the signals in the block."""
         with handling(self._receive, signal.SIGINT), ending_on_signals(signal.SIGTERM):
             yield
-
-    def should_end_reply(self) -> bool:
-        """Return True on all ranks of the copy if one was interrupted. Collective over these ranks."""
-        return agreed_in_copy(self._groups, self.is_interrupted)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.waits_for_input:

@@ -13,14 +13,14 @@ from pathlib import Path
 import click
 
 from neox_config.counted import counted
-from neox_config.errors import ConfigError, NeoXError
+from neox_config.errors import NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import interruptible
 from neox_model.checkpoint.outcome import collect, gather
 from neox_model.generate.batch import Request
 from neox_model.generate.conversation import Conversation
 from neox_model.generate.engine import Engine, Reply, not_finite
-from neox_model.generate.interruption import Interrupts, ending_on_signals
+from neox_model.generate.interruption import Interrupts, agreed_in_copy, ending_on_signals
 from neox_model.generate.progress import Progress
 from neox_model.generate.prompts import read_prompt, read_prompts
 from neox_model.generate.results import writing_results
@@ -131,18 +131,11 @@ def _of_prompt(job: Job) -> None:
 
 
 def _unconditional(job: Job) -> None:
-    if job.num_samples == 0:
-        raise ConfigError(
-            "text_gen_type: unconditional generates num_samples texts, which is 0; set num_samples"
-        )
     _generate_all(job, [""] * job.num_samples, job.output_file)
 
 
 def _from_file(job: Job) -> None:
-    if job.input_file is None:
-        raise ConfigError(
-            "text_gen_type: input-file requires sample_input_file; set it to a file with one prompt per line"
-        )
+    assert job.input_file is not None
     output = job.output_file or job.input_file.with_name(job.input_file.name + ".output.jsonl")
     prompts = read_prompts(job.input_file)
     _generate_all(job, [text for _, text in prompts], output, lines=[line for line, _ in prompts])
@@ -155,7 +148,7 @@ def _interactive(job: Job) -> None:
     and a second one during a reply end the session.
     """
     groups = job.groups
-    interrupts = Interrupts(groups)
+    interrupts = Interrupts()
     output = job.output_file if groups.world.rank == 0 else None
     engine = job.engine(1, job.seq_length) if groups.data.rank == 0 else None
     conversation = Conversation(
@@ -167,7 +160,7 @@ def _interactive(job: Job) -> None:
                 interrupts.is_interrupted = False
                 prompt, tokens = conversation.prompt(context)
                 with interruptible(groups.world.rank, number):
-                    reply = _stream(engine, job.request(tokens, number), interrupts, groups.world.rank == 0)
+                    reply = _stream(engine, job.request(tokens, number), interrupts, groups)
                 check_numbers(reply, number)
                 conversation.add(context, reply)
                 if groups.world.rank == 0:
@@ -176,12 +169,13 @@ def _interactive(job: Job) -> None:
                     show(f"--- {_details(sample, '')} ---\n")
 
 
-def _stream(engine: Engine, request: Request, interrupts: Interrupts, shows: bool) -> Reply:
+def _stream(engine: Engine, request: Request, interrupts: Interrupts, groups: Groups) -> Reply:
     """Return the reply to a request, whose text is shown as it arrives."""
-    ticket = engine.submit(request)
+    ticket, shows = engine.submit(request), groups.world.rank == 0
     reply = None
     while reply is None:
-        if interrupts.should_end_reply():
+        # All ranks of a copy of the model end a reply after the same token.
+        if agreed_in_copy(groups, interrupts.is_interrupted):
             reply = engine.cancel(ticket)
             break
         for update in engine.step():

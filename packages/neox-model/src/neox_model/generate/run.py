@@ -60,8 +60,7 @@ def generate_in(groups: Groups, resolved: Resolved) -> None:
         NeoXError: there is no checkpoint, it contains a different model, or the mode lacks a setting.
     """
     config, load = resolved.config, resolved.config.checkpoint.load
-    if load is None:
-        raise NeoXError("generation requires trained weights; set load to a folder with checkpoints")
+    assert load is not None, "preflight requires it"
     tokenizer = load_tokenizer(config.tokenizer)
     forward, _ = load_forward(resolved, load, groups, tokenizer)
     mode = generation_mode(config)

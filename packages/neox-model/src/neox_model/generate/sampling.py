@@ -67,7 +67,12 @@ def filtered(
     """
     if count == 0:
         return logits_BV
-    ordered_BC = _largest(logits_BV, count)
+    # The largest logits of each row, in descending order.
+    if logits_BV.device.type == "cpu" and count > _MOST_SELECTED:
+        # Ten times as fast: numpy sorts values with SIMD instructions, torch also sorts their indices.
+        ordered_BC = torch.from_numpy(np.sort(logits_BV.numpy(), axis=1)).flip(1)[:, :count]
+    else:
+        ordered_BC = logits_BV.topk(count).values
     last_B1 = ordered_BC.gather(1, (top_k_B - 1).clamp(min=0).unsqueeze(1))
     least_B1 = last_B1 = last_B1.masked_fill(top_k_B.unsqueeze(1) == 0, -torch.inf)
     if has_top_p:
@@ -81,14 +86,6 @@ def filtered(
         is_on_B = (top_p_B > 0.0) & (top_p_B < 1.0)
         least_B1 = torch.where(is_on_B.unsqueeze(1), crossing_B1, last_B1)
     return logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
-
-
-def _largest(logits_BV: Tensor, count: int) -> Tensor:
-    """Return the largest logits of each row, in descending order."""
-    if logits_BV.device.type == "cpu" and count > _MOST_SELECTED:
-        # Ten times as fast: numpy sorts values with SIMD instructions, torch also sorts their indices.
-        return torch.from_numpy(np.sort(logits_BV.numpy(), axis=1)).flip(1)[:, :count]
-    return logits_BV.topk(count).values
 
 
 def _limited(value: float) -> float:

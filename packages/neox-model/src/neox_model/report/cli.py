@@ -11,13 +11,13 @@ from neox_config.command_line import Command
 from neox_model.optional import MissingPackageError
 from neox_model.report.chart import draw_loss_curve
 from neox_model.report.page import render_page
-from neox_model.report.reading import UnknownFormatError, earlier_records, read_runs
+from neox_model.report.reading import RecordError, earlier_records, read_runs
 
 __all__ = ["main"]
 
 
 class _Report(Command):
-    reported: ClassVar[tuple[type[Exception], ...]] = (OSError, UnknownFormatError)
+    reported: ClassVar[tuple[type[Exception], ...]] = (OSError, RecordError)
 
 
 @click.command(

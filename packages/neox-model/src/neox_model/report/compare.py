@@ -37,18 +37,14 @@ def changes(run: Run) -> list[Change]:
     """
     found = []
     for before, after in pairwise(one for one in run.attempts if one.start):
-        for subject, rows in _differing([before.start, after.start]).items():
+        for subject, rows in differences([before.start, after.start]).items():
             prefix = "" if subject in _PARAMETERS else f"{subject}: "
             found += [Change(after, prefix + name, *values) for name, *values in rows if name != "host"]
     return found
 
 
-def differences(runs: Sequence[Run]) -> dict[str, list[tuple[str, ...]]]:
-    """Return for each subject the rows that differ: name, then the value of each run."""
-    return _differing([run.about for run in runs])
-
-
-def _differing(abouts: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, ...]]]:
+def differences(abouts: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, ...]]]:
+    """Return for each subject the rows that differ between starts: name, then the value of each."""
     found: dict[str, list[tuple[str, ...]]] = {subject: [] for subject in _SUBJECTS}
     tables = [_facts(about) for about in abouts]
     for subject, name in sorted({key for table in tables for key in table}):

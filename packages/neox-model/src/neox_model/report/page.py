@@ -305,7 +305,7 @@ def _compared(runs: Sequence[Run]) -> Html:
     ]
     names = [run.name for run in runs]
     parts = [table(("", *names), rows)]
-    for subject, differing in differences(runs).items():
+    for subject, differing in differences([run.about for run in runs]).items():
         parts.append(element("h3", f"Difference in {subject}"))
         parts.append(table(("", *names), differing) if differing else element("p", "None.", class_="soft"))
     return Html("".join(parts))

@@ -1,6 +1,5 @@
 """Read everything that a run has left behind: its record, the failures of its workers, its checkpoints."""
 
-import errno
 import json
 import re
 from array import array
@@ -17,9 +16,8 @@ from neox_model.metrics.writers.jsonl import FORMAT, read_records, superseded_fr
 __all__ = [
     "Attempt",
     "Column",
-    "NoRecordError",
+    "RecordError",
     "Run",
-    "UnknownFormatError",
     "earlier_records",
     "is_record",
     "read_run",
@@ -42,14 +40,8 @@ _WANTED: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-class UnknownFormatError(ValueError):
-    """The record is of a version that this one cannot read."""
-
-    exit_code = 2
-
-
-class NoRecordError(FileNotFoundError):
-    """The folder is not that of a run, or the run failed before its first iteration."""
+class RecordError(ValueError):
+    """There is no record, because the run failed before its first iteration, or it is of another version."""
 
     exit_code = 2
 
@@ -177,14 +169,13 @@ def read_run(source: Path) -> Run:
         source: its log folder, or in it the record of an earlier training.
 
     Raises:
-        NoRecordError: the folder has no `metrics.jsonl`.
         OSError: it cannot be read.
-        UnknownFormatError: another version wrote it.
+        RecordError: the folder has no `metrics.jsonl`, or another version wrote it.
     """
     run, attempts = Run(source=source), dict[int, Attempt]()
     path = run.record
     if not (path.is_file() and is_record(path)):
-        raise NoRecordError(errno.ENOENT, _without_record(source / FAILURES), str(path))
+        raise RecordError(f"{path}: {_without_record(source / FAILURES)}")
     limits = superseded_from(path)
     for record in read_records(path):
         number, iteration = record.get("attempt", 1), record["iteration"]
@@ -211,9 +202,8 @@ def read_run(source: Path) -> Run:
 
 def earlier_records(source: Path) -> list[Path]:
     """Return the records of earlier trainings in a log folder, oldest first; none of a file."""
-    found = {path: _EARLIER.fullmatch(path.name) for path in source.glob("*")}
-    numbers = {path: int(match[1]) for path, match in found.items() if match}
-    return sorted(numbers, key=numbers.__getitem__)
+    numbers = [(int(match[1]), path) for path in source.glob("*") if (match := _EARLIER.fullmatch(path.name))]
+    return [path for _, path in sorted(numbers)]
 
 
 def is_record(path: Path) -> bool:
@@ -234,9 +224,8 @@ def read_runs(sources: Sequence[Path]) -> list[Run]:
     """Read several runs by `read_run`, and name each by the shortest ends of their paths that differ.
 
     Raises:
-        NoRecordError: a folder has no `metrics.jsonl`.
         OSError: one cannot be read.
-        UnknownFormatError: another version wrote one.
+        RecordError: a folder has no `metrics.jsonl`, or another version wrote one.
     """
     runs = [read_run(source) for source in sources]
     paths = [source.resolve() for source in sources]
@@ -252,7 +241,7 @@ def _add_event(run: Run, attempt: Attempt, record: dict[str, Any], *, is_in_effe
     kind = record["event"]
     if kind == "attempt":
         if record.get("format") != FORMAT:
-            raise UnknownFormatError(
+            raise RecordError(
                 f"{run.record} has the format {record.get('format')}, and this version reads "
                 f"{FORMAT}; use neox-report of the version that trained it"
             )

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
 from neox_model.retrieve.search import best_blocks, better_blocks
-from neox_model.retrieve.towers import Towers, index_folder, open_towers
+from neox_model.retrieve.towers import Towers, open_towers
 from neox_model.train.data.datasets import held_out_blocks
 
 __all__ = ["Recall", "find_in"]
@@ -67,8 +68,9 @@ def find_in(groups: Groups, resolved: Resolved) -> "str | Recall":
         NeoXError: there is no checkpoint or no index, or the index belongs to another checkpoint.
     """
     section, towers = resolved.config.objective, open_towers(groups, resolved)
+    assert section.block_data_path is not None, "preflight requires it"
     with shared_outcome(groups.control, "opening the index", keeps_bugs=True):
-        index = open_block_index(index_folder(section.block_data_path))
+        index = open_block_index(Path(section.block_data_path))
         index.check(towers.origin)
     query = section.block_query
     with explained_shortage("use a device with more memory"):

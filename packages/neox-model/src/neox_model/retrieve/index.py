@@ -16,7 +16,7 @@ from neox_model.assembly.towers import BLOCK
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
-from neox_model.retrieve.towers import Towers, index_folder, open_towers
+from neox_model.retrieve.towers import Towers, open_towers
 
 __all__ = ["index_in"]
 
@@ -36,7 +36,8 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         NeoXError: there is no checkpoint, or an index of another model or of other texts.
     """
     section = resolved.config.objective
-    folder, towers = index_folder(section.block_data_path), open_towers(groups, resolved)
+    assert section.block_data_path is not None, "preflight requires it"
+    folder, towers = Path(section.block_data_path), open_towers(groups, resolved)
     blocks, origin = towers.blocks, towers.origin
     places_4N = _places(blocks)
     is_complete = any(gather(groups.control, folder.exists()))
@@ -99,7 +100,10 @@ class _Batches:
         for first in range(part.start, part.stop, self._size):
             rows = [self._row(number) for number in range(first, min(first + self._size, part.stop))]
             found.append(towers.embed(BLOCK, np.stack(rows)).cpu().numpy())
-            self._log(len(rows))
+            self._batches, self._embedded = self._batches + 1, self._embedded + len(rows)
+            if self._batches % self._interval == 0:
+                speed = f"{self._embedded / (time.monotonic() - self._began):,.0f}"
+                logger.info("embedded %s blocks on this rank, %s blocks/s", f"{self._embedded:,}", speed)
         return np.concatenate(found)
 
     def _row(self, number: int) -> np.ndarray:
@@ -107,14 +111,6 @@ class _Batches:
         blocks = self._sources[source]
         block = blocks[number - int(self._firsts[source])]
         return blocks.framed(blocks.tokens(block), block.sequence)
-
-    def _log(self, count: int) -> None:
-        self._batches, self._embedded = self._batches + 1, self._embedded + count
-        if self._batches % self._interval == 0:
-            speed = self._embedded / (time.monotonic() - self._began)
-            logger.info(
-                "embedded %s blocks on this rank, %s blocks/s", f"{self._embedded:,}", f"{speed:,.0f}"
-            )
 
 
 def _places(blocks: Mapping[str, Blocks]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Ends of an evaluation before it has results, on all replicas together."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -26,10 +26,6 @@ _Found = TypeVar("_Found")
 
 class EvaluationEndedError(ModelError):
     """Base class of what ends an evaluation on all ranks, and does not end a training."""
-
-
-# What one rank did between two collective calls: what it found, and whether and why it has ended.
-_Section = tuple[list[_Found], bool, EvaluationEndedError | None]
 
 
 class NotFiniteError(EvaluationEndedError):
@@ -59,7 +55,16 @@ def gather_in_sections(control: Group, turns: Iterable[Sequence[_Found]]) -> lis
     found: list[list[_Found]] = [[] for _ in range(control.size)]
     left = iter(turns)
     while True:
-        every: list[_Section[_Found]] = gather(control, _next_section(left))
+        mine: list[_Found] = []
+        count, ended = 0, None
+        try:
+            for one in islice(left, _SECTION_TURNS):
+                mine += one
+                count += 1
+        except EvaluationEndedError as error:
+            ended = error
+        # What each rank found, and whether and why it has ended.
+        every = gather(control, (mine, count < _SECTION_TURNS, ended))
         for _, _, ending in every:
             if ending is not None:
                 raise ending
@@ -67,15 +72,3 @@ def gather_in_sections(control: Group, turns: Iterable[Sequence[_Found]]) -> lis
             whole += new
         if all(is_last for _, is_last, _ in every):
             return found
-
-
-def _next_section(turns: Iterator[Sequence[_Found]]) -> _Section[_Found]:
-    found: list[_Found] = []
-    count, ending = 0, None
-    try:
-        for one in islice(turns, _SECTION_TURNS):
-            found += one
-            count += 1
-    except EvaluationEndedError as error:
-        ending = error
-    return found, count < _SECTION_TURNS, ending

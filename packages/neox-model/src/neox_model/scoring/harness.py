@@ -125,7 +125,7 @@ class HarnessModel(TemplateLM):
         has_prefix = add_special_tokens is None and string.startswith(self._prefix_text)
         if has_prefix or add_special_tokens is False:
             return self._encoder.inner(string)
-        return self._encoder.whole(string)
+        return self._tokenizer.encode(string)
 
     def _shared(
         self, items: Sequence[_Item], work: Callable[[Sequence[_Item]], Iterator[list[tuple[int, _Found]]]]
@@ -412,16 +412,16 @@ def _guarded(names: Sequence[str], action: str, *, failure: type[NeoXError]) -> 
         raise failure(_refusal(refused))
 
 
-def _failed(names: Sequence[str], error: Exception) -> Sequence[str]:
-    """Return the name of the task in whose methods an error was raised; all names if it is unknown."""
+def _reason(names: Sequence[str], action: str, error: Exception) -> str:
     owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     found = [owner.task_name for owner in owners if isinstance(owner, lm_eval.api.task.ConfigurableTask)]
-    return [name for name in found[:1] if name in names] or names
-
-
-def _reason(names: Sequence[str], action: str, error: Exception) -> str:
-    what = f"eval-tasks: {', '.join(_failed(names, error))} cannot be {action}"
-    if action == "loaded" and any(isinstance(cause, ConnectionError) for cause in _causes(error)):
+    # The task in whose methods it was raised; all if it is unknown.
+    failed = [name for name in found[:1] if name in names] or names
+    what = f"eval-tasks: {', '.join(failed)} cannot be {action}"
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ConnectionError):
+        cause = cause.__cause__ or cause.__context__
+    if action == "loaded" and cause is not None:
         return (
             f"{what}: the task's data cannot be downloaded ({type(error).__name__}); run the evaluation once "
             "on a host with a network, copy the folder that HF_HOME names from there to this host, and set "
@@ -434,14 +434,6 @@ def _reason(names: Sequence[str], action: str, error: Exception) -> str:
         f"{what}: {type(error).__name__}: {error}{place}; correct the task, or make its data available on "
         "this host"
     )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that led to it."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
 
 
 def _refusal(metrics: Sequence[str]) -> str:

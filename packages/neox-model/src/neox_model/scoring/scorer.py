@@ -6,7 +6,6 @@ Every rank of a copy of the model makes the same calls with the same arguments, 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 
@@ -70,11 +69,6 @@ class Scorer:
         self.forward, self.seq_length = forward, seq_length
         self._is_stopping = is_stopping
         self._batch_tokens = batch_tokens
-
-    def score(self, parts: Sequence[Part]) -> list[Score]:
-        """Return the score of each part, in their order. Raises what `turns` raises."""
-        found = dict(chain.from_iterable(self.turns(parts)))
-        return [found[number] for number in range(len(parts))]
 
     def turns(self, parts: Sequence[Part]) -> Iterator[list[tuple[int, Score]]]:
         """Yield (number, score) of the parts that one forward pass scores, longest ones first.

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from neox_data.preprocess.chat_tokens import ends_of_answers
 from neox_model.generate.batch import Request
 from neox_model.generate.engine import FinishReason, Update, not_finite
 from neox_model.serve.bodies import ChatBody, CompletionBody, SharedBody
@@ -109,7 +110,7 @@ class Answer(ABC):
         begun: set[int] = set()
         async for place, update in call.updates():
             # Also minus infinity: an overflow of one logit makes all other tokens of a prompt impossible.
-            scores = () if update.prompt is None else update.prompt.log_probabilities
+            scores = () if update.new.prompt is None else update.new.prompt.log_probabilities
             if not all(map(math.isfinite, (*update.new.log_probabilities, *scores))):
                 raise ApiError(500, not_finite())
             if place not in begun:
@@ -145,11 +146,10 @@ class Answer(ABC):
         return Part(update.text, tokens, reason)
 
     def _usage(self) -> dict[str, int]:
-        total = self._prompt_tokens + self._new_tokens
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._new_tokens,
-            "total_tokens": total,
+            "total_tokens": self._prompt_tokens + self._new_tokens,
         }
 
     @abstractmethod
@@ -199,8 +199,8 @@ class CompletionAnswer(Answer):
         text, tokens = self._prompt(place)
         if not self._shows_tokens or not tokens:
             return Part(text)
-        assert update.prompt is not None, "scores were requested"
-        values, top = [None, *update.prompt.log_probabilities], [None, *update.prompt.top]
+        assert update.new.prompt is not None, "scores were requested"
+        values, top = [None, *update.new.prompt.log_probabilities], [None, *update.new.prompt.top]
         return Part(text, of_prompt(self.model.tokenizer, self.model.names, text, tokens, values, top))
 
     def _choice(self, place: int, part: Part) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class ChatAnswer(Answer):
             number=0,
             top_count=body.top_logprobs or 0,
             maximum_tokens=body.max_completion_tokens or body.max_tokens,
-            stop_strings=model.ends_of_chats,
+            stop_strings=ends_of_answers(model.template, model.end_of_answer),
         )
 
     def _logprobs(self, part: Part) -> dict[str, Any] | None:

@@ -94,10 +94,6 @@ class Guard:
                 await body.discard()
             await send(message)
 
-        if scope["type"] != "http":
-            # There are no WebSockets.
-            await send({"type": "websocket.close", "code": 1008})
-            return
         try:
             self._check(scope["path"], Headers(scope=scope))
         except ApiError as error:

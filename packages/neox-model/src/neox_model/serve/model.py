@@ -11,7 +11,6 @@ from neox_data.preprocess.chat_template import ChatTemplate
 from neox_data.preprocess.chat_tokens import (
     encode_conversation,
     end_of_answer,
-    ends_of_answers,
 )
 from neox_data.tokenizers import Tokenizer
 from neox_model.generate.batch import Request
@@ -52,12 +51,6 @@ class ServedModel:
         self.names = TokenNames(self.tokenizer)
         self.end_of_answer = None if self.template is None else end_of_answer(self.template, self.tokenizer)
         """The special token with which the template ends an answer, which ends the texts of chats."""
-
-    @property
-    def ends_of_chats(self) -> tuple[str, ...]:
-        """Return the texts that end an answer of a chat, besides the stop strings of the request."""
-        assert self.template is not None, "a model without a template answers no chats"
-        return ends_of_answers(self.template, self.end_of_answer)
 
     def check_name(self, name: str | None) -> None:
         """Refuse another model's name.
