@@ -505,7 +505,7 @@ def test_settings_that_a_resumed_training_changed_are_listed_by_attempt(tmp_path
     before = about(batch=8) | {"attention": {"global": "flash"}}
     write_attempts(tmp_path, before, before, changed, moved)
     run = read_run(tmp_path)
-    assert [(each.attempt.number, *each[1:]) for each in changes(run)] == [
+    assert [(each[0].number, *each[1:]) for each in changes(run)] == [
         (3, "batch", "8", "16"),
         (3, "optimizer.params.lr", "not recorded", "0.01"),
         (3, "save", "not recorded", json.dumps(HOSTILE)),

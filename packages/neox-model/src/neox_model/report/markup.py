@@ -11,7 +11,6 @@ from neox_config.formats import format_duration
 
 __all__ = [
     "Html",
-    "badge",
     "clock",
     "duration",
     "element",
@@ -55,11 +54,6 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, class_: str 
         for first, *others in rows
     ]
     return element("div", element("table", head, element("tbody", *lines), class_=class_), class_="scroll")
-
-
-def badge(text: str, kind: str) -> Html:
-    """Return a short label; the kind selects its colour."""
-    return element("span", text, class_=f"badge {kind}")
 
 
 def json_block(value: Any, *, class_: str) -> Html:

@@ -10,7 +10,7 @@ from typing import Any
 from neox_config.counted import counted
 from neox_model.report.charts import all_figures
 from neox_model.report.compare import changes, differences, flattened
-from neox_model.report.markup import Html, badge, clock, duration, element, number, plain, size, table
+from neox_model.report.markup import Html, clock, duration, element, number, plain, size, table
 from neox_model.report.reading import Run
 from neox_model.report.story import happened, loss_spikes, lowest_validation, status, story, timeline
 
@@ -53,9 +53,9 @@ def render_page(runs: Sequence[Run]) -> str:
         "compared": _compared(runs) if len(runs) > 1 else Html(""),
         "charts": element("div", all_figures(runs), class_="charts"),
         "timeline": _each(runs, _timeline),
-        "estimate": _each(runs, _estimate),
-        "configuration": _each(runs, _configuration),
-        "environment": _each(runs, _environment),
+        "estimate": _each(runs, _estimate, of_start=True),
+        "configuration": _each(runs, _configuration, of_start=True),
+        "environment": _each(runs, _environment, of_start=True),
         "missing": _each(runs, _missing),
     }
     shown = {name: content for name, content in sections.items() if content}
@@ -85,11 +85,20 @@ def _packaged(name: str) -> str:
     return resources.files("neox_model.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _each(runs: Sequence[Run], part: Any) -> Html:
-    """Return a part of every run, with its name if there are several."""
-    if len(runs) == 1:
-        return part(runs[0])
-    return Html("".join(element("h3", run.name) + part(run) for run in runs))
+def _each(runs: Sequence[Run], part: Any, *, of_start: bool = False) -> Html:
+    """Return a part of every run, with its name if there are several.
+
+    Args:
+        runs: the runs.
+        part: returns the part of a run.
+        of_start: it is about what an attempt recorded at its start, which older versions did not.
+    """
+    pieces = []
+    for run in runs:
+        pieces += [element("h3", run.name)] if len(runs) > 1 else []
+        is_told = run.about or not of_start
+        pieces.append(part(run) if is_told else element("p", "Not in the record.", class_="soft"))
+    return Html("".join(pieces))
 
 
 def _head(run: Run, *, named: bool) -> Html:
@@ -104,7 +113,7 @@ def _head(run: Run, *, named: bool) -> Html:
     first = element(
         "p",
         *name,
-        badge(word, kind),
+        element("span", word, class_=f"badge {kind}"),
         f" {done}{iterations} in {counted(len(run.attempts), 'attempt')}; last record {ended} UTC; "
         "log folder ",
         element("code", str(run.source)),
@@ -152,7 +161,8 @@ def _timeline(run: Run) -> Html:
         if "\n" in detail or len(detail) > 300:
             summary = element("summary", detail.split("\n")[0][:120])
             detail = element("details", summary, element("pre", detail))
-        label = badge(kind.replace("_", " "), _KIND_COLORS.get(kind, "plain"))
+        color = _KIND_COLORS.get(kind, "plain")
+        label = element("span", kind.replace("_", " "), class_=f"badge {color}")
         lines.append((when, iteration, label, text, detail))
     shown = table(("time (UTC)", "iteration", "event", "what", "details"), lines, class_="timeline")
     if len(rows) <= _MOST_EVENTS:
@@ -162,8 +172,6 @@ def _timeline(run: Run) -> Html:
 
 def _estimate(run: Run) -> Html:
     about = run.about
-    if not about:
-        return element("p", "The record has no estimate.", class_="soft")
     estimate, memory = about["estimate"], about["estimate"]["memory_bytes"]
     on_device = _largest(run, "memory/peak_allocated_bytes")
     host = _largest(run, "memory/host_peak_bytes")
@@ -206,8 +214,6 @@ def _times(run: Run) -> tuple[str, str]:
 
 def _configuration(run: Run) -> Html:
     about = run.about
-    if not about:
-        return element("p", "The record has no configuration.", class_="soft")
     values, origins = flattened(about["config"]), about["origins"]
     sources = [(name, _written(about["config"], name), origin) for name, origin in origins.items()]
     others = [
@@ -255,8 +261,6 @@ def _written(config: Any, name: str) -> str:
 
 def _environment(run: Run) -> Html:
     about = run.about
-    if not about:
-        return element("p", "The record does not describe the environment.", class_="soft")
     layout = about["layout"]
     code = about["code"]
     rows = [
@@ -278,9 +282,7 @@ def _environment(run: Run) -> Html:
 
 
 def _missing(run: Run) -> Html:
-    if not run.missing:
-        return element("p", "Nothing is missing.", class_="soft")
-    return element("ul", *(element("li", what) for what in run.missing))
+    return element("ul", *(element("li", what) for what in run.missing or ["nothing"]))
 
 
 def _compared(runs: Sequence[Run]) -> Html:

@@ -93,7 +93,7 @@ def timeline(run: Run) -> list[Row]:
     rows = [
         row
         for attempt in run.attempts
-        for row in _attempt_rows(attempt, [each for each in changed if each.attempt is attempt])
+        for row in _attempt_rows(attempt, [each for each in changed if each[0] is attempt])
     ]
     rows += [_failure_row(alike, run.last_iteration) for alike in _alike(run.unrecorded)]
     rows += [
@@ -188,7 +188,7 @@ def _attempt_rows(attempt: Attempt, changed: Sequence[Change]) -> Iterator[tuple
     begins = f"attempt {attempt.number} begins {_source(attempt)}"
     if changed:
         begins += f", with {counted(len(changed), 'change')}"
-        where += "".join(f"; {each.name}: {each.before}, then {each.after}" for each in changed)
+        where += "".join(f"; {name}: {before}, then {after}" for _, name, before, after in changed)
     yield _timed(began, kind, begins, where)
     yield from (_failure_row(alike, attempt.last) for alike in _alike(attempt.failures))
     if attempt.end is None:

@@ -31,8 +31,6 @@ _PAGE = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-# As other web servers log it; no client receives it.
-_CLIENT_CLOSED = 499
 _NO_CACHE = {"cache-control": "no-store"}
 
 
@@ -216,7 +214,8 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _gone(request: Request, error: Exception) -> Response:
     """Return a response that is not sent: the client has closed the connection, which is no error."""
-    return Response(status_code=_CLIENT_CLOSED)
+    # The status is what other web servers log.
+    return Response(status_code=499)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

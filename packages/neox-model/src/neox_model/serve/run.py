@@ -11,6 +11,7 @@ from neox_config.schema.sections.serving import Serve
 from neox_data.errors import CorpusError
 from neox_data.preprocess.chat_template import ChatTemplate
 from neox_model.generate.chat_template import configured_template
+from neox_model.generate.engine import Engine
 from neox_model.generate.run import build_engine, explained_shortage, load_forward
 from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
@@ -92,13 +93,19 @@ def serve_in(groups: Groups, resolved: Resolved) -> None:
             _announce(settings, load, *bound.getsockname()[:2], has_key=key is not None)
             timeout = config.launch.stop_timeout
             seconds = max(_STOP_SHARE * timeout, timeout - _LONGEST_END_SECONDS)
-            # Whatever ends it, clients receive an answer or an error.
-            try:
-                with explained_shortage():
-                    run_calls(engine, groups.control, signals, calls, stop_seconds=seconds, check=web.check)
-            finally:
-                calls.fail_all(ApiError(503, "the server has ended"))
-                web.stop()
+            _run_first(engine, groups, signals, calls, web, seconds)
+
+
+def _run_first(
+    engine: Engine, groups: Groups, signals: StopSignals, calls: Calls, web: WebServer, seconds: float
+) -> None:
+    """Answer calls on rank 0; whatever ends it, clients receive an answer or an error."""
+    try:
+        with explained_shortage():
+            run_calls(engine, groups.control, signals, calls, stop_seconds=seconds, check=web.check)
+    finally:
+        calls.fail_all(ApiError(503, "the server has ended"))
+        web.stop()
 
 
 def _key(path: str | None) -> str | None:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import uvicorn
@@ -75,12 +74,11 @@ class WebServer:
             NeoXError: the server cannot start.
         """
         self._running = self._thread.submit(lambda: asyncio.run(self._server.serve(sockets=[self._bound])))
-        waited = threading.Event()
         for _ in range(int(_START_SECONDS * 100)):
             self.check()
             if self._server.started:
                 return
-            waited.wait(0.01)
+            wait([self._running], 0.01)
         raise NeoXError(f"the web server has not started within {_START_SECONDS:g} s; run the command again")
 
     def check(self) -> None:
