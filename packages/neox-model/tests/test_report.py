@@ -616,10 +616,10 @@ def test_with_an_output_nothing_is_written_to_the_log_folder(tmp_path):
     result = CliRunner().invoke(main, [str(log), "--output", str(pages / "r.html")])
     assert result.output.split() == [str(pages / "r.html"), str(pages / "r.png")]
     assert [path.name for path in log.iterdir()] == ["metrics.jsonl"]
-    os.mkfifo(pages / "pipe")
-    refused = CliRunner().invoke(main, [str(log), "--output", str(pages / "pipe")])
-    assert (refused.exit_code, (pages / "pipe").is_fifo()) == (2, True)
-    assert "pipe: not a regular file; give another path" in refused.stderr
+    os.mkfifo(pages / "pipe.html")
+    refused = CliRunner().invoke(main, [str(log), "--output", str(pages / "pipe.html")])
+    assert (refused.exit_code, (pages / "pipe.html").is_fifo()) == (2, True)
+    assert "pipe.html: not a regular file; give another path" in refused.stderr
     assert sorted(path.name for path in pages.iterdir()) == ["pipe", "r.html", "r.png"]
 
 
