@@ -14,7 +14,7 @@ PROGRAMS = {
     for name, entry in tomllib.loads(path.read_text())["project"]["scripts"].items()
 }
 # Written by the command itself, not by click.
-MORE = {"neox-config": ("docs",)}
+MORE = {"neox-config": ("docs",), "neox-data": ("count", "--input", str(PACKAGES.parent / "README.md"))}
 FULL = "standard output cannot be written to: No space left on device\n"
 
 
