@@ -11,7 +11,13 @@ from neox_model.parallel.groups import Group
 
 __all__ = ["DTYPES", "all_ranks_agree", "computing_device", "pick"]
 
-DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: Mapping[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    # Only `neox-launch verify-layout` computes in it.
+    "fp64": torch.float64,
+}
 
 Choice = TypeVar("Choice")
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from neox_kernels.precision import widen
 from neox_model.optim.moments import moment_ratio, update_moments
 from neox_model.optim.split_weights import whole_norms
 from neox_model.parallel.groups import SINGLE_RANK, Group
@@ -106,4 +107,4 @@ class Lamb(Optimizer):
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor, dtype=torch.float32)
+    return torch.linalg.vector_norm(widen(tensor))
