@@ -115,12 +115,15 @@ def build_ours(shape: dict[str, int], peer: Any) -> Any:
 
 def run_ours(forward: Any, prompts: list[list[int]], new: int, way: dict[str, Any]) -> list[list[int]]:
     """Return the new tokens of every prompt."""
-    from neox_model.generate.batch import Admission, Batch
+    from neox_model.generate.batch import Batch, Request
     from neox_model.generate.sampling import Sampling
 
     batch = Batch(forward, slots=len(prompts), capacity=LONGEST + new)
     places = batch.admit(
-        [Admission(prompt, Sampling(**way, seed=number), new) for number, prompt in enumerate(prompts)]
+        [
+            Request(prompt=prompt, sampling=Sampling(**way, seed=number), maximum_tokens=new)
+            for number, prompt in enumerate(prompts)
+        ]
     )
     for _ in range(new - 1):
         batch.step()

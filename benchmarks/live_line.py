@@ -17,7 +17,7 @@ import click
 from neox_config.finite_json import restored
 from neox_launcher.controller.hang import HangWatch
 from neox_launcher.controller.live_display import LiveDisplay
-from neox_launcher.protocol.messages import TO_LAUNCHER, check_message, decode_line, encode_message
+from neox_launcher.protocol.messages import decode_line, encode_message
 
 _WORKERS_OF_A_HOST = 8
 _METRICS = {
@@ -59,7 +59,6 @@ def main(workers: int, seconds: int, columns: int) -> None:
 
 def _receive(line: bytes, display: LiveDisplay, watch: HangWatch) -> None:
     message = decode_line(line)
-    check_message(message, TO_LAUNCHER)
     for rank, iteration in message["ranks"].items():
         watch.hear(int(rank), int(iteration))
     if message["status"]:

@@ -103,7 +103,7 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
     from neox_model.processes import leave_processes
     from neox_model.torch_compat import init_process_group
     from neox_model.train.data.batch import Batch, as_batch
-    from neox_model.train.engine_step import EngineStep
+    from neox_model.train.step import EngineStep
     from neox_model.worker import exit_worker
 
     torch.set_num_threads(1)

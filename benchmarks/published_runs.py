@@ -25,12 +25,11 @@ from statistics import median
 from typing import Any
 
 import yaml
+from predicted_durations import DEVICES, Constants, Device, Execution, predict
 
 from neox_config import Text, load_config, resolve
-from neox_config.estimate.duration import Constants, Execution, predict
 from neox_config.estimate.memory import device_memory
 from neox_config.estimate.setup import Setup, setup_of
-from neox_config.facts.devices import DEVICES, Device
 
 ROWS = Path(__file__).with_name("published-runs.yml")
 USABLE_MEMORY = 0.94

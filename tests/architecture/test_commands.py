@@ -105,9 +105,7 @@ def test_an_example_that_is_wrong_is_found(line, any_path):
     [
         ("neox-config a.yml b.yml", "write a command before files: neox-config check a.yml b.yml\n"),
         ("neox-checkpoint runs/checkpoints", "before files: neox-checkpoint inspect runs/checkpoints\n"),
-        ("neox-data texts.jsonl", "texts.jsonl is not a command; write a command before files\n"),
         ("neox-convert ./exported", "./exported is not a command; write a command before files\n"),
-        ("neox-kernels a.yml", "a.yml is not a command; write a command before files\n"),
     ],
 )
 def test_a_file_in_place_of_a_command_is_answered_with_the_command(line, advice):

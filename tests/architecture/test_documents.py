@@ -17,7 +17,7 @@ import neox_launcher.cli.config
 import neox_launcher.cli.launch
 import neox_model.convert.cli
 import neox_model.inspection.cli
-import neox_model.report
+import neox_model.report.cli
 from docs_site import anchors_of, navigation, problems_of_pages, public_names, without_code
 from neox_config import load_config, resolve
 from neox_config.errors import ConfigError
@@ -33,7 +33,7 @@ COMMANDS = {
     "neox-data": neox_data.cli.main,
     "neox-kernels": neox_kernels.cli.main,
     "neox-launch": neox_launcher.cli.launch.main,
-    "neox-report": neox_model.report.main,
+    "neox-report": neox_model.report.cli.main,
     "neox-checkpoint": neox_model.inspection.cli.main,
     "neox-convert": neox_model.convert.cli.main,
     "preprocess_data": neox_data.preprocess.cli.main,

@@ -43,8 +43,8 @@ FACTS = {
         home="neox_config.facts.spikes",
         users=(
             "neox_launcher.controller.restarts",
-            "neox_model.train.hooks.spikes",
-            "neox_model.train.left_out",
+            "neox_model.train.hooks.guard",
+            "neox_model.train.loading",
             "neox_model.train.recent_losses",
         ),
         text=r"= 1\.4826|left-out\.json",

@@ -51,7 +51,7 @@ def test_only_the_loader_of_neox_data_imports_torch():
         "neox_model.worker",
         "neox_model.doctor.examine",
         "neox_model.bounds",
-        "neox_model.report",
+        "neox_model.report.cli",
         "neox_model.convert.cli",
         "neox_model.inspection.cli",
         "neox_model.train.data.description",

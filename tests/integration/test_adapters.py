@@ -116,8 +116,8 @@ def merge_and_compare(folder: str) -> dict[str, float]:
     from neox_model.assembly.model import build_model
     from neox_model.assembly.zero_sharding import gathered_parameter
     from neox_model.checkpoint import load_weights
+    from neox_model.checkpoint.adapters import merge_adapters
     from neox_model.checkpoint.base import load_base
-    from neox_model.checkpoint.merge import merge_adapters
     from neox_model.parallel.groups import SINGLE_PROCESS as ALONE
     from neox_model.processes import load_tokenizer
 

@@ -2,7 +2,6 @@
 
 import math
 import random
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -83,8 +82,8 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
 
         def with_flip(training, *rest, what=what, **named):
             flip = Flip(training.engine, "master" if what == "save" else what)
-            built = build(training, *rest, **named)
-            return replace(built, called=[flip, *built.called])
+            hooks, before_save = build(training, *rest, **named)
+            return [flip, *hooks], before_save
 
         run.build_hooks = with_flip if what else build
         with world_of(2, Path(folder), name=str(number)):

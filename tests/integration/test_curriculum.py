@@ -17,8 +17,7 @@ from neox_data.errors import DataError
 from neox_model.train.data.datasets import build_datasets
 from neox_model.train.data.description import training_data_of
 from neox_model.train.data.position import START, Position
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from

@@ -120,7 +120,7 @@ def reduce_each(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     from neox_model.optim.lr_schedule import LearningRateSchedule
     from neox_model.parallel.topology import create_groups
     from neox_model.train.data.batch import as_batch
-    from neox_model.train.engine_step import EngineStep
+    from neox_model.train.step import EngineStep
     from support.settings import resolved_from
 
     groups = create_groups(1, 1)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST
+from neox_model.checkpoint.adapters import merge_adapters
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.downloads import cache_folder
-from neox_model.checkpoint.merge import merge_adapters
 from support.corpus import write_corpus
 from support.cut_connections import proxied
 from support.distributed import DistributedFailure, run_ranks

@@ -307,7 +307,7 @@ def train_to_its_end(folder: str, data_path: str) -> dict[str, list[str]]:
     from support.settings import SMALL_TRAINING, resolved_from
 
     heard: list[str] = []
-    logger = logging.getLogger("neox_model.train.hooks.local_steps")
+    logger = logging.getLogger("neox_model.train.hooks.upkeep")
     logger.addFilter(lambda record: heard.append(record.getMessage()) or True)
     params = OPTIMIZER | arguments_of("ZeroOneAdam", 1) | {"local_step_scaler": 1, "local_step_clipper": 8}
     settings = SMALL_TRAINING | {

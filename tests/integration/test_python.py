@@ -275,13 +275,6 @@ def test_a_configuration_is_loaded_in_another_precision(tmp_path, data):
     assert torch.equal(model.logits("abc"), whole.logits("abc"))
 
 
-def test_a_folder_above_the_checkpoints_is_answered_with_theirs(tmp_path):
-    (tmp_path / "checkpoints" / "global_step4").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "global_step4" / "manifest.json").write_text("{}")
-    with pytest.raises(neox_model.NeoXError, match=f"model of transformers; pass {tmp_path}/checkpoints$"):
-        neox_model.load_model(tmp_path)
-
-
 @pytest.mark.slow
 def test_what_is_not_saved_is_named(data, caplog):
     with neox_model.Trainer(config_of(data)) as trainer:
@@ -390,7 +383,7 @@ def test_an_answer_of_a_chat_is_that_of_transformers(tmp_path):
 
     folder = write_model(tmp_path / "model", "llama", random_settings("llama", 3) | LONGER)
     with pytest.raises(
-        neox_model.NeoXError, match=rf"no chat template in the folder of {folder}/.*; pass template=PATH"
+        neox_model.NeoXError, match=rf"no chat template next to the tokenizer {folder}/.*; pass template=PATH"
     ):
         neox_model.load_model(folder).chat([{"role": "user", "content": "a"}])
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -423,7 +416,6 @@ def test_an_answer_of_a_chat_is_that_of_transformers(tmp_path):
     ended = model.chat(messages, template=tmp_path / "other", maximum_tokens=40)
     assert (ended.text, ended.finish_reason) == (text[:place], "stop-string")
     for wrong, message in (
-        ([], "there is no message; pass"),
         ("ab", "messages is text, but not JSON (Expecting value at column 1); pass"),
         (["ab"], "message 1 of messages is text, but not JSON (Expecting value at column 1); pass"),
         ([{"role": "user", "content": "ab"}] * 99, "use a shorter prompt"),
@@ -433,13 +425,10 @@ def test_an_answer_of_a_chat_is_that_of_transformers(tmp_path):
     # An error of the template does not ask for the form that the messages have.
     strict = tmp_path / "strict.jinja"
     strict.write_text("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(
-        neox_model.NeoXError, match=r"alternate; change the messages, or pass another template"
-    ):
+    with pytest.raises(neox_model.NeoXError, match=r"alternate; pass .*, as .*strict.jinja accepts them"):
         model.chat(messages, template=strict)
-    for path in ("", TEMPLATE):
-        with pytest.raises(neox_model.NeoXError, match="template is the path of a file or folder"):
-            model.chat(messages, template=path)
+    with pytest.raises(neox_model.NeoXError):
+        model.chat(messages, template=TEMPLATE)
     # Stop strings of the call end the answer, too.
     stopped = model.chat(messages, maximum_tokens=40, stop_strings=[text[place]])
     assert stopped.text == text[:place]
@@ -664,19 +653,18 @@ def test_a_configuration_is_the_same_from_a_file_a_text_and_a_dictionary(tmp_pat
 def test_a_file_in_place_of_a_folder_or_a_configuration_is_named(tmp_path):
     file = tmp_path / "latest"
     file.touch()
-    with pytest.raises(neox_model.NeoXError, match=r"is a file; pass the folder .* \(\.yml, \.yaml\)$"):
+    with pytest.raises(neox_model.NeoXError, match="is not a folder; pass the folder given by"):
         neox_model.load_model(file)
     with pytest.raises(neox_model.ConfigError, match="file not found"):
         neox_model.load_model(tmp_path / "config.yml")
-    for value, what in (({"load": "x"}, "dictionary"), (5, "value of type int")):
-        with pytest.raises(neox_model.NeoXError, match=f"^a model cannot be loaded from a {what}; pass the"):
+    for value, what in (({"load": "x"}, "dict"), (5, "int")):
+        with pytest.raises(
+            neox_model.NeoXError, match=f"cannot be loaded from a value of type {what}; pass the"
+        ):
             neox_model.load_model(value)
-    with pytest.raises(neox_model.NeoXError, match=r" neox_model\.load_config\('config.yml'\)$"):
-        neox_model.Trainer("config.yml")
-    with pytest.raises(neox_model.NeoXError, match=r"^a dictionary .*: neox_model\.load_config\({...}\)$"):
-        neox_model.Trainer({"seed": 1})
-    with pytest.raises(neox_model.NeoXError, match=r"^a value of type int is not a configuration; pass"):
-        neox_model.Trainer(5)
+    for value in ("config.yml", {"seed": 1}, 5):
+        with pytest.raises(neox_model.NeoXError, match=r"^a value of type .* is not a configuration; pass"):
+            neox_model.Trainer(value)
 
 
 def test_two_values_in_python_are_replaced_by_overrides(tmp_path, data):
@@ -705,13 +693,8 @@ def test_folders_of_other_programs_are_named_with_what_to_do(tmp_path):
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
     with pytest.raises(neox_model.NeoXError, match=r"contains adapters of PEFT.*neox-convert from-peft"):
         neox_model.load_model(tmp_path / "peft")
-    with pytest.raises(neox_model.NeoXError, match=r"no folder meta-llama/Llama.*nothing is downloaded"):
+    with pytest.raises(neox_model.NeoXError, match=r"Llama-3.2-1B is not a folder; pass the folder given by"):
         neox_model.load_model("meta-llama/Llama-3.2-1B")
-    snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
-    with pytest.raises(neox_model.NeoXError, match=rf"is a folder of the Hub's cache; pass {snapshot}$"):
-        neox_model.load_model(tmp_path / "models--org--name")
     (tmp_path / "qwen3").mkdir()
     path = tmp_path / "qwen3" / "config.json"
     path.write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
@@ -721,7 +704,7 @@ def test_folders_of_other_programs_are_named_with_what_to_do(tmp_path):
     assert "docs/add-an-architecture.md" in str(refusal.value)
 
 
-def test_what_users_of_transformers_write_is_answered(tmp_path, data):
+def test_a_model_describes_itself_and_refuses_what_is_no_text(tmp_path, data):
     with neox_model.Trainer(config_of(data)) as trainer:
         trainer.save(tmp_path / "saved")
         copied = repr(trainer.model())
@@ -731,18 +714,6 @@ def test_what_users_of_transformers_write_is_answered(tmp_path, data):
     described = f"{size}, {count:,} parameters in float32 on {model.device}>"
     assert repr(model) == f"<Model of {tmp_path / 'saved' / 'global_step0'}: {described}"
     assert copied == f"<Model of a training: {described}"
-    for name, message in (
-        ("from_pretrained", "use neox_model.load_model"),
-        ("to", "the model is loaded on the current GPU, which torch.cuda.set_device"),
-        ("state_dict", "use that of model.module"),
-        ("save_pretrained", "use neox-convert to-hf"),
-        ("apply_chat_template", "use model.chat"),
-    ):
-        with pytest.raises(AttributeError, match=f"Model has no attribute '{name}'; {message}"):
-            getattr(model, name)
-    assert not hasattr(model, "other")
-    with pytest.raises(neox_model.NeoXError, match=r"use model.logits\(text\)"):
-        model("a")
     ids = "a prompt is a text, not a value of type {}; for token ids, pass model.tokenizer.decode(ids)"
     for prompts, message in (
         ([1, 2], ids.format("int")),
@@ -753,8 +724,7 @@ def test_what_users_of_transformers_write_is_answered(tmp_path, data):
         (["a", None], ids.format("NoneType")),
         (5, ids.format("int")),
         (b"ab", ids.format("bytes")),
-        ([{"role": "user", "content": "a"}], "a text; for messages, use model.chat(messages)"),
-        ({"role": "user", "content": "a"}, "a text; for messages, use model.chat(messages)"),
+        ([{"role": "user", "content": "a"}], "and for messages use model.chat(messages)"),
     ):
         with pytest.raises(neox_model.NeoXError, match=re.escape(message)):
             model.generate(prompts)
@@ -762,14 +732,6 @@ def test_what_users_of_transformers_write_is_answered(tmp_path, data):
         list(model.stream([1, 2]))
     one, other = model.generate(iter(["a", "b"]), maximum_tokens=1)
     assert [one.tokens, other.tokens] == [model.generate(text, maximum_tokens=1).tokens for text in "ab"]
-    for name, message in (
-        ("torch_dtype", "use precision='fp32', 'bf16' or 'fp16'"),
-        ("dtype", "use precision='fp32', 'bf16' or 'fp16'"),
-        ("device_map", "leave it out: the model is loaded on the current GPU"),
-        ("device", "leave it out: the model is loaded on the current GPU"),
-    ):
-        with pytest.raises(neox_model.NeoXError, match=f"load_model has no argument {name}; {message}"):
-            neox_model.load_model(tmp_path / "saved", **{name: "auto"})
     with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
         neox_model.load_model(tmp_path / "saved", other=1)
 
@@ -779,18 +741,9 @@ def test_settings_of_generation_are_checked(data):
         model = trainer.model()
     with pytest.raises(neox_model.ConfigError, match=r"temperatur\n +is not a parameter of generation"):
         model.generate("a", temperatur=1.0)
-    for settings, remedy in (
-        ({"max_new_tokens": 4}, "use maximum_tokens=4"),
-        ({"max_tokens": 4}, "use maximum_tokens=4"),
-        ({"num_return_sequences": 4}, "pass the prompt several times: generate([prompt] * 4)"),
-        ({"do_sample": True}, "set temperature above 0"),
-        ({"do_sample": False}, "set temperature to 0"),
-        ({"temperatur": 1.0}, "did you mean temperature?"),
-        ({"zzz": 1}, "use maximum_tokens, temperature, "),
-    ):
-        with pytest.raises(neox_model.ConfigError, match=re.escape(f"generation\n    {remedy}")):
-            model.generate("a", **settings)
-    with pytest.raises(neox_model.ConfigError, match=r"num_samples\n +has no effect"):
+    with pytest.raises(neox_model.ConfigError, match="use maximum_tokens, temperature, "):
+        model.generate("a", max_new_tokens=4)
+    with pytest.raises(neox_model.ConfigError, match=r"num_samples\n +is not a parameter"):
         model.generate("a", num_samples=3)
     with pytest.raises(neox_model.ConfigError, match="contains an empty string"):
         model.generate("a", stop_strings=["b", ""])
@@ -813,9 +766,12 @@ def test_settings_of_generation_are_checked(data):
     ("curriculum", "message"),
     [
         (None, "no function"),
-        (lambda iteration: 20, "returns 20 for iteration 1, but must return 8 to 16"),
-        (lambda iteration: 16 - iteration, "returns 14 for iteration 2, but must return 15 to 16"),
-        (lambda iteration: 8.5, "no whole number"),
+        (lambda iteration: 20, "returns 20 for iteration 1, but must return a whole number of 8 to 16"),
+        (
+            lambda iteration: 16 - iteration,
+            "returns 14 for iteration 2, but must return a whole number of 15 to 16",
+        ),
+        (lambda iteration: 8.5, "must return a whole number"),
         ({"seqlen": lambda iteration: 8}, "has schedule_type: custom, but no function"),
     ],
 )

@@ -24,8 +24,7 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from neox_model.train.data.batch import Batch, DocumentEnds, as_batch, as_masked_batch
 from neox_model.train.data.streams import choose_weighting
-from neox_model.train.engine_step import EngineStep
-from neox_model.train.step import TrainStep
+from neox_model.train.step import EngineStep, TrainStep
 from support.architectures import ARCHITECTURES, SMALL, WIDE
 from support.settings import resolved_from
 

@@ -282,14 +282,14 @@ class Contents:
 def contents_of(folder: Path) -> Contents:
     """Read a checkpoint; random streams are left out."""
     manifest = Manifest.read(folder)
-    reader = ShardReader(folder, manifest.files)
+    reader = ShardReader(folder, manifest)
     tensors = {}
     for name, record in manifest.tensors.items():
         if name.startswith("rng/"):
             continue
         tensors[name] = torch.empty(record.shape, dtype=DTYPES[record.dtype])
         block = tuple((0, length) for length in record.shape)
-        reader.fill(tensors[name].view(-1), name, record, (block, 0, tensors[name].numel()))
+        reader.fill(tensors[name].view(-1), name, (block, 0, tensors[name].numel()))
     numbers = {
         f"{weight}/{state}": number["value"]
         for weight, states in manifest.optimizer_scalars.items()

@@ -73,11 +73,11 @@ def weights_of(folder: Path, iteration: int = ITERATIONS) -> dict[str, Tensor]:
     """The whole weights of a checkpoint, by logical name."""
     place = folder / checkpoint_name(iteration)
     manifest = Manifest.read(place)
-    reader, found = ShardReader(place, manifest.files), {}
+    reader, found = ShardReader(place, manifest), {}
     for name in manifest.weight_names:
         record = manifest.tensors[name]
         values = torch.empty(math.prod(record.shape))
-        reader.fill(values, name, record, (tuple((0, size) for size in record.shape), 0, values.numel()))
+        reader.fill(values, name, (tuple((0, size) for size in record.shape), 0, values.numel()))
         found[name] = values.view(record.shape)
     return found
 

@@ -39,12 +39,12 @@ def tensors_of(folder: Path, iteration: int) -> dict[str, Tensor]:
 
     checkpoint = folder / checkpoint_name(iteration)
     manifest = Manifest.read(checkpoint)
-    reader, found = ShardReader(checkpoint, manifest.files), {}
+    reader, found = ShardReader(checkpoint, manifest), {}
     for name, record in manifest.tensors.items():
         if not name.startswith("rng"):
             whole = torch.empty(record.shape, dtype=torch.float64)
             wanted = tuple((0, length) for length in record.shape), 0, whole.numel()
-            reader.fill(whole.view(-1), name, record, wanted)
+            reader.fill(whole.view(-1), name, wanted)
             found[name] = whole
     return found
 

@@ -238,5 +238,5 @@ def test_a_dataset_that_is_too_short_is_refused() -> None:
 
 @pytest.mark.parametrize("item", [-1, 12])
 def test_an_item_that_is_not_there_is_refused(item: int) -> None:
-    with pytest.raises(IndexError, match=f"item {item} of a blend of 12"):
+    with pytest.raises(IndexError, match=f"item {item} of a mixture of 12"):
         BlendedDataset([Numbers(100, 4), Numbers(200, 8)], [1, 2], 10)[item]

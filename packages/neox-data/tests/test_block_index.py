@@ -130,7 +130,7 @@ def test_parts_without_a_description_are_not_those_of_the_next_index(left_behind
 def test_an_index_that_does_not_record_its_texts_is_refused(complete):
     described = json.loads((complete / "index.json").read_text())
     (complete / "index.json").write_text(json.dumps(described | {"format": "neox-block-index-1"}))
-    with pytest.raises(DataError, match=r"index was made by an earlier version .* delete it, and make it"):
+    with pytest.raises(DataError, match=r"is damaged \(format 'neox-block-index-1'\); delete its folder"):
         open_block_index(complete)
 
 

@@ -169,7 +169,7 @@ def test_invalid_curricula_are_reported() -> None:
         curriculum([3, 4, NEVER])
     with pytest.raises(DataError, match="has 1,001 steps, but at most 1,000 are supported"):
         curriculum(list(range(1001)))
-    with pytest.raises(IndexError, match="item 80 of a curriculum of 80"):
+    with pytest.raises(IndexError, match="item 80 of a mixture of 80"):
         curriculum(ADMITTED)[80]
 
 

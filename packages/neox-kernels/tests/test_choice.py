@@ -57,9 +57,7 @@ def test_auto_falls_back_and_logs_the_reason(unavailable, caplog):
 
 
 def test_auto_selects_fused_if_it_agrees_and_is_faster(available, monkeypatch, caplog):
-    monkeypatch.setattr(
-        trial, "time_forms", lambda operator, args: trial.Timing(fused_ms=1.0, reference_ms=2.0)
-    )
+    monkeypatch.setattr(trial, "time_forms", lambda operator, args: (1.0, 2.0))
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             chosen = choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6))
@@ -68,9 +66,7 @@ def test_auto_selects_fused_if_it_agrees_and_is_faster(available, monkeypatch, c
 
 
 def test_auto_selects_the_reference_if_faster(available, monkeypatch):
-    monkeypatch.setattr(
-        trial, "time_forms", lambda operator, args: trial.Timing(fused_ms=2.0, reference_ms=1.0)
-    )
+    monkeypatch.setattr(trial, "time_forms", lambda operator, args: (2.0, 1.0))
     assert choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6)) is available.reference
 
 
@@ -82,9 +78,7 @@ def test_auto_selects_the_reference_if_fused_is_wrong(available, caplog):
 
 
 def test_auto_agrees_with_the_other_ranks(available, monkeypatch):
-    monkeypatch.setattr(
-        trial, "time_forms", lambda operator, args: trial.Timing(fused_ms=1.0, reference_ms=2.0)
-    )
+    monkeypatch.setattr(trial, "time_forms", lambda operator, args: (1.0, 2.0))
     answers = []
 
     def agree(mine):
@@ -123,7 +117,7 @@ def test_a_compiler_that_fails_gives_no_time(available, monkeypatch, caplog):
 
 def test_both_forms_are_timed(available, monkeypatch):
     monkeypatch.setattr(trial, "graph_ms", lambda run: 1.0 if run.args[0] is available.fused else 3.0)
-    assert trial.time_forms(available, ()) == trial.Timing(fused_ms=1.0, reference_ms=3.0)
+    assert trial.time_forms(available, ()) == (1.0, 3.0)
 
 
 def test_auto_selects_the_reference_if_the_trial_fails(available, monkeypatch, caplog):
@@ -142,7 +136,7 @@ def test_the_example_of_a_run_is_tried(available, monkeypatch):
 
     def timed(operator, args):
         tried.append(args[0].shape)
-        return trial.Timing(fused_ms=1.0, reference_ms=2.0)
+        return (1.0, 2.0)
 
     monkeypatch.setattr(trial, "time_forms", timed)
     choose(
@@ -160,8 +154,7 @@ def test_a_decision_is_stored_for_its_arguments_and_survives_the_process(availab
     times = iter([(1.0, 2.0), (2.0, 1.0)])
 
     def timed(operator, args):
-        fused_ms, reference_ms = next(times)
-        return trial.Timing(fused_ms=fused_ms, reference_ms=reference_ms)
+        return next(times)
 
     monkeypatch.setattr(trial, "time_forms", timed)
     arguments = {"device": "cpu", "dtype": torch.float32}
@@ -191,7 +184,7 @@ def test_the_key_of_a_decision_is_that_of_real_tensors(operator):
 
 
 def test_a_damaged_decision_is_made_again(available, monkeypatch, cache):
-    monkeypatch.setattr(trial, "time_forms", lambda *_: trial.Timing(fused_ms=1.0, reference_ms=2.0))
+    monkeypatch.setattr(trial, "time_forms", lambda *_: (1.0, 2.0))
     arguments = {"device": "cpu", "dtype": torch.float32, "shape": (4, 6)}
     choose("auto", available, **arguments)
     (path,) = (cache / "decisions").iterdir()
@@ -203,7 +196,7 @@ def test_a_damaged_decision_is_made_again(available, monkeypatch, cache):
 
 
 def test_decisions_that_others_could_change_are_not_read(available, monkeypatch, cache):
-    monkeypatch.setattr(trial, "time_forms", lambda *_: trial.Timing(fused_ms=1.0, reference_ms=2.0))
+    monkeypatch.setattr(trial, "time_forms", lambda *_: (1.0, 2.0))
     cache.mkdir()
     cache.chmod(0o777)
     assert choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6)) == (
@@ -216,7 +209,7 @@ def test_a_full_disk_does_not_end_a_training(available, monkeypatch, cache, capl
     def fail(path, *arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trial, "time_forms", lambda *_: trial.Timing(fused_ms=1.0, reference_ms=2.0))
+    monkeypatch.setattr(trial, "time_forms", lambda *_: (1.0, 2.0))
     monkeypatch.setattr(Path, "write_text", fail)
     assert choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6)) == (
         available.fused_in_eager

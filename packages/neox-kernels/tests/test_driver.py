@@ -7,57 +7,10 @@ import torch
 
 from neox_kernels import build, driver, native
 
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC 12\n"
-CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
-
 
 @pytest.fixture
 def built(tmp_path):
     return build.Built(folder=tmp_path, architectures=("sm_90",), sources="", abi="", compiler="nvcc 13.0")
-
-
-@pytest.mark.parametrize(("text", "version"), [(OPEN, (580, 65, 6)), (CLOSED, (535, 104, 5)), ("", None)])
-def test_the_version_of_the_driver_is_read(text, version, tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "_VERSION_FILE", tmp_path / "version")
-    (tmp_path / "version").write_text(text)
-    driver.driver_version.cache_clear()
-    assert driver.driver_version() == version
-    driver.driver_version.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("compiler", "version", "oldest"),
-    [
-        ("nvcc 13.0", (570, 86, 15), "580.00"),
-        ("nvcc 13.2", (580, 65, 6), None),
-        ("nvcc 12.9", (525, 60, 13), None),
-        ("nvcc 12.0", (520, 61, 5), "525.60"),
-        ("nvcc 12.8", (570, 86, 15), None),
-        ("nvcc 13.0", None, None),
-    ],
-)
-def test_a_driver_too_old_is_named_with_the_remedy(built, compiler, version, oldest, monkeypatch):
-    monkeypatch.setattr(driver, "newest_cuda", lambda: None)
-    monkeypatch.setattr(driver, "driver_version", lambda: version)
-    object.__setattr__(built, "compiler", compiler)
-    reason = driver.why_driver_too_old(built)
-    assert (reason is None) is (oldest is None)
-    if oldest is not None:
-        assert f"{compiler}, which requires NVIDIA driver {oldest} or newer" in reason
-        assert re.search(r"this machine has \d+\.\d+\.\d+; update the driver, or set CUDA_HOME", reason)
-
-
-def test_a_driver_too_old_makes_operators_unavailable(built, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(native, "present_architectures", lambda: ("sm_90",))
-    monkeypatch.setattr(build, "find_built", lambda architectures, cuda: built)
-    monkeypatch.setattr(driver, "driver_version", lambda: (570, 86, 15))
-    monkeypatch.setattr(driver, "newest_cuda", lambda: 12)
-    native._loaded.cache_clear()
-    state = native.state(may_build=False)
-    native._loaded.cache_clear()
-    assert not state.ok
-    assert "requires NVIDIA driver 580.00" in state.reason
 
 
 def test_a_launch_that_works_is_tried_once(built, emulated_module_path, monkeypatch):
@@ -77,19 +30,12 @@ def test_a_launch_that_fails_makes_operators_unavailable(built, monkeypatch):
     monkeypatch.setattr(native, "present_architectures", lambda: ("sm_90",))
     monkeypatch.setattr(build, "find_built", lambda architectures, cuda: built)
     monkeypatch.setattr(build, "load_module", lambda path: torch)
-    monkeypatch.setattr(driver, "driver_version", lambda: (580, 65, 6))
     native._loaded.cache_clear()
     state = native.state(may_build=False)
     native._loaded.cache_clear()
     assert not state.ok
     assert re.search(r"a trial launch on a GPU failed \(ImportError.*\); delete .* and run:", state.reason)
     assert not list(built.folder.glob("launched-*"))
-
-
-def test_a_driver_with_forward_compatibility_is_new_enough(built, monkeypatch):
-    monkeypatch.setattr(driver, "driver_version", lambda: (570, 86, 15))
-    monkeypatch.setattr(driver, "newest_cuda", lambda: 13)
-    assert driver.why_driver_too_old(built) is None
 
 
 def test_a_device_that_belongs_to_this_process_alone_is_not_blamed(built, monkeypatch):

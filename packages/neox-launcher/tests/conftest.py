@@ -18,7 +18,6 @@ from neox_config import NeoXConfig, load_config
 from neox_launcher.backends.local import LocalBackend
 from neox_launcher.controller import terminal
 from neox_launcher.protocol.channel import Channel, Seal
-from neox_launcher.protocol.messages import TO_AGENT, TO_LAUNCHER, own_version
 from neox_launcher.protocol.orders import Orders
 from neox_launcher.resources.host import Host
 
@@ -70,9 +69,9 @@ def sealed_channels() -> Iterator[Callable[[], tuple[Channel, Channel]]]:
             ends = [socket.create_connection(server.getsockname()), server.accept()[0]]
         launcher, agent = (Channel(end) for end in ends)
         keys = {"sending": b"to the agent", "receiving": b"to the launcher"}
-        launcher.seal(Seal(**keys, schema=TO_LAUNCHER, peer_version=own_version()))
+        launcher.seal(Seal(**keys))
         swapped = {"sending": keys["receiving"], "receiving": keys["sending"]}
-        agent.seal(Seal(**swapped, schema=TO_AGENT, peer_version=own_version()))
+        agent.seal(Seal(**swapped))
         opened.extend((launcher, agent))
         return launcher, agent
 

@@ -17,7 +17,7 @@ from neox_launcher.protocol.claims import SAVES_TO
 from neox_launcher.worker.ranks import RankInfo
 from neox_model import worker
 from neox_model.api.alone import groups_of_one
-from neox_model.checkpoint.save_lock import folder_lock
+from neox_model.checkpoint.storage import folder_lock
 from neox_model.errors import LayoutError, StopRequested
 from neox_model.processes import (
     _ALLOCATOR_VARIABLES,

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from neox_data.command import DataCommand
-from neox_data.command_line import verbose_option
+from neox_data.command import DataCommand, verbose_option
 from neox_data.counted import counted
 from neox_data.curriculum.analyze import METRICS
 from neox_data.curriculum.metric_index import write_metric_index

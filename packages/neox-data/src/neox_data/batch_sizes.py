@@ -25,7 +25,8 @@ class BatchSizes:
 
     def at(self, iteration: int) -> int:
         """Return the number of samples that an iteration reads."""
-        return self.changes[self._place_of(iteration)][1]
+        place = bisect_right(self.changes, iteration, key=lambda change: change[0]) - 1
+        return self.changes[place][1]
 
     def first_item(self, iteration: int) -> int:
         """Return the number of samples read before an iteration."""
@@ -39,6 +40,3 @@ class BatchSizes:
         place = bisect_right(firsts, item) - 1
         first, samples = self.changes[place]
         return first + (item - firsts[place]) // samples
-
-    def _place_of(self, iteration: int) -> int:
-        return bisect_right(self.changes, iteration, key=lambda change: change[0]) - 1

@@ -7,6 +7,7 @@ Known limits: without the compiled extension, the order is computed item by item
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,15 @@ from neox_data.errors import DataError
 from neox_data.native import load_native
 from neox_data.weights import blend_shares, normalise_weights, samples_per_dataset
 
-__all__ = ["BlendOrder", "BlendedDataset", "SampleDataset", "blend_order", "build_blend", "plain_blend_order"]
+__all__ = [
+    "BlendOrder",
+    "BlendedDataset",
+    "Mixture",
+    "SampleDataset",
+    "blend_order",
+    "build_blend",
+    "plain_blend_order",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +44,43 @@ class SampleDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, item: int, /) -> np.ndarray: ...
+
+
+class Mixture(ABC):
+    """A dataset whose items are items of other datasets.
+
+    Attributes:
+        datasets: the datasets.
+    """
+
+    datasets: Sequence[SampleDataset]
+    _length: int
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, item: int) -> np.ndarray:
+        """Return the tokens of an item, int64 [seq_length + 1]."""
+        dataset, place = self.locate(item)
+        return self.datasets[dataset][place]
+
+    def locate(self, item: int) -> tuple[int, int]:
+        """Return the dataset of an item, and the item in it.
+
+        Raises:
+            IndexError: there is no such item.
+        """
+        if not 0 <= item < self._length:
+            raise IndexError(f"item {item} of a mixture of {self._length:,}")
+        return self._locate(item)
+
+    @abstractmethod
+    def _locate(self, item: int) -> tuple[int, int]:
+        """Return the same for an item that exists."""
+
+    @abstractmethod
+    def items_of(self, dataset: int, place: int) -> list[int]:
+        """Return the items that are item `place` of a dataset, such as one or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +164,7 @@ def plain_blend_order(weights: np.ndarray, num_items: int) -> BlendOrder:
     return order
 
 
-class BlendedDataset:
+class BlendedDataset(Mixture):
     """Items of several datasets, mixed by weight in a fixed order.
 
     Args:
@@ -145,9 +191,6 @@ class BlendedDataset:
                     f"items of the blend require {count:,} of them; build it for more samples"
                 )
 
-    def __len__(self) -> int:
-        return self._length
-
     @cached_property
     def differs_from_earlier_versions(self) -> bool:
         """Return True if earlier versions, which divided the weights by numpy's sum twice, mixed differently.
@@ -162,19 +205,7 @@ class BlendedDataset:
         order = blend_order(earlier, len(self._order.datasets))
         return not np.array_equal(order.datasets, self._order.datasets)
 
-    def __getitem__(self, item: int) -> np.ndarray:
-        """Return the tokens of an item, int64 [seq_length + 1]."""
-        dataset, place = self.locate(item)
-        return self.datasets[dataset][place]
-
-    def locate(self, item: int) -> tuple[int, int]:
-        """Return the dataset of an item, and the item in it.
-
-        Raises:
-            IndexError: there is no such item.
-        """
-        if not 0 <= item < self._length:
-            raise IndexError(f"item {item} of a blend of {self._length:,}")
+    def _locate(self, item: int) -> tuple[int, int]:
         return self._order.locate(item)
 
     def taken(self, num_items: int) -> list[int]:

@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from neox_data.blend_report import SourceShare, report_blend, report_datasets, share_lines
-from neox_data.command import DataCommand
-from neox_data.command_line import verbose_option
+from neox_data.command import DataCommand, verbose_option
 from neox_data.counted import counted
 from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed import open_indexed
@@ -84,16 +83,12 @@ def _report_prefixes(
     if weights is not None and alpha is not None:
         raise click.UsageError("--weights and --alpha are mutually exclusive; pass one of them")
     datasets = [open_indexed(prefix) for prefix in prefixes]
-    shares = _parse_weights(weights)
-    if alpha is not None:
-        shares = weights_by_num_documents([len(dataset) for dataset in datasets], alpha).tolist()
-    return report_blend(datasets, shares, num_samples=num_samples, seq_length=seq_length)
-
-
-def _parse_weights(weights: str | None) -> list[float] | None:
     try:
-        return None if weights is None else [float(word) for word in weights.split(",")]
+        shares = None if weights is None else [float(word) for word in weights.split(",")]
     except ValueError:
         raise click.UsageError(
             f'--weights {weights!r} is not a list of numbers; write it like "0.7, 0.3"'
         ) from None
+    if alpha is not None:
+        shares = weights_by_num_documents([len(dataset) for dataset in datasets], alpha).tolist()
+    return report_blend(datasets, shares, num_samples=num_samples, seq_length=seq_length)

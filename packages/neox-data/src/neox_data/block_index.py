@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FORMAT = "neox-block-index-2"
-# Its indexes do not record which texts they were made of, only the lengths of these.
-_WITHOUT_TEXTS = "neox-block-index-1"
 
 # Number of the dataset, sequence, first token.
 Place = tuple[int, int, int]
@@ -273,11 +271,6 @@ def _describe(path: Path, **values: Any) -> None:
 def _described(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
-        if found["format"] == _WITHOUT_TEXTS:
-            raise DataError(
-                f"{path.parent} was made by an earlier version and does not record which texts it is of; "
-                "delete it, and make it again with neox-launch index-blocks"
-            )
         if found["format"] != FORMAT:
             raise ValueError(f"format {found['format']!r}")
         if not isinstance(found["made_with"], dict) or found.get("part_blocks", 1) < 1:
@@ -291,10 +284,13 @@ def _described(path: Path) -> dict[str, Any]:
 
 def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
     """Return the first difference in words; None if both are the same."""
-    return next(_differences(found, json.loads(json.dumps(wanted, allow_nan=False))), None)
-
-
-def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    for name in dict.fromkeys([*wanted, *found]):
-        if found.get(name) != wanted.get(name):
-            yield f"{name} is {found.get(name)}, not {wanted.get(name)}"
+    wanted = json.loads(json.dumps(wanted, allow_nan=False))
+    names = dict.fromkeys([*wanted, *found])
+    return next(
+        (
+            f"{name} is {found.get(name)}, not {wanted.get(name)}"
+            for name in names
+            if found.get(name) != wanted.get(name)
+        ),
+        None,
+    )

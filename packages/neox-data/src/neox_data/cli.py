@@ -2,12 +2,13 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import numpy as np
 
+from neox_data.amount_progress import Counts, Reporter, report_progress
 from neox_data.amounts import bytes_in_words
 from neox_data.analyze_cli import analyze
 from neox_data.blend_report_cli import blend_report
@@ -16,9 +17,8 @@ from neox_data.command import (
     corpus_files_option,
     jsonl_key_option,
     log_interval_option,
-    notes_on_replaced,
+    quiet_option,
 )
-from neox_data.command_line import quiet_option
 from neox_data.counted import counted
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.chart import draw_lengths
@@ -36,11 +36,9 @@ from neox_data.manifest import (
 from neox_data.prepare.cli import prepare
 from neox_data.preprocess.inputs import find_inputs
 from neox_data.preprocess.passed_over import PassedOver
-from neox_data.preprocess.progress import Counts, Reporter, report_progress
 from neox_data.preprocess.read import CorpusReader
 from neox_data.preprocess.stdlib_corpus import write_stdlib_corpus
 from neox_data.sources import cut_offsets, merge_offsets
-from neox_data.splits import PARTS
 from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, Tokenizer, build_tokenizer
 from neox_data.tokenizers.added import add_special_tokens
 from neox_data.tokenizers.train import FEWEST_ENTRIES, train_byte_level_bpe
@@ -103,15 +101,30 @@ def inspect(
     if tokenizer_type is not None:
         tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
         check_tokenizer(prefix, tokenizer)
-        documents = list(_first_documents(dataset, tokenizer, show))
-    for name, value in _description(dataset):
+        for number in range(min(show, len(dataset))):
+            size = dataset.sizes.item(number)
+            text = _decoded(dataset.get(number, 0, min(_SHOWN_TOKENS, size)), tokenizer)
+            documents.append(f"document {number}, {size:,} tokens:\n{text}")
+    sizes = dataset.sizes
+    for name, value in (
+        ("prefix", str(dataset.prefix)),
+        ("layout", dataset.index.layout),
+        ("token type", dataset.dtype.name),
+        ("sequences", f"{len(dataset):,}"),
+        ("documents", f"{max(len(dataset.document_starts) - 1, 0):,}"),
+        ("tokens", f"{dataset.num_tokens:,}"),
+    ):
         click.echo(f"{name:12} {value}")
     if len(dataset):
+        click.echo(
+            f"{'lengths':12} {sizes.min():,} to {sizes.max():,}, mean {sizes.mean():,.1f}, median "
+            f"{np.median(sizes):,.0f}"
+        )
         click.echo(f"\n{'tokens':>29} {'documents':>15}")
-    for line in histogram_lines(dataset.sizes):
+    for line in histogram_lines(sizes):
         click.echo(line)
     if png is not None:
-        draw_lengths(dataset.sizes, str(prefix), png)
+        draw_lengths(sizes, str(prefix), png)
         click.echo(f"\nwrote {png}")
     for document in documents:
         click.echo(f"\n{document}")
@@ -149,7 +162,6 @@ def merge(prefixes: tuple[str, ...], output: str) -> None:
     contents = merge_manifests(prefixes)
     for prefix in prefixes:
         verify_manifest(prefix, (".idx", ".offsets"))
-    replaced = notes_on_replaced([output])
     copied = merge_indexed(prefixes, output, hashes=[recorded_sha256(prefix, ".bin") for prefix in prefixes])
     if contents is None:
         click.echo("no manifest was written, because not every dataset has one", err=True)
@@ -157,7 +169,6 @@ def merge(prefixes: tuple[str, ...], output: str) -> None:
         merge_offsets(prefixes, output)
         write_manifest(output, **contents, bin_sha256=copied.bin_sha256)
     _echo_written(copied.dataset)
-    _echo_all(replaced)
 
 
 @main.command(
@@ -177,7 +188,6 @@ def split(prefix: str, split: str, output: str) -> None:
     A dataset with a manifest is compared with it; if it is damaged, nothing is written.
     """
     verify_manifest(prefix, (".idx", ".offsets"))
-    notes = {prefix: notes_on_replaced([prefix]) for prefix in (f"{output}_{part}" for part in PARTS)}
     for dataset, documents, sha256 in split_indexed(
         prefix, split, output, sha256=recorded_sha256(prefix, ".bin")
     ):
@@ -185,7 +195,6 @@ def split(prefix: str, split: str, output: str) -> None:
             cut_offsets(prefix, documents, dataset.prefix)
             write_manifest(dataset.prefix, **contents, bin_sha256=sha256)
         _echo_written(dataset)
-        _echo_all(notes[str(dataset.prefix)])
 
 
 @main.command(
@@ -199,9 +208,7 @@ def split(prefix: str, split: str, output: str) -> None:
 def convert(prefix: str, output: str) -> None:
     """Convert a dataset from the older `cached` or `lazy` layout to the mmap layout."""
     verify_manifest(prefix)
-    replaced = notes_on_replaced([output])
     _echo_written(convert_indexed(prefix, output))
-    _echo_all(replaced)
 
 
 @main.command(
@@ -287,14 +294,11 @@ def train_tokenizer(
     quiet: bool,
 ) -> None:
     """Train a byte-level BPE vocabulary, for HFTokenizer."""
-    _check_special(special)
+    if "" in special:
+        raise click.UsageError("a special token is empty; give its text")
     started = time.monotonic()
     passed_over = PassedOver()
     paths = find_inputs(inputs, passed_over)
-    if any(os.path.realpath(path) == os.path.realpath(output) for path in paths):
-        raise click.UsageError(
-            f"--output {output} is also an input, which would be overwritten; choose another file"
-        )
     _refuse_existing_tokenizer(output)
     reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=skip_bad_lines, passed_over=passed_over)
     if not quiet:
@@ -331,7 +335,8 @@ def add_tokens(source: Path, tokens: tuple[str, ...], output: Path) -> None:
 
     Tokenize data with the new tokenizer: a dataset records the tokenizer it was made with.
     """
-    _check_special(tokens)
+    if "" in tokens:
+        raise click.UsageError("a special token is empty; give its text")
     _refuse_existing_tokenizer(output)
     added = add_special_tokens(source, tokens, output)
     for token, number in added.items():
@@ -350,14 +355,6 @@ def _refuse_existing_tokenizer(output: Path) -> None:
             f"--output {output} exists, and models and datasets may require this tokenizer; give another "
             "--output, or delete the file first"
         )
-
-
-def _check_special(tokens: Sequence[str]) -> None:
-    for token in tokens:
-        if not token:
-            raise click.UsageError("a special token is empty; give its text")
-        if tokens.count(token) > 1:
-            raise click.UsageError(f"{token!r} is given twice; give every special token once")
 
 
 @main.command(
@@ -401,13 +398,6 @@ def _texts_with_progress(reader: CorpusReader, report: Reporter) -> Iterator[str
     click.echo(f"learning a vocabulary from {counted(counts.documents, 'document')}", err=True)
 
 
-def _first_documents(dataset: IndexedDataset, tokenizer: Tokenizer, count: int) -> Iterator[str]:
-    for number in range(min(count, len(dataset))):
-        size = dataset.sizes.item(number)
-        tokens = dataset.get(number, 0, min(_SHOWN_TOKENS, size))
-        yield f"document {number}, {size:,} tokens:\n{_decoded(tokens, tokenizer)}"
-
-
 def _decoded(tokens: np.ndarray, tokenizer: Tokenizer) -> str:
     """Decode ids; of labels, those below 0, which the loss leaves out, are counted in brackets."""
     runs = np.split(tokens, np.flatnonzero(np.diff(tokens < 0)) + 1)
@@ -418,34 +408,8 @@ def _decoded(tokens: np.ndarray, tokenizer: Tokenizer) -> str:
     )
 
 
-def _echo_all(lines: Sequence[str]) -> None:
-    for line in lines:
-        click.echo(line)
-
-
 def _echo_written(dataset: IndexedDataset) -> None:
     click.echo(
         f"wrote {dataset.prefix}.bin and {dataset.prefix}.idx: {counted(len(dataset), 'sequence')}, "
         f"{counted(dataset.num_tokens, 'token')}"
     )
-
-
-def _description(dataset: IndexedDataset) -> list[tuple[str, str]]:
-    sizes = dataset.sizes
-    rows = [
-        ("prefix", str(dataset.prefix)),
-        ("layout", dataset.index.layout),
-        ("token type", dataset.dtype.name),
-        ("sequences", f"{len(dataset):,}"),
-        ("documents", f"{max(len(dataset.document_starts) - 1, 0):,}"),
-        ("tokens", f"{dataset.num_tokens:,}"),
-    ]
-    if len(sizes):
-        rows.append(
-            (
-                "lengths",
-                f"{sizes.min():,} to {sizes.max():,}, mean {sizes.mean():,.1f}, median "
-                f"{np.median(sizes):,.0f}",
-            )
-        )
-    return rows

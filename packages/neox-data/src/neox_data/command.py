@@ -1,41 +1,94 @@
-"""Shared parts of the package's commands: error messages, and options."""
+"""Shared parts of the package's commands: help, exit codes, error messages, and options."""
 
 import errno
+import io
+import logging
 import os
-import re
-import shlex
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import click
 
-from neox_data.amounts import bytes_in_words
-from neox_data.command_line import Command, Group
-from neox_data.counted import counted
-from neox_data.errors import DataError, IndexedDatasetError, TokenizerError
-from neox_data.indexed.index import read_index
-from neox_data.indexed.layout import idx_path
+from neox_data.errors import DataError
 from neox_data.whole_files import NO_ROOM
 
 __all__ = [
     "DataCommand",
     "DataCommands",
+    "GivenPath",
     "corpus_files_option",
     "jsonl_key_option",
     "log_interval_option",
-    "notes_on_replaced",
     "one_option_per_word",
+    "option",
+    "quiet_option",
+    "verbose_option",
 ]
 
-# Names of the tokenizer's parameters in a message, which are options of some commands; not parts of paths.
-_PARAMETERS = re.compile(r"(?<!\S)(?:tokenizer_type|vocab_file|merge_file)(?=[\s;,]|$)")
-_PREPROCESSING = ("preprocess", "preprocess-data", "preprocess_data", "preprocess_data.py")
-_REMOVED = "incomplete files were removed"
-_MAKE_ROOM = "free disk space or choose another location, and start again"
+_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
+_FAILURE, _INVALID, _INTERRUPTED = 1, 2, 130
+_EXIT_CODES = {
+    0: "success",
+    _FAILURE: "failure",
+    _INVALID: "invalid request",
+    _INTERRUPTED: "interrupted by Ctrl-C",
+}
+# What to do about a path that cannot be used, whatever the command does with it; the request is invalid.
+_REMEDIES = {
+    errno.EACCES: "change its permissions, or give another path",
+    errno.EPERM: "change its permissions, or give another path",
+    errno.EROFS: "give a path of a file system that can be written to",
+    errno.ENAMETOOLONG: "give a shorter path",
+}
+_MAKE_ROOM = "incomplete files were removed; free disk space or choose another location, and start again"
+_OTHERS = "Options"
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class _Option(click.Option):
+    """An option that `--help` lists under a heading."""
+
+    def __init__(self, *args: Any, heading: str = _OTHERS, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+
+
+def option(*names: str, heading: str, **settings: Any) -> Callable[[_Function], _Function]:
+    """Add an option that `--help` lists under a heading; otherwise like `click.option`."""
+    return click.option(*names, cls=_Option, heading=heading, **settings)
+
+
+class GivenPath(click.Path):
+    """A path; an empty one, as of a shell variable without a value, is refused: it would mean `.`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check that there is a path."""
+        if not str(value):
+            self.fail("is empty; give a path (. is the current folder)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _log_more(context: click.Context, parameter: click.Parameter, is_verbose: bool) -> None:
+    # Without a handler, Python prints warnings alone.
+    if is_verbose:
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        for package in ("neox_config", "neox_data", "neox_model"):
+            logging.getLogger(package).setLevel(logging.INFO)
+
+
+quiet_option = click.option(
+    "-q", "--quiet", is_flag=True, help="Show no progress; notes and errors are printed."
+)
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=_log_more,
+    help="Log what the command does, on stderr.",
+)
 corpus_files_option = click.option(
     "--input",
     "inputs",
@@ -61,97 +114,96 @@ log_interval_option = click.option(
 )
 
 
-def notes_on_replaced(prefixes: Iterable[Path | str]) -> list[str]:
-    """Return what is said after datasets have been written in place of others; called before that."""
-    return [note for prefix in map(Path, prefixes) if (note := _note_on_replaced(prefix)) is not None]
-
-
-def _note_on_replaced(prefix: Path) -> str | None:
-    if not idx_path(prefix).exists():
-        return None
-    try:
-        index = read_index(prefix)
-    except (IndexedDatasetError, OSError):
-        return f"replaced {prefix}, which was no complete dataset"
-    documents = counted(len(index.document_starts) - 1, "document")
-    return f"replaced a dataset of {documents} and {counted(index.num_tokens, 'token')}, {prefix}"
-
-
-class DataCommand(Command):
-    """A command of this package.
+class DataCommand(click.Command):
+    """A command whose help has examples and exit codes, and whose errors are one sentence.
 
     Args:
         several: options that take several values, as with argparse: `--input a.jsonl b.jsonl`.
-        advice: options of other programs -> what to write in place of each.
+        examples: complete command lines, for `--help`.
+        exit_codes: what exit codes mean, if not only success, failure, invalid request and Ctrl-C.
     """
-
-    reported: ClassVar[tuple[type[Exception], ...]] = (DataError, OSError)
 
     def __init__(
         self,
         *args: Any,
         several: Iterable[str] = (),
-        advice: Mapping[str, str] = MappingProxyType({}),
+        examples: Iterable[str] = (),
+        exit_codes: Mapping[int, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"context_settings": _SETTINGS, **kwargs})
         self._several = frozenset(several)
-        self._advice = advice
+        self.examples = tuple(examples)
+        self.exit_codes = {**_EXIT_CODES, **(exit_codes or {})}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line; answer files without `--input`, and options of other programs."""
-        words = list(one_option_per_word(args, self._several))
+        """Parse the command line."""
+        return super().parse_args(ctx, list(one_option_per_word(args, self._several)))
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program; a standard output that cannot be written to, such as a full disk, is reported."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Bytes of file names, and characters that its encoding lacks, are escaped.
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
-            return super().parse_args(ctx, list(words))
-        except click.NoSuchOption as error:
-            advice = self._advice.get(error.option_name.replace("_", "-"))
-            if advice is None:
-                raise
-            raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
-        except click.MissingParameter as error:
-            if error.param is None or error.param.name != "inputs":
-                raise
-            files = self.make_parser(ctx).parse_args(words)[1]
-            if not files:
-                raise
-            remedy = f"give the files with --input: --input {shlex.join(files)}"
-            raise click.UsageError(f"Missing option '--input'; {remedy}", ctx=ctx) from error
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            sys.stderr.write(f"standard output cannot be written to: {error.strerror}\n")
+            # Python would try to write the rest again when it exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(_FAILURE)
 
-    def message(self, error: Exception) -> str:
-        """Return the sentence that reports an error."""
-        text = super().message(error)
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            text = f"{text}; {_REMOVED}{_free_space(error)}; {_MAKE_ROOM}"
-        return _PARAMETERS.sub(self._option, text) if isinstance(error, TokenizerError) else text
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            # After the terminal's ^C.
+            click.echo("\ninterrupted", err=True)
+            ctx.exit(_INTERRUPTED)
+        except DataError as error:
+            click.ClickException(str(error)).show()
+            ctx.exit(error.exit_code)
+        except UnicodeEncodeError as error:
+            click.ClickException(f"{error}; write it in UTF-8, or set PYTHONUTF8=1").show()
+            ctx.exit(_INVALID)
+        except OSError as error:
+            # This raises the error of standard output, if it is one.
+            click.echo(nl=False)
+            place = f"{error.filename}: " if error.filename else ""
+            remedy = _MAKE_ROOM if error.errno in NO_ROOM else _REMEDIES.get(error.errno or 0)
+            text = f"{place}{error.strerror or error}" + (f"; {remedy}" if remedy else "")
+            click.ClickException(text).show()
+            ctx.exit(_INVALID if error.errno in _REMEDIES else _FAILURE)
 
-    def _option(self, found: re.Match[str]) -> str:
-        """Return the option of this command for the name of a parameter, which it is without an option."""
-        options = {option.name: option.opts[0] for option in self.params}
-        return options.get(found[0], found[0])
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, in the order of declaration; those without one last."""
+        headings: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = None if isinstance(param, click.Argument) else param.get_help_record(ctx)
+            if record is not None:
+                headings.setdefault(getattr(param, "heading", _OTHERS), []).append(record)
+        for heading in sorted(headings, key=_OTHERS.__eq__):
+            with formatter.section(heading):
+                formatter.write_dl(headings[heading])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples and the exit codes."""
+        with formatter.section("Examples"):
+            formatter.write("".join(f"  {line}\n" for line in self.examples))
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in self.exit_codes.items()])
 
 
-def _free_space(error: OSError) -> str:
-    """Return how much of a full disk is free now; empty for an error that names no file, and of a limit."""
-    if not error.filename or error.errno != errno.ENOSPC:
-        return ""
-    path = Path(os.fsdecode(error.filename)).absolute()
-    folder = next(each for each in path.parents if each.is_dir())
-    return f", and {bytes_in_words(shutil.disk_usage(folder).free)} are free in {folder}"
-
-
-class DataCommands(Group):
+class DataCommands(DataCommand, click.Group):
     """A program with such commands."""
 
     command_class = DataCommand
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names; name the program that is meant by preprocess."""
-        if args[0] in _PREPROCESSING and not ctx.resilient_parsing:
-            meant = shlex.join(["preprocess_data", *args[1:]])
-            ctx.fail(f"{args[0]} is not a command of neox-data; it is a separate program: {meant}")
-        return super().resolve_command(ctx, args)
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, then the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
 
 
 def one_option_per_word(args: Iterable[str], several: frozenset[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Derive document ids, position ids and loss mask from the end-of-document tokens of a batch.
+"""Derive document ids and position ids from the end-of-document tokens of a batch.
 
 The results are arrays of the batch's shape. Attention within documents is computed from document ids, so no
 mask of sequence x sequence is needed.
@@ -6,7 +6,7 @@ mask of sequence x sequence is needed.
 
 import numpy as np
 
-__all__ = ["document_ids", "loss_mask", "position_ids"]
+__all__ = ["document_ids", "position_ids"]
 
 
 def document_ids(tokens: np.ndarray, end_of_document: int) -> np.ndarray:
@@ -43,18 +43,3 @@ def position_ids(tokens: np.ndarray, end_of_document: int | None = None) -> np.n
     begins = np.zeros(tokens.shape, dtype=np.int64)
     begins[:, 1:] = np.where(tokens[:, :-1] == end_of_document, positions[:, 1:], 0)
     return positions - np.maximum.accumulate(begins, axis=1)
-
-
-def loss_mask(tokens: np.ndarray, end_of_document: int | None = None) -> np.ndarray:
-    """Return the loss mask: 0 for predictions from end-of-document tokens, else 1.
-
-    Args:
-        tokens: integers [batch, sequence], the model's input.
-        end_of_document: the end-of-document token; None: every prediction counts.
-
-    Returns:
-        float32 [batch, sequence].
-    """
-    if end_of_document is None:
-        return np.ones(tokens.shape, dtype=np.float32)
-    return np.asarray(tokens != end_of_document, dtype=np.float32)

@@ -10,7 +10,6 @@ Source: arXiv:2207.14255, sections 3 and 4.3 (at the level of tokens; SPM in the
 jointly with PSM).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +54,9 @@ def fill_in_middle(
     documents = np.split(tokens, ends + 1)
     chances = draws.uniform(len(documents), _DRAWS_PER_DOCUMENT)
     parts: list[np.ndarray] = []
+    before_prefix, before_suffix, before_middle = (
+        np.array([token]) for token in (special.prefix, special.suffix, special.middle)
+    )
     for document, (chance, order, *cuts) in zip(documents, chances.tolist(), strict=True):
         has_end = len(document) > 0 and document[-1] == special.end_of_document
         body, end = (document[:-1], document[-1:]) if has_end else (document, document[:0])
@@ -62,23 +64,12 @@ def fill_in_middle(
             parts.append(document)
             continue
         places = sorted(int(cut * (len(body) + 1)) for cut in cuts)
-        parts += _rearranged(np.split(body, places), special, is_spm=order < spm_rate)
-        parts.append(end)
+        prefix, middle, suffix = np.split(body, places)
+        if order < spm_rate:
+            parts += [before_prefix, before_suffix, suffix, before_middle, prefix, middle, end]
+        else:
+            parts += [before_prefix, prefix, before_suffix, suffix, before_middle, middle, end]
     return np.concatenate(parts)
-
-
-def _rearranged(parts: Sequence[np.ndarray], special: MiddleTokens, *, is_spm: bool) -> list[np.ndarray]:
-    prefix, middle, suffix = parts
-    if is_spm:
-        return [
-            np.array([special.prefix, special.suffix]),
-            suffix,
-            np.array([special.middle]),
-            prefix,
-            middle,
-        ]
-    first, second, third = (np.array([token]) for token in (special.prefix, special.suffix, special.middle))
-    return [first, prefix, second, suffix, third, middle]
 
 
 class FillInMiddleDataset:

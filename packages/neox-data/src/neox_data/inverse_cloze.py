@@ -86,15 +86,11 @@ class SentenceEnds:
             elif kept:
                 kept[-1] = end
             begin = end
-        return _divided(kept, longest)
-
-
-def _divided(ends: list[int], longest: int) -> np.ndarray:
-    found, begin = [], 0
-    for end in ends:
-        found += [*range(begin + longest, end, longest), end]
-        begin = end
-    return np.array(found, np.int64)
+        found, begin = list[int](), 0
+        for end in kept:
+            found += [*range(begin + longest, end, longest), end]
+            begin = end
+        return np.array(found, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +152,9 @@ class Blocks:
                 "for each document, in the same order"
             )
         for sequence in self.documents:
-            self._found.extend(self._divide(sequence))
+            self._found.extend(
+                block for block in self._divide(sequence) if len(block.ends) > 1 or self.has_single
+            )
         if not self._found:
             need = "a sentence" if self.has_single else "two sentences"
             raise DataError(
@@ -194,15 +192,11 @@ class Blocks:
         begin, taken = 0, list[int]()
         for end in self.ends.of(tokens, room).tolist():
             if taken and end - begin > room:
-                yield from self._used(Block(sequence, begin, tuple(taken)))
+                yield Block(sequence, begin, tuple(taken))
                 begin, taken = taken[-1], []
             taken.append(end)
         if taken:
-            yield from self._used(Block(sequence, begin, tuple(taken)))
-
-    def _used(self, block: Block) -> Iterator[Block]:
-        if len(block.ends) > 1 or self.has_single:
-            yield block
+            yield Block(sequence, begin, tuple(taken))
 
 
 def _without_end(tokens: np.ndarray, ends: SentenceEnds) -> np.ndarray:

@@ -30,19 +30,12 @@ def check_labels(tokens: IndexedDataset, labels: IndexedDataset) -> None:
             f"the labels {labels.prefix} are stored as {labels.dtype}, which has no negative numbers, but "
             f"labels that do not count are -100; {_AGAIN}"
         )
-    if len(tokens) != len(labels):
+    if not np.array_equal(tokens.sizes, labels.sizes):
         raise DataError(
-            f"the labels {labels.prefix} have {counted(len(labels), 'document')}, but {tokens.prefix} has "
-            f"{len(tokens):,}; name the labels of this dataset, or {_AGAIN}"
-        )
-    different = np.flatnonzero(tokens.sizes != labels.sizes)
-    if len(different):
-        document = different.item(0)
-        raise DataError(
-            f"document {document:,} has {counted(labels.sizes.item(document), 'label')} in "
-            f"{labels.prefix}, but {counted(tokens.sizes.item(document), 'token')} in {tokens.prefix} "
-            f"({counted(len(different), 'document differs', 'documents differ')}); name the labels of "
-            f"this dataset, or {_AGAIN}"
+            f"the labels {labels.prefix} ({counted(len(labels), 'document')}, "
+            f"{counted(labels.num_tokens, 'label')}) are not one for each token of {tokens.prefix} "
+            f"({counted(len(tokens), 'document')}, {counted(tokens.num_tokens, 'token')}); name the labels "
+            f"of this dataset, or {_AGAIN}"
         )
 
 

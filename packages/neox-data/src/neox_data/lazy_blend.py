@@ -12,9 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-import numpy as np
-
-from neox_data.blend import SampleDataset
+from neox_data.blend import Mixture, SampleDataset
 from neox_data.weights import normalise_weights
 
 __all__ = ["LazyBlendedDataset", "SpreadPoints"]
@@ -59,7 +57,7 @@ class SpreadPoints:
         return bisect_left(range(high + 1), place + 1, key=lambda items: self.taken(items, owner)) - 1
 
 
-class LazyBlendedDataset:
+class LazyBlendedDataset(Mixture):
     """Items of several datasets, mixed by weight in a computed order.
 
     The dataset of item k, and the item in it, depend only on the weights.
@@ -80,22 +78,7 @@ class LazyBlendedDataset:
             build(number, self._points.taken(num_samples, number)) for number in range(len(weights))
         ]
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, item: int) -> np.ndarray:
-        """Return the tokens of an item, int64 [seq_length + 1]."""
-        dataset, place = self.locate(item)
-        return self.datasets[dataset][place]
-
-    def locate(self, item: int) -> tuple[int, int]:
-        """Return the dataset of an item, and the item in it.
-
-        Raises:
-            IndexError: there is no such item.
-        """
-        if not 0 <= item < self._length:
-            raise IndexError(f"item {item} of a blend of {self._length:,}")
+    def _locate(self, item: int) -> tuple[int, int]:
         owner = self._points.owner(item)
         return owner, self._points.taken(item, owner)
 

@@ -5,11 +5,8 @@ wrong tokenizer noticed. A dataset without one is read like any other.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from neox_data.errors import IndexedDatasetError, TokenizerError
@@ -23,7 +20,6 @@ __all__ = [
     "check_tokenizer",
     "cut_manifest",
     "describe_tokenizer",
-    "hashed_ahead",
     "merge_manifests",
     "read_manifest",
     "recorded_sha256",
@@ -34,45 +30,17 @@ __all__ = [
 
 FORMAT = "neox-data-manifest-1"
 
-# The type of each value, and of what it contains (None: any).
-_KINDS: dict[str, tuple[type, type | None]] = {
+# The type of each value, and of what it contains.
+_KINDS: dict[str, tuple[type, type]] = {
     "inputs": (list, dict),
-    "tokenizer": (dict, None),
-    "options": (dict, None),
+    "tokenizer": (dict, object),
+    "options": (dict, object),
     "counts": (dict, int),
     "files": (dict, dict),
 }
 
 # Of the files that a manifest describes; `.offsets` is optional.
 SUFFIXES = (".bin", ".idx", ".offsets")
-
-
-@contextmanager
-def hashed_ahead(
-    parts: Sequence[tuple[Path, int, int | None]],
-) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Hash parts of files in a thread while the block runs; yield a function that waits and returns a list.
-
-    Each entry holds path, bytes and SHA-256 of a part. Leaving the block early ends the thread at once.
-
-    Args:
-        parts: path, first byte and end (None: the end of the file) of each part.
-    """
-    stopped = Event()
-
-    def describe(part: tuple[Path, int, int | None]) -> dict[str, Any]:
-        path, first, stop = part
-        num_bytes = (path.stat().st_size if stop is None else stop) - first
-        sha256 = sha256_of_file(path, first=first, stop=stop, stopped=stopped)
-        return {"path": str(path), "bytes": num_bytes, "sha256": sha256}
-
-    with ThreadPoolExecutor(1, "hash") as executor:
-        futures = [executor.submit(describe, part) for part in parts]
-        try:
-            yield lambda: [future.result() for future in futures]
-        finally:
-            stopped.set()
-            executor.shutdown(cancel_futures=True)
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -114,7 +82,8 @@ def write_manifest(
         "counts": counts,
         "files": {
             path.suffix: {"bytes": path.stat().st_size, "sha256": known.get(path) or sha256_of_file(path)}
-            for path in _data_files(prefix)
+            for path in (bin_path(prefix), idx_path(prefix), offsets_path(prefix))
+            if path.exists()
         },
     }
     if largest_token is not None:
@@ -123,12 +92,6 @@ def write_manifest(
     with written_aside(manifest_path(prefix)) as file:
         # A path that is not UTF-8 has surrogates; escaped like this, they are JSON.
         file.write(text.encode(errors="backslashreplace") + b"\n")
-
-
-def _data_files(prefix: Path | str) -> list[Path]:
-    """Return the files of a dataset that its manifest describes."""
-    offsets = offsets_path(prefix)
-    return [bin_path(prefix), idx_path(prefix), *([offsets] if offsets.exists() else [])]
 
 
 def read_manifest(prefix: Path | str) -> dict[str, Any] | None:
@@ -144,10 +107,11 @@ def read_manifest(prefix: Path | str) -> dict[str, Any] | None:
         manifest = json.loads(path.read_bytes())
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}, but only {FORMAT} is supported")
-        if missing := set(_KINDS) - set(manifest):
-            raise ValueError(f"missing keys: {', '.join(sorted(missing))}")
-        if wrong := [name for name, kind in _KINDS.items() if not _is_of(manifest[name], kind)]:
-            raise ValueError(f"{wrong[0]} has the wrong type")
+        for name, (whole, part) in _KINDS.items():
+            value = manifest[name]
+            contents = value.values() if isinstance(value, dict) else value
+            if not isinstance(value, whole) or not all(isinstance(each, part) for each in contents):
+                raise ValueError(f"{name} has the wrong type")
         if not isinstance(manifest.get("largest_token", 0), int):
             raise ValueError("largest_token has the wrong type")
     except (ValueError, KeyError, TypeError) as error:
@@ -155,12 +119,6 @@ def read_manifest(prefix: Path | str) -> dict[str, Any] | None:
             f"{path} is not a valid manifest ({error}); remove it or copy it again"
         ) from error
     return dict(manifest)
-
-
-def _is_of(value: Any, kind: tuple[type, type | None]) -> bool:
-    whole, part = kind
-    contents = value.values() if isinstance(value, dict) else value
-    return isinstance(value, whole) and (part is None or all(isinstance(one, part) for one in contents))
 
 
 def recorded_sha256(prefix: Path | str, suffix: str) -> str | None:
@@ -267,16 +225,13 @@ def verify_manifest(prefix: Path | str, suffixes: Collection[str] = SUFFIXES) ->
     if manifest is None:
         return False
     for suffix in suffixes:
-        path = Path(f"{prefix}{suffix}")
-        if suffix in manifest["files"] and not path.exists():
-            raise IndexedDatasetError(
-                f"{path} is missing, but {manifest_path(prefix).name} lists it; copy it too"
-            )
-    for path in _data_files(prefix):
-        if path.suffix not in suffixes:
-            continue
-        written = manifest["files"].get(path.suffix, {})
-        if path.stat().st_size != written.get("bytes") or sha256_of_file(path) != written.get("sha256"):
+        path, written = Path(f"{prefix}{suffix}"), manifest["files"].get(suffix, {})
+        if not path.exists():
+            if written:
+                raise IndexedDatasetError(
+                    f"{path} is missing, but {manifest_path(prefix).name} lists it; copy it too"
+                )
+        elif path.stat().st_size != written.get("bytes") or sha256_of_file(path) != written.get("sha256"):
             raise IndexedDatasetError(f"{path} does not match {manifest_path(prefix).name}; copy both again")
     return True
 

@@ -156,16 +156,12 @@ class MaskedDataset:
         given = self._dataset[item][..., : self._length]
         tokens, labels = (given, given) if given.ndim == 1 else given
         draws = RandomDraws(f"{self._key} masks {item}")
-        size = self._size(int((labels != IGNORED).sum()), draws)
+        size = int((labels != IGNORED).sum())
+        chance, share = draws.uniform(2).tolist()
+        if chance < self._masking.short_probability:
+            size = min(size, _SHORTEST + int(share * (self._length - _SHORTEST + 1)))
         rows = np.empty((3, self._length), np.int64)
         rows[0], rows[1], rows[2] = self._masking.padding, IGNORED, 0
         rows[0, :size], rows[1, :size] = mask_tokens(tokens[:size], self._masking, draws)
         rows[2, :size] = 1
         return rows
-
-    def _size(self, size: int, draws: RandomDraws) -> int:
-        """Return the number of tokens that an item keeps."""
-        chance, share = draws.uniform(2).tolist()
-        if chance >= self._masking.short_probability:
-            return size
-        return min(size, _SHORTEST + int(share * (self._length - _SHORTEST + 1)))

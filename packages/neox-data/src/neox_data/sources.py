@@ -6,12 +6,10 @@ begins, or its row in a `.parquet`. The manifest's number of documents per sourc
 
 import shutil
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -20,9 +18,10 @@ from neox_data.indexed.layout import offsets_path
 from neox_data.manifest import read_manifest
 from neox_data.whole_files import written_aside
 
-__all__ = ["DocumentSources", "OffsetsWriter", "Source", "cut_offsets", "merge_offsets"]
+__all__ = ["OFFSET", "DocumentSources", "Source", "cut_offsets", "merge_offsets"]
 
-_ENTRY = np.dtype("<i8")
+OFFSET = np.dtype("<i8")
+"""Type of an entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +55,11 @@ class DocumentSources:
         inputs = (read_manifest(prefix) or {}).get("inputs", [])
         self._paths = [source["path"] for source in inputs]
         self._ends = list(accumulate(source.get("documents", 0) for source in inputs))
-        self._offsets = np.empty(0, _ENTRY)
+        self._offsets = np.empty(0, OFFSET)
         path = offsets_path(prefix)
         documents = self._ends[-1] if self._ends else 0
-        if documents and path.exists() and path.stat().st_size == documents * _ENTRY.itemsize:
-            self._offsets = np.memmap(path, _ENTRY, mode="r")
+        if documents and path.exists() and path.stat().st_size == documents * OFFSET.itemsize:
+            self._offsets = np.memmap(path, OFFSET, mode="r")
 
     def source_of(self, document: int) -> Source | None:
         """Return the source of a document; None if it was not recorded."""
@@ -69,49 +68,14 @@ class DocumentSources:
         return Source(self._paths[bisect_right(self._ends, document)], self._offsets.item(document))
 
 
-class OffsetsWriter:
-    """Write the offsets of a dataset's documents; see `open`.
-
-    Args:
-        file: file to write to.
-        num_files: number of sources.
-
-    Attributes:
-        documents: number of documents of each source so far.
-    """
-
-    def __init__(self, file: BinaryIO, num_files: int) -> None:
-        self._file = file
-        self.documents = np.zeros(num_files, np.int64)
-
-    @classmethod
-    @contextmanager
-    def open(cls, prefix: Path | str, num_files: int) -> "Iterator[OffsetsWriter]":
-        """Open a writer; its file is renamed into place at the end of the block, unless an error occurs."""
-        with written_aside(offsets_path(prefix)) as file:
-            yield cls(file, num_files)
-
-    def append(self, files: np.ndarray, offsets: np.ndarray) -> None:
-        """Add documents, given the index of each one's source and the offset in it."""
-        self._file.write(offsets.astype(_ENTRY).data)
-        self.documents += np.bincount(files, minlength=len(self.documents))
-
-    def with_documents(self, inputs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the sources for a manifest, with the number of documents of each."""
-        return [
-            {**source, "documents": count}
-            for source, count in zip(inputs, self.documents.tolist(), strict=True)
-        ]
-
-
 def cut_offsets(prefix: Path | str, documents: range, output: Path | str) -> None:
     """Write the offsets of a range of documents for a new dataset; do nothing if there are none."""
     path = offsets_path(prefix)
     if not path.exists():
         return
     with path.open("rb") as source, written_aside(offsets_path(output)) as file:
-        count = len(documents) * _ENTRY.itemsize
-        copy_bytes(source, file, first=documents.start * _ENTRY.itemsize, count=count)
+        count = len(documents) * OFFSET.itemsize
+        copy_bytes(source, file, first=documents.start * OFFSET.itemsize, count=count)
 
 
 def merge_offsets(prefixes: Sequence[Path | str], output: Path | str) -> None:

@@ -26,23 +26,18 @@ def split_documents(split: str, num_documents: int) -> dict[str, range]:
     Source: Megatron-LM's split, rounding included: the boundaries are rounded one by one, and what the last
         one exceeds `num_documents` by is taken from all but the first.
     """
-    shares = _parse_shares(split)
-    total = plain_sum(shares)
-    boundaries = [0, *accumulate(round(share / total * num_documents) for share in shares)]
-    excess = boundaries[-1] - num_documents
-    # The original's boundary can fall to -1 where the first shares are tiny; no document has that number.
-    boundaries[1:] = [max(0, boundary - excess) for boundary in boundaries[1:]]
-    return {part: range(*ends) for part, ends in zip(PARTS, pairwise(boundaries), strict=True)}
-
-
-def _parse_shares(split: str) -> list[float]:
-    words = re.split(r"[,/]", split)[: len(PARTS)]
     try:
-        shares = [float(word) for word in words]
+        shares = [float(word) for word in re.split(r"[,/]", split)[: len(PARTS)]]
     except ValueError:
         raise DataError(f'split {split!r} is not a list of numbers; write it like "969, 30, 1"') from None
     if not all(math.isfinite(share) and share >= 0 for share in shares) or not sum(shares):
         raise DataError(
             f'split {split!r} must have shares of at least 0, one of them above 0; write it like "969, 30, 1"'
         )
-    return shares + [0.0] * (len(PARTS) - len(shares))
+    shares += [0.0] * (len(PARTS) - len(shares))
+    total = plain_sum(shares)
+    boundaries = [0, *accumulate(round(share / total * num_documents) for share in shares)]
+    excess = boundaries[-1] - num_documents
+    # The original's boundary can fall to -1 where the first shares are tiny; no document has that number.
+    boundaries[1:] = [max(0, boundary - excess) for boundary in boundaries[1:]]
+    return {part: range(*ends) for part, ends in zip(PARTS, pairwise(boundaries), strict=True)}

@@ -4,13 +4,12 @@ The datasets are the same as in training, so a trace is exact for any number of 
 inside blends.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from neox_data.blend import SampleDataset
+from neox_data.blend import Mixture, SampleDataset
 from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
@@ -75,20 +74,9 @@ class Reading:
     passages: list[Passage]
 
 
-@runtime_checkable
-class _Mixture(Protocol):
-    """A dataset whose items are items of other datasets."""
-
-    datasets: Sequence[SampleDataset]
-
-    def locate(self, item: int) -> tuple[int, int]: ...
-
-    def items_of(self, dataset: int, place: int) -> list[int]: ...
-
-
 def passages(dataset: SampleDataset, item: int) -> Iterator[Passage]:
     """Yield the non-empty passages of an item of a dataset or a mixture of datasets."""
-    while isinstance(dataset, _Mixture):
+    while isinstance(dataset, Mixture):
         number, item = dataset.locate(item)
         dataset = dataset.datasets[number]
     leaf = leaf_dataset(dataset)
@@ -99,7 +87,7 @@ def passages(dataset: SampleDataset, item: int) -> Iterator[Passage]:
 
 def indexed_datasets(dataset: SampleDataset) -> list[IndexedDataset]:
     """Return the token files of a dataset, each once."""
-    if not isinstance(dataset, _Mixture):
+    if not isinstance(dataset, Mixture):
         return [leaf_dataset(dataset).indexed]
     below = (indexed for inner in dataset.datasets for indexed in indexed_datasets(inner))
     return list({str(indexed.prefix): indexed for indexed in below}.values())
@@ -122,7 +110,16 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
     if rank is not None and not 0 <= rank < len(data.data_parallel_ranks):
         raise DataError(f"there is no rank {rank}; pass one from 0 to {len(data.data_parallel_ranks) - 1}")
     if not data.knows_ranks(iteration):
-        yield from _whole_iteration(data, iteration, rank)
+        # A resumed training with another batch size.
+        first, size = data.batch_sizes.first_item(iteration), data.batch_sizes.at(iteration)
+        if rank is not None:
+            raise DataError(
+                f"iteration {iteration:,} read {counted(size, 'sample')}, which is not this configuration's "
+                "batch size, and the checkpoint does not record which rank read which; remove --rank, or set "
+                "the batch size and the devices of that iteration"
+            )
+        for item in range(first, first + size):
+            yield reading_of(data, item)
         return
     ranks = range(data.data_parallel_size) if rank is None else [data.data_parallel_ranks[rank]]
     for replica in ranks:
@@ -137,20 +134,6 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
         for micro_step in range(data.accumulation):
             for row, item in enumerate(sampler.items(0, micro_step)):
                 yield _reading(data, item, BatchPlace(iteration, replica, micro_step, row))
-
-
-def _whole_iteration(data: TrainingData, iteration: int, rank: int | None) -> Iterator[Reading]:
-    """Yield the samples of an iteration for which the reading ranks are unknown."""
-    first, size = data.batch_sizes.first_item(iteration), data.batch_sizes.at(iteration)
-    if rank is not None:
-        raise DataError(
-            f"iteration {iteration:,} read {counted(size, 'sample')}, which is not this configuration's "
-            "batch size, "
-            "and the checkpoint does not record which rank read which; remove --rank, or set the batch "
-            "size and the devices of that iteration"
-        )
-    for item in range(first, first + size):
-        yield reading_of(data, item)
 
 
 def items_with(data: TrainingData, part: str, indexed: IndexedDataset, document: int) -> list[int]:
@@ -174,7 +157,7 @@ def _reading(data: TrainingData, item: int, place: BatchPlace) -> Reading:
 
 
 def _items_with(dataset: SampleDataset, prefix: str, document: int) -> list[int]:
-    if not isinstance(dataset, _Mixture):
+    if not isinstance(dataset, Mixture):
         leaf = leaf_dataset(dataset)
         return leaf.items_with(document).tolist() if str(leaf.indexed.prefix) == prefix else []
     return [

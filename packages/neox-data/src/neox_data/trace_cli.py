@@ -6,8 +6,7 @@ from pathlib import Path
 import click
 
 from neox_data.amount_progress import report_search
-from neox_data.command import DataCommand
-from neox_data.command_line import option, quiet_option, verbose_option
+from neox_data.command import DataCommand, option, quiet_option, verbose_option
 from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
@@ -124,8 +123,8 @@ def trace(
     asked = {"--iteration": iteration, "--document": document, "--text": text}
     if not paths or sum(value is not None for value in asked.values()) != 1:
         raise click.UsageError(f"pass --config FILE and one of {', '.join(asked)}")
-    if text is not None:
-        _check_passage(text)
+    if text == "":
+        raise click.UsageError("--text is empty; pass the text to find")
     if rank is not None and iteration is None:
         raise click.UsageError("--rank is valid only with --iteration; pass --iteration")
     data = load_training_data(paths, overrides=overrides, devices=devices, checkpoint=checkpoint)
@@ -146,15 +145,6 @@ def trace(
             err=True,
         )
         click.get_current_context().exit(1)
-
-
-def _check_passage(text: str) -> None:
-    if not text:
-        raise click.UsageError("--text is empty; pass the text to find")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise click.UsageError(f"--text is not UTF-8 at character {error.start + 1}; correct it") from None
 
 
 def _find_document(data: TrainingData, name: str) -> tuple[IndexedDataset, int]:
@@ -240,8 +230,13 @@ class _Report:
                 yield from (f"    | {line}" for line in shown.splitlines())
 
     def _where(self, place: BatchPlace) -> str:
-        is_left_out = self._data.leaves_out(place.iteration)
-        return _place(place) + (" (not trained on: left out by a rollback)" if is_left_out else "")
+        left_out = " (not trained on: left out by a rollback)" * self._data.leaves_out(place.iteration)
+        if place.data_parallel_rank is None:
+            return f"iteration {place.iteration:,}, sample {place.row}{left_out}"
+        return (
+            f"iteration {place.iteration:,}, data-parallel rank {place.data_parallel_rank}, "
+            f"micro-batch {place.micro_step}, sample {place.row}{left_out}"
+        )
 
     def _described(self, indexed: IndexedDataset, document: int) -> str:
         prefix = str(indexed.prefix)
@@ -249,15 +244,6 @@ class _Report:
         source = sources.source_of(document)
         origin = "" if source is None else f" from {source}"
         return f"{prefix} document {document:,}{origin}"
-
-
-def _place(place: BatchPlace) -> str:
-    if place.data_parallel_rank is None:
-        return f"iteration {place.iteration:,}, sample {place.row}"
-    return (
-        f"iteration {place.iteration:,}, data-parallel rank {place.data_parallel_rank}, "
-        f"micro-batch {place.micro_step}, sample {place.row}"
-    )
 
 
 def _tokens_of(passage: Passage) -> str:

@@ -3,12 +3,10 @@
 import logging
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.labels import check_labels
@@ -85,19 +83,34 @@ class WholeDocumentDataset:
         self.seq_length = seq_length
         self._labels = labels
         documents = np.asarray(documents, np.int32)
-        self.index = load_or_build_whole(
-            partial(
-                _build,
-                name,
-                indexed,
-                labels,
+
+        def build() -> SampleIndex:
+            # As in GPT-NeoX, whose `unpacked` does not look at the last label of a full sample.
+            is_masked = None if labels is None else _masks_of(labels, one_less=int(pack_impl == "unpacked"))
+            eligible = find_eligible(
                 documents,
-                num_samples,
-                seq_length,
-                seed,
+                indexed.sizes,
+                room=seq_length + 1,
+                allow_chopped=allow_chopped,
+                is_masked=is_masked,
+            )
+            logger.info(
+                "%s, part %s: %d of %d documents are used (%s; %d tokens of long documents are left out)",
+                *(indexed.prefix, name, eligible.is_used.sum(), len(documents)),
+                *(eligible.reasons(seq_length + 1), eligible.tokens_cut),
+            )
+            return build_whole_index(
                 pack_impl,
-                allow_chopped,
-            ),
+                documents,
+                indexed.sizes,
+                eligible=eligible,
+                num_samples=num_samples,
+                seq_length=seq_length,
+                seed=seed,
+            )
+
+        self.index = load_or_build_whole(
+            build,
             _origin(indexed, labels, documents),
             prefix=Path(prefix),
             name=name,
@@ -110,7 +123,9 @@ class WholeDocumentDataset:
         )
         self.num_documents = len(documents)
         self.num_tokens = int(indexed.sizes[documents].sum(dtype=np.int64))
-        self._used = _count_different(self.index.documents, indexed.sizes)
+        is_in = np.zeros(len(indexed.sizes), bool)
+        is_in[self.index.documents] = True
+        self._used = int(is_in.sum())
         self.epochs = math.ceil(self.passes(len(self)))
 
     def __len__(self) -> int:
@@ -162,62 +177,6 @@ class WholeDocumentDataset:
         places = np.flatnonzero(self.index.documents == sequence)
         samples = np.searchsorted(self.index.starts[:, 0], places, side="right") - 1
         return np.flatnonzero(np.isin(self.index.shuffle, samples[samples < len(self)]))
-
-
-def _count_different(documents: np.ndarray, sizes: np.ndarray) -> int:
-    """Return the number of different documents in an order."""
-    is_in = np.zeros(len(sizes), bool)
-    is_in[documents] = True
-    return int(is_in.sum())
-
-
-def _build(
-    name: str,
-    indexed: IndexedDataset,
-    labels: IndexedDataset | None,
-    documents: np.ndarray,
-    num_samples: int,
-    seq_length: int,
-    seed: int,
-    pack_impl: str,
-    allow_chopped: bool,
-) -> SampleIndex:
-    # As in GPT-NeoX, whose `unpacked` does not look at the last label of a full sample.
-    looked_at = seq_length if pack_impl == "unpacked" else seq_length + 1
-    eligible = find_eligible(
-        documents,
-        indexed.sizes,
-        room=seq_length + 1,
-        allow_chopped=allow_chopped,
-        is_masked=None if labels is None else _masks_of(labels, one_less=seq_length + 1 - looked_at),
-    )
-    late = f"labels only after the first {looked_at} tokens"
-    what = "chopped" if allow_chopped else "left out"
-    cut = counted(eligible.tokens_cut, "token is", "tokens are")
-    longer = f"longer than {seq_length + 1} tokens and {what} ({cut} left out)"
-    others = (
-        (eligible.empty, "is empty", "are empty"),
-        (eligible.masked, "has no label that counts", "have no label that counts"),
-        (eligible.late, f"has {late}", f"have {late}"),
-        (eligible.too_long, f"is {longer}", f"are {longer}"),
-    )
-    logger.info(
-        "%s, part %s: %d of %d documents are used%s",
-        indexed.prefix,
-        name,
-        int(eligible.is_used.sum()),
-        len(documents),
-        "".join(f"; {counted(*words)}" for words in others if words[0]),
-    )
-    return build_whole_index(
-        pack_impl,
-        documents,
-        indexed.sizes,
-        eligible=eligible,
-        num_samples=num_samples,
-        seq_length=seq_length,
-        seed=seed,
-    )
 
 
 def _masks_of(labels: IndexedDataset, *, one_less: int) -> Callable[[int, int | None], bool]:

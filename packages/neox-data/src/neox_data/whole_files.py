@@ -8,11 +8,9 @@ import errno
 import hashlib
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event
 from typing import BinaryIO
 
 from filelock import FileLock, Timeout, lock_descriptor
@@ -25,33 +23,14 @@ logger = logging.getLogger(__name__)
 
 # The disk or the user's quota is full, or the file size limit is reached.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Large, as a thread waits for the interpreter after each: threads that read and encode want it, too.
-_BLOCK_BYTES = 1 << 22
 _SHORT_WAIT_SECONDS = 1.0
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
-def sha256_of_file(
-    path: Path, *, first: int = 0, stop: int | None = None, stopped: Event | None = None
-) -> str:
-    """Return the SHA-256 of a file, or of its bytes from `first` to `stop`.
-
-    Args:
-        path: the file.
-        first: first byte.
-        stop: end of the bytes; None: the end of the file.
-        stopped: the function returns early, with a meaningless value, once this is set.
-    """
-    digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        file.seek(first)
-        left = sys.maxsize if stop is None else stop - first
-        while (count := file.readinto(block[: min(left, _BLOCK_BYTES)])) and not (
-            stopped and stopped.is_set()
-        ):
-            digest.update(block[:count])
-            left -= count
-    return digest.hexdigest()
+def sha256_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -139,8 +118,9 @@ def _open_locked(path: Path) -> BinaryIO | None:
         except BaseException:
             file.close()
             raise
-        if is_locked and _is_still_at(file, path):
-            return file
+        with suppress(FileNotFoundError):
+            if is_locked and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
         file.close()
         if not is_locked:
             return None
@@ -155,10 +135,3 @@ def _without_locks_warn(path: Path) -> Iterator[None]:
         if error.errno not in _NO_LOCKS_HERE:
             raise
         logger.warning("%s: this file system has no locks; several processes may do the same work", path)
-
-
-def _is_still_at(file: BinaryIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

@@ -121,26 +121,6 @@ def test_a_missing_file_is_named(prefix: Path, missing: str) -> None:
         open_indexed(prefix)
 
 
-def test_the_prefix_that_was_given_is_not_suggested(prefix: Path) -> None:
-    Path(f"{prefix}.bin").unlink()
-    message = rf"correct the prefix '{prefix}' or create the data"
-    with pytest.raises(IndexedDatasetError, match=message):
-        open_indexed(prefix)
-
-
-def test_a_file_name_for_a_prefix_is_noticed(prefix: Path) -> None:
-    with pytest.raises(IndexedDatasetError, match="pass the prefix without the ending"):
-        open_indexed(f"{prefix}.bin")
-
-
-def test_a_prefix_that_is_nearly_one_is_corrected(prefix: Path) -> None:
-    for wrong in (prefix.parent, f"{prefix}"[:-2]):
-        with pytest.raises(
-            IndexedDatasetError, match=rf"correct the prefix .* \(there is {prefix}\) or create"
-        ):
-            open_indexed(wrong)
-
-
 def test_the_disputed_codes_are_decided_by_the_size_of_the_bin(prefix: Path) -> None:
     path = Path(f"{prefix}.idx")
     data = bytearray(path.read_bytes())

@@ -3,7 +3,7 @@ import threading
 import numpy as np
 import pytest
 
-from neox_data.preprocess.encode import batched, encode_all
+from neox_data.preprocess.encode import batched, encode_batch, encode_batches
 from neox_data.preprocess.read import Document
 from neox_data.tokenizers.char_level import CharLevelTokenizer
 
@@ -14,11 +14,9 @@ def document(text: str, num_bytes: int = 2_400_000) -> Document:
 
 def encode(documents, *, end_of_document: int | None = None, workers: int = 2, encoder=None):
     encoder = encoder or CharLevelTokenizer().encode_flat
-    return encode_all(
+    return encode_batches(
         documents,
-        encoder,
-        dtype=np.dtype("u2"),
-        end_of_document=end_of_document,
+        lambda batch: encode_batch(batch, encoder, np.dtype("u2"), end_of_document),
         workers=workers,
         batch_bytes=1 << 22,
     )
@@ -26,7 +24,7 @@ def encode(documents, *, end_of_document: int | None = None, workers: int = 2, e
 
 def test_batches_are_bounded_by_size() -> None:
     assert [len(batch) for batch in batched([document("a")] * 5, 1 << 22)] == [2, 2, 1]
-    assert [len(batch) for batch in batched([document("a", 1)] * 20_000, 1 << 22)] == [16_384, 3_616]
+    assert [len(batch) for batch in batched([document("a", 1)] * 20_000, 1 << 22, 1 << 14)] == [16_384, 3_616]
 
 
 def test_tokens_come_in_order_with_their_ends_and_without_empty_documents() -> None:

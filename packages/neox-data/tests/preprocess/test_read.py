@@ -162,7 +162,7 @@ def test_files_that_cannot_be_read_are_not_left_out(
         os.mkfifo("b.jsonl")
     else:
         Path("b.jsonl").symlink_to("b.jsonl" if kind == "loop" else "gone.jsonl")
-    sentence = "is not a regular file; write" if kind == "pipe" else "is a link that cannot be followed"
+    sentence = "is not a regular file; write" if kind == "pipe" else "is a link to a missing file"
     with pytest.raises(CorpusError, match=rf"b\.jsonl {sentence}"):
         find_inputs([name or str(tmp_path)])
 

@@ -6,18 +6,18 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 
 import pytest
 from click.testing import CliRunner, Result
 
+from neox_data.amount_progress import Counts
 from neox_data.errors import CorpusError
 from neox_data.indexed import open_indexed
 from neox_data.preprocess import shards
 from neox_data.preprocess.cli import main
-from neox_data.preprocess.part_hashes import PartHashes
-from neox_data.preprocess.progress import Counts
-from neox_data.preprocess.run import Options, preprocess
+from neox_data.preprocess.options import Options
+from neox_data.preprocess.part_hashes import hashed_parts
+from neox_data.preprocess.run import preprocess
 from neox_data.preprocess.shards import preprocess_resumably, take_shard
 from neox_data.tokenizers import build_tokenizer
 
@@ -62,7 +62,7 @@ def test_shards_equal_a_single_run(corpus, tmp_path: Path, undisturbed) -> None:
     summary = resumably(corpus, tmp_path / "out", report=lambda counts: fractions.append(counts.fraction))
     assert files(tmp_path / "out") == undisturbed
     assert not (tmp_path / "out.shards").exists()
-    assert (summary.documents, summary.resumed_shards, summary.empty) == (45, 0, 0)
+    assert (summary.documents, summary.resumed_shards) == (45, 0)
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
 
@@ -108,7 +108,7 @@ def kill_after(shards: int, corpus: list[Path], output: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from neox_data.preprocess.run import Options\n"
+        "from neox_data.preprocess.options import Options\n"
         "from neox_data.preprocess.shards import preprocess_resumably\n"
         "from neox_data.tokenizers import build_tokenizer\n"
         "output, shards, *paths = sys.argv[1:]\n"
@@ -150,12 +150,6 @@ def test_other_files_in_the_folder_of_shards_are_kept(corpus, tmp_path: Path, na
     assert path.exists()
     path.rmdir() if name.endswith("/") else path.unlink()
     assert resumably(corpus, tmp_path / "out").resumed_shards == 2
-
-
-def test_a_file_in_place_of_the_folder_of_shards_is_refused(corpus, tmp_path: Path) -> None:
-    (tmp_path / "out.shards").touch()
-    with pytest.raises(CorpusError, match=r"out\.shards is a file; --resume requires a folder there"):
-        resumably(corpus, tmp_path / "out")
 
 
 def test_a_shard_of_other_files_or_options_is_made_again(corpus, tmp_path: Path) -> None:
@@ -203,8 +197,8 @@ def test_a_file_that_changes_during_the_run_is_refused_and_then_repeated(
 ) -> None:
     @contextmanager
     def hashed_at_once(parts):
-        hashes = PartHashes(parts)
-        hashes.compute(Event())
+        with hashed_parts(parts) as hashes:
+            hashes.of_files()
         yield hashes
 
     def change(counts: Counts) -> None:

@@ -52,7 +52,7 @@ def counted(written: str, messages: list[dict[str, Any]]) -> tuple[str, set[str]
     """Return what the loss counts, and the notes."""
     mask = ChatMask("messages", template(written))
     parts = mask.segments([str(mask.text_of(messages, "it", {"messages": messages}))])
-    return "".join(part.text for part in parts if part.counts), mask.notes
+    return "".join(part.text for part in parts if part.counts), mask._notes
 
 
 def rendered_by_transformers(written: str, messages: list[dict[str, Any]]) -> str:

@@ -148,8 +148,8 @@ def test_documents_that_are_left_out_are_counted_with_all_tokens() -> None:
 @pytest.mark.parametrize("pack_impl", ["unpacked", "pack_until_overflow", "best_fit"])
 def test_data_without_a_usable_document_is_refused(pack_impl: str) -> None:
     message = (
-        "of 3, 1 is empty, 1 has no label that counts, 1 is longer than 10 tokens; create the data again "
-        "with labels; increase seq-length or set allow-chopped: true"
+        "of 3, 1 is empty, 1 has no label that counts, 1 is longer than 10 tokens; increase seq-length, set "
+        "allow-chopped: true, or use other documents or labels"
     )
     with pytest.raises(DataError, match=message):
         build(pack_impl, [0, 3, 40], masked={1}, allow_chopped=False)
@@ -173,6 +173,6 @@ def test_labels_after_the_tokens_of_a_sample_are_counted_and_named() -> None:
             "best_fit", np.arange(3), sizes, eligible=eligible, num_samples=1, seq_length=SEQ_LENGTH, seed=0
         )
     assert str(refusal.value) == (
-        "no document can be used: of 3, 2 have no label that counts, 1 has labels only after its first "
-        "10 tokens; create the data again with labels; increase seq-length or shorten the documents"
+        "no document can be used: of 3, 2 have no label that counts, 1 has labels only after 10 tokens; "
+        "increase seq-length, set allow-chopped: true, or use other documents or labels"
     )

@@ -170,12 +170,6 @@ def covers(compiled: Sequence[str], present: Sequence[str]) -> bool:
     return all(runs(architecture) for architecture in present)
 
 
-def _target_flags(architectures: Sequence[str]) -> list[str]:
-    flags = [f"-gencode=arch=compute_{name[3:]},code={name}" for name in architectures]
-    newest = max(_number(name) for name in architectures)
-    return [*flags, f"-gencode=arch=compute_{newest},code=compute_{newest}"]
-
-
 def _checked_architectures(names: Sequence[str], toolchain: Toolchain) -> tuple[str, ...]:
     if not names:
         raise KernelBuildError(
@@ -214,22 +208,15 @@ def _read_built(folder: Path) -> Built | None:
 
 def list_built() -> list[Built]:
     """Return the builds of these sources for this Python: the wheel's first, then the newest first."""
-    found = [_read_built(PREBUILT), *map(_read_built, _cached_folders())]
-    fits = [built for built in found if built and built.sources == source_hash() and built.abi == _abi()]
-    return [built for built in fits if _is_safe(built)]
-
-
-def _cached_folders() -> list[Path]:
-    """Return the folders of the builds in the cache, the newest first."""
-    cache = cache_folder()
+    cache, records = cache_folder(), list[Path]()
     try:
-        if not cache.is_dir() or _unsafe(cache) is not None:
-            return []
-        records = sorted(cache.glob("*/build.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        if cache.is_dir() and _unsafe(cache) is None:
+            records = sorted(cache.glob("*/build.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError as error:
         logger.warning("the folder of compiled operators cannot be read: %s", error)
-        return []
-    return [path.parent for path in records]
+    found = map(_read_built, (PREBUILT, *(path.parent for path in records)))
+    fits = [built for built in found if built and built.sources == source_hash() and built.abi == _abi()]
+    return [built for built in fits if _is_safe(built)]
 
 
 def _is_safe(built: Built) -> bool:
@@ -241,20 +228,16 @@ def _is_safe(built: Built) -> bool:
     return problem is None
 
 
-def _present_compiler(cuda: str | None) -> str | None:
-    try:
-        return find_toolchain(cuda).identity
-    except KernelBuildError:
-        return None  # Without a compiler, any matching build is used.
-
-
 def find_built(architectures: Sequence[str], cuda: str | None = None) -> Built | None:
     """Return a build that runs on GPUs of these architectures, or None.
 
     If a compiler for PyTorch's version of CUDA (`cuda`) is present, builds of other compilers in the cache
     are not used.
     """
-    compiler = _present_compiler(cuda)
+    try:
+        compiler = find_toolchain(cuda).identity
+    except KernelBuildError:
+        compiler = None  # Without a compiler, any matching build is used.
     for built in list_built():
         same_compiler = (
             compiler is None
@@ -446,8 +429,10 @@ def _ninja_file(folder: Path, module: str, architectures: Sequence[str], toolcha
     def command(*words: str | Path) -> str:
         return " ".join(shlex.quote(str(word)).replace("$", "$$") for word in words)
 
-    compiler = toolchain.host_compiler
-    nvcc = command(toolchain.nvcc, "-ccbin", compiler, *NVCC_FLAGS, *_target_flags(architectures))
+    compiler, newest = toolchain.host_compiler, max(_number(name) for name in architectures)
+    targets = [f"-gencode=arch=compute_{name[3:]},code={name}" for name in architectures]
+    targets.append(f"-gencode=arch=compute_{newest},code=compute_{newest}")
+    nvcc = command(toolchain.nvcc, "-ccbin", compiler, *NVCC_FLAGS, *targets)
     includes = [f"-I{path}" for path in toolchain.include_folders]
     link = command(toolchain.nvcc, "-ccbin", compiler, "-shared", "-cudart", "static")
     lines = [
@@ -455,9 +440,9 @@ def _ninja_file(folder: Path, module: str, architectures: Sequence[str], toolcha
         f"rule cxx\n  command = {command(compiler, *CXX_FLAGS, *includes)} -c $in -o $out",
         f"rule link\n  command = {link} $in -o $out",
     ]
-    objects = []
-    for source in sorted(path.name for path in folder.iterdir() if path.suffix in (".cu", ".cpp")):
-        objects.append(f"{source}.o")
-        lines.append(f"build {source}.o: {'nvcc' if source.endswith('.cu') else 'cxx'} {source}")
-    lines.append(f"build {module}: link {' '.join(objects)}")
+    sources = sorted(path.name for path in folder.iterdir() if path.suffix in (".cu", ".cpp"))
+    lines += [
+        f"build {source}.o: {'nvcc' if source.endswith('.cu') else 'cxx'} {source}" for source in sources
+    ]
+    lines.append(f"build {module}: link {' '.join(f'{source}.o' for source in sources)}")
     return "\n".join(lines) + "\n"

@@ -61,34 +61,21 @@ def choose(
     device = torch.device(device)
     if requested is False:
         return operator.reference
-    if requested == "auto":
-        return _choose_by_trial(operator, device, dtype, shape, agree, example)
     availability = operator.available(device=device, dtype=dtype, may_build=True)
-    if not availability.ok:
-        raise KernelUnavailable(
-            f"the fused {operator.name} is required and unavailable: {availability.reason}; "
-            'set it to "auto" or false to use the reference implementation'
-        )
-    _log_once(operator.name, f"fused ({availability.reason})")
-    return operator.fused
-
-
-def _choose_by_trial(
-    operator: Operator[Parameters, Result],
-    device: torch.device,
-    dtype: torch.dtype,
-    shape: Shape | None,
-    agree: Callable[[bool], bool] | None,
-    example: MakeExample | None,
-) -> Callable[Parameters, Result]:
-    availability = operator.available(device=device, dtype=dtype, may_build=True)
+    if requested is True:
+        if not availability.ok:
+            raise KernelUnavailable(
+                f"the fused {operator.name} is required and unavailable: {availability.reason}; "
+                'set it to "auto" or false to use the reference implementation'
+            )
+        _log_once(operator.name, f"fused ({availability.reason})")
+        return operator.fused
     if availability.ok:
         availability = _verdict(operator, device, dtype, shape, example)
     if agree is not None and not agree(availability.ok) and availability.ok:
         availability = Availability(False, "it is unavailable or not faster on another rank")
-    _log_once(
-        operator.name, f"{'fused' if availability.ok else 'reference implementation:'} {availability.reason}"
-    )
+    form = "fused" if availability.ok else "reference implementation:"
+    _log_once(operator.name, f"{form} {availability.reason}")
     return operator.fused_in_eager if availability.ok else operator.reference
 
 
@@ -103,32 +90,24 @@ def _verdict(
     """Compare and time both implementations on the run's shape, once per host."""
     if shape is None:
         raise ValueError(f'{operator.name}: "auto" requires the shape of the first argument; pass shape')
+    make = example or operator.example
+    comparable = operator.comparable_example or make
+
+    def find() -> Availability:
+        difference = trial.disagreement(operator, comparable(shape, dtype, device))
+        if difference is not None:
+            logger.warning("%s %s: %s", operator.name, shape, difference)
+            return Availability(False, difference)
+        fused_ms, reference_ms = trial.time_forms(operator, make(shape, dtype, device))
+        figures = f"{fused_ms:.3f} ms, reference {reference_ms:.3f} ms, {shape}, {dtype}"
+        return Availability(fused_ms < reference_ms, figures)
+
     try:
-        return decisions.decide(
-            decisions.key_of(operator, device, (example or operator.example)(shape, dtype, _META)),
-            functools.partial(_trial, operator, device, dtype, shape, example),
-        )
+        return decisions.decide(decisions.key_of(operator, device, make(shape, dtype, _META)), find)
     except RuntimeError as error:  # OutOfMemoryError is one; a trial must not end a training.
         reason = f"the trial failed: {str(error).splitlines()[0]}"
         logger.warning("%s %s: %s", operator.name, shape, reason)
         return Availability(False, reason)
-
-
-def _trial(
-    operator: Operator[..., Any],
-    device: torch.device,
-    dtype: torch.dtype,
-    shape: Shape,
-    example: MakeExample | None,
-) -> Availability:
-    make_comparable = operator.comparable_example or example or operator.example
-    difference = trial.disagreement(operator, make_comparable(shape, dtype, device))
-    if difference is not None:
-        logger.warning("%s %s: %s", operator.name, shape, difference)
-        return Availability(False, difference)
-    timing = trial.time_forms(operator, (example or operator.example)(shape, dtype, device))
-    figures = f"{timing.fused_ms:.3f} ms, reference {timing.reference_ms:.3f} ms, {shape}, {dtype}"
-    return Availability(timing.fused_ms < timing.reference_ms, figures)
 
 
 @functools.cache

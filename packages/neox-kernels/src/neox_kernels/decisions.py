@@ -10,7 +10,6 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,13 +29,13 @@ def key_of(operator: Operator[..., Any], device: torch.device, arguments: tuple[
     """Return a description of everything that a decision depends on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     parts = (operator.name, build.source_hash(), name, torch.__version__, torch.version.cuda)
-    return json.dumps([*parts, *map(_described, arguments)], allow_nan=False)
-
-
-def _described(argument: Any) -> str:
-    if isinstance(argument, Tensor):
-        return f"{argument.dtype} {tuple(argument.shape)} {argument.stride()} {argument.requires_grad}"
-    return repr(argument)
+    described = [
+        f"{argument.dtype} {tuple(argument.shape)} {argument.stride()} {argument.requires_grad}"
+        if isinstance(argument, Tensor)
+        else repr(argument)
+        for argument in arguments
+    ]
+    return json.dumps([*parts, *described], allow_nan=False)
 
 
 def decide(key: str, find: Callable[[], Availability]) -> Availability:
@@ -56,18 +55,12 @@ def decide(key: str, find: Callable[[], Availability]) -> Availability:
             return Availability(stored["ok"], f"{stored['reason']} (stored)")
     except (OSError, ValueError, KeyError, TypeError):
         pass  # None yet, or not a whole file of this version: it is written again.
-    found = find()
-    try:
-        _store(path, {"key": key, "ok": found.ok, "reason": found.reason})
-    except OSError as error:
-        logger.warning("the choice of a kernel is not stored, and may be another one next time: %s", error)
-    return found
-
-
-def _store(path: Path, record: dict[str, Any]) -> None:
-    aside = path.with_suffix(f".{os.getpid()}")
+    found, aside = find(), path.with_suffix(f".{os.getpid()}")
+    record = {"key": key, "ok": found.ok, "reason": found.reason}
     try:
         aside.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
         aside.replace(path)
-    finally:
+    except OSError as error:
         aside.unlink(missing_ok=True)
+        logger.warning("the choice of a kernel is not stored, and may be another one next time: %s", error)
+    return found

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -46,15 +46,17 @@ def hold_lock(path: Path, *, timeout_seconds: float, purpose: str) -> Iterator[N
 
 
 def _wait_for(lock: FileLock, path: Path, timeout_seconds: float, purpose: str) -> None:
-    start = time.monotonic()
-    patience = FIRST_MESSAGE_SECONDS
+    start, patience = time.monotonic(), FIRST_MESSAGE_SECONDS
     while True:
         left = timeout_seconds - (time.monotonic() - start)
         try:
             lock.acquire(timeout=max(0.0, min(patience, left)))
             return
         except Timeout:
-            holder = _holder(path)
+            holder = "another process"
+        # It may be removed by hand, readable only by its holder, or not written yet.
+        with suppress(OSError):
+            holder = path.read_text(encoding="utf-8", errors="replace")[:200] or holder
         waited = time.monotonic() - start
         if waited >= timeout_seconds:
             raise KernelBuildError(
@@ -63,12 +65,3 @@ def _wait_for(lock: FileLock, path: Path, timeout_seconds: float, purpose: str) 
             )
         logger.warning("waiting for %s: %s (%.0f s so far)", holder, purpose, waited)
         patience = REMIND_SECONDS
-
-
-def _holder(path: Path) -> str:
-    """Return the holder that the lock file names; it names none until the holder has written it."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")[:200] or "another process"
-    except OSError:
-        # Removed by hand, or readable only by its holder.
-        return "another process"

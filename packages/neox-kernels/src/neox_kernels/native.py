@@ -53,13 +53,10 @@ def _loaded(may_build: bool) -> tuple[ModuleType | None, str]:
         return None, str(error)
     if found is None:
         return None, "the fused operators are not compiled for this machine; run: neox-kernels build"
-    if too_old := driver.why_driver_too_old(found):
-        return None, too_old
     try:
         module = build.load_module(found.module)
     except (ImportError, OSError) as error:
-        reason = f"{found.module} cannot be loaded ({error}); delete {found.folder} to compile it again"
-        return None, reason
+        return None, f"{found.module} cannot be loaded ({error}); delete {found.folder} to compile it again"
     index = torch.cuda.current_device()
     failure = driver.why_launch_fails(found, f"cuda:{index}", torch.cuda.get_device_name(index))
     return (module, found.description) if failure is None else (None, failure)
@@ -95,10 +92,8 @@ def compiled_for(first: Tensor, *others: Tensor | None) -> ModuleType | None:
     for other in others:
         if other is not None and other.device != device:
             raise ValueError(f"the tensors are on {device} and {other.device}; move them to one device")
-    return None if first.is_cpu else _required()
-
-
-def _required() -> ModuleType:
+    if first.is_cpu:
+        return None
     module, reason = _loaded(True)
     if module is None:
         raise KernelUnavailable(f"the fused operators are unavailable: {reason}")
@@ -111,11 +106,7 @@ def site(tensor: Tensor) -> tuple[int, int, int]:
     Raises:
         KernelUnavailable: the fused operators do not support the dtype.
     """
-    code = DTYPE_CODES.get(tensor.dtype)
-    if code is None:
-        raise KernelUnavailable(
-            f"the fused operators support float16, bfloat16 and float32, not {tensor.dtype}"
-        )
+    code = _code_of(tensor)
     if tensor.is_cpu:
         return 0, 0, code
     index = tensor.get_device()
@@ -131,12 +122,16 @@ def parameter(tensor: Tensor | None) -> tuple[int, int]:
     """
     if tensor is None:
         return 0, 0
+    return tensor.data_ptr(), _code_of(tensor)
+
+
+def _code_of(tensor: Tensor) -> int:
     code = DTYPE_CODES.get(tensor.dtype)
     if code is None:
         raise KernelUnavailable(
-            f"a weight or bias is {tensor.dtype}; the fused operators support float16, bfloat16 and float32"
+            f"the fused operators support float16, bfloat16 and float32, not {tensor.dtype}"
         )
-    return tensor.data_ptr(), code
+    return code
 
 
 def partials(like: Tensor, rows: int, columns: int) -> Tensor:

@@ -34,11 +34,8 @@ def find_nvccs() -> list[Path]:
 
     If one of the variables is set to a folder without a compiler, there is none.
     """
-    found = []
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if folder := os.environ.get(variable):
-            found.append(Path(folder) / "bin" / "nvcc")
-            break
+    folder = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    found = [Path(folder) / "bin" / "nvcc"] if folder else []
     if found and not found[0].is_file():
         return []
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
@@ -57,14 +54,6 @@ def _output(*command: str | Path) -> str:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise KernelBuildError(f"cannot run {command[0]} ({error}); reinstall it") from error
-
-
-def _find_ninja() -> Path:
-    # The package `ninja` installs its program in the environment's scripts folder, which may not be on PATH.
-    found = shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja")
-    if found is None:
-        raise KernelBuildError("compiling the fused operators requires ninja; install it: pip install ninja")
-    return Path(found)
 
 
 def _find_host_compiler() -> Path:
@@ -99,10 +88,7 @@ class _Compiler:
     nvcc: Path
     description: str
     version: tuple[int, int]
-
-    @property
-    def release(self) -> str:
-        return ".".join(map(str, self.version))
+    release: str
 
 
 def _compiler(nvcc: Path) -> _Compiler:
@@ -110,17 +96,15 @@ def _compiler(nvcc: Path) -> _Compiler:
     found = re.search(r"release (\d+)\.(\d+)", text)
     if found is None:
         raise KernelBuildError(f"{nvcc} --version prints no release; check that it is CUDA's compiler")
-    return _Compiler(nvcc, text, (int(found[1]), int(found[2])))
+    return _Compiler(nvcc, text, (int(found[1]), int(found[2])), f"{found[1]}.{found[2]}")
 
 
 def _choose_compiler(cuda: str | None) -> _Compiler:
     """Return the first compiler, or the first of the same major version of CUDA."""
     nvccs = find_nvccs()
     if not nvccs:
-        where = next(
-            (f" ({name} is {os.environ[name]})" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ),
-            "",
-        )
+        folder = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+        where = f" in {folder}" if folder else ""
         raise KernelBuildError(
             f"compiling the fused operators requires CUDA's compiler nvcc, which was not found{where}; "
             "install the CUDA toolkit and add its bin folder to PATH or set CUDA_HOME"
@@ -156,6 +140,10 @@ def find_toolchain(cuda: str | None = None) -> Toolchain:
             f"{nvcc} belongs to CUDA {compiler.release}; the fused operators require 11.8 or newer; "
             "install a newer toolkit and set CUDA_HOME to it"
         )
+    # The package `ninja` installs its program in the environment's scripts folder, which may not be on PATH.
+    ninja = shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja")
+    if ninja is None:
+        raise KernelBuildError("compiling the fused operators requires ninja; install it: pip install ninja")
     host_compiler = _find_host_compiler()
     includes = _include_folders()
     return Toolchain(
@@ -163,7 +151,7 @@ def find_toolchain(cuda: str | None = None) -> Toolchain:
         cuda_version=compiler.release,
         known_architectures=tuple(_output(nvcc, "--list-gpu-code").split()),
         host_compiler=host_compiler,
-        ninja=_find_ninja(),
+        ninja=Path(ninja),
         include_folders=includes,
         identity="\n".join((compiler.description, _output(host_compiler, "--version"), *map(str, includes))),
     )

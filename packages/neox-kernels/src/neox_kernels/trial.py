@@ -4,7 +4,6 @@ import functools
 import logging
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from neox_kernels.operator import Operator
 
 __all__ = [
-    "Timing",
     "compiled_ms",
     "disagreement",
     "graph_ms",
@@ -27,18 +25,8 @@ logger = logging.getLogger(__name__)
 
 # Largest |fused - reference| / |reference| (Euclidean norms of whole tensors) that rounding can cause.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float64: 1e-12}
-
-
 # More than a GPU's cache holds.
 _CACHE_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Times of forward and backward, in milliseconds."""
-
-    fused_ms: float
-    reference_ms: float
 
 
 def relative_error(given: Tensor, expected: Tensor) -> float:
@@ -67,9 +55,13 @@ def results_and_gradients(
         args: tensors, with or without gradients, and other values.
         above_dtype: dtype that the output gradient is rounded to; None for the outputs' own.
     """
-    return _forward_and_backward(
-        function, _fresh(args), lambda output: _fixed_normal(output, above_dtype or output.dtype)
-    )
+
+    def fixed_normal(like: Tensor) -> Tensor:
+        generator = torch.Generator(like.device).manual_seed(0)
+        drawn = torch.randn(like.shape, generator=generator, device=like.device)
+        return drawn.to(above_dtype or like.dtype).to(like.dtype)
+
+    return _forward_and_backward(function, _fresh(args), fixed_normal)
 
 
 def _forward_and_backward(
@@ -81,11 +73,6 @@ def _forward_and_backward(
     if not leaves:
         return outputs
     return outputs + list(torch.autograd.grad(outputs, leaves, [above(output) for output in outputs]))
-
-
-def _fixed_normal(like: Tensor, rounded_to: torch.dtype) -> Tensor:
-    generator = torch.Generator(like.device).manual_seed(0)
-    return torch.randn(like.shape, generator=generator, device=like.device).to(rounded_to).to(like.dtype)
 
 
 def disagreement(operator: Operator[..., Any], args: tuple[Any, ...]) -> str | None:
@@ -145,12 +132,12 @@ def graph_ms(run: Callable[[], object], *, repeat: int = 20, warm_up: int = 3) -
         return median_ms(graph.replay, repeat=repeat, warm_up=1, before=flushed.zero_)
 
 
-def time_forms(operator: Operator[..., Any], args: tuple[Any, ...]) -> Timing:
-    """Time forward and backward of both implementations.
+def time_forms(operator: Operator[..., Any], args: tuple[Any, ...]) -> tuple[float, float]:
+    """Return the times of forward and backward of the fused and of the reference implementation, in ms.
 
     The outputs are used as output gradients, so that only the operator is timed.
     """
-    return Timing(fused_ms=_timed(operator.fused, args), reference_ms=_timed(operator.reference, args))
+    return _timed(operator.fused, args), _timed(operator.reference, args)
 
 
 def compiled_ms(operator: Operator[..., Any], args: tuple[Any, ...]) -> float | None:

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -43,23 +44,26 @@ def atomic_write(path: Path, *, mode: int = 0o666, is_durable: bool = False) -> 
         OSError: the file cannot be written or renamed, or is a device, a pipe or a folder.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    create = partial(_create, mode=mode)
+    with _replacing(path, aside), open(aside, "w", encoding="utf-8", newline="", opener=create) as file:
+        yield file
+        if is_durable:
+            flush_file(file)
+    if is_durable:
+        flush_folder(path.parent)
 
-    def create(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW, mode)
 
+@contextmanager
+def _replacing(path: Path, aside: Path) -> Iterator[None]:
+    """Rename one path to the other after the block; if it raises, remove the first."""
     try:
-        with open(aside, "w", encoding="utf-8", newline="", opener=create) as file:
-            yield file
-            if is_durable:
-                flush_file(file)
+        yield
         _refuse_others(path)
         aside.replace(path)
     except BaseException:
         with suppress(OSError):  # The first error is the useful one.
             aside.unlink(missing_ok=True)
         raise
-    if is_durable:
-        flush_folder(path.parent)
 
 
 def flush_file(file: IO[Any]) -> None:
@@ -107,8 +111,8 @@ def write_new(paths: Iterable[Path], text: str) -> Path:
     return path
 
 
-def _create(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+def _create(name: str, flags: int, mode: int = 0o666) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, mode)
 
 
 def _is_taken(aside: Path, path: Path) -> bool:
@@ -140,14 +144,8 @@ def written_aside(path: Path) -> Iterator[Path]:
         OSError: the file cannot be renamed, or is a device, a pipe or a folder.
     """
     aside = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
+    with _replacing(path, aside):
         yield aside
-        _refuse_others(path)
-        aside.replace(path)
-    except BaseException:
-        with suppress(OSError):  # The first error is the useful one.
-            aside.unlink(missing_ok=True)
-        raise
 
 
 def set_aside(paths: Sequence[Path]) -> list[Path]:

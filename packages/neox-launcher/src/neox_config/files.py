@@ -1,13 +1,12 @@
 """Files that users name: why one cannot be read, as a text and never as an exception."""
 
-import difflib
 import errno
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["configuration_in", "names_in", "nearest_folder", "why_not_readable"]
+__all__ = ["configuration_in", "names_in", "why_not_readable"]
 
 
 def why_not_readable(path: str | os.PathLike[str], *, pipes: bool = False) -> str | None:
@@ -47,15 +46,3 @@ def configuration_in(folder: str | os.PathLike[str]) -> Path | None:
     if "model.yml" in found:
         return Path(folder) / "model.yml"
     return Path(folder) / found[0] if len(found) == 1 else None
-
-
-def nearest_folder(missing: Path) -> Path | None:
-    """Return the folder that is meant by a path that does not exist, or None if none has a similar name."""
-    first = missing
-    while first.parent != first and not os.path.isdir(first.parent):
-        first = first.parent
-    near = difflib.get_close_matches(first.name, names_in(first.parent, os.DirEntry.is_dir), n=1)
-    if not near:
-        return None
-    found = first.parent / near[0] / missing.relative_to(first)
-    return found if os.path.isdir(found) else first.parent / near[0]

@@ -48,11 +48,6 @@ class Place:
     def __str__(self) -> str:
         return self.file if self.line is None else f"{self.file} line {self.line}"
 
-    def within_quotes_of_shell(self, value: str) -> str:
-        """Return the end of advice to put a value in quotes, of which a shell removes one pair."""
-        is_option = self.precedence > 0 and self.spelling
-        return f" within those of the shell: {self.spelling}=\"'{value}'\"" if is_option else ""
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -77,7 +77,7 @@ def test_nvlink_pairs_are_neighbours(environment, monkeypatch):
 
 @pytest.mark.parametrize(
     ("program", "reason"),
-    [("#!/bin/sh\nexec sleep 600\n", "does not answer"), ("\0", "cannot be started: Exec format error")],
+    [("#!/bin/sh\nexec sleep 600\n", "timed out after 0.2 seconds"), ("\0", "Exec format error")],
 )
 def test_a_topology_that_cannot_be_read_is_refused_with_the_reason(
     environment, monkeypatch, tmp_path, program, reason
@@ -88,7 +88,7 @@ def test_a_topology_that_cannot_be_read_is_refused_with_the_reason(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(module, "_TOPOLOGY_SECONDS", 0.2)
     with pytest.raises(
-        LaunchError, match=f"detect-nvlink-pairs: nvidia-smi topo -m {reason}; check the GPUs"
+        LaunchError, match=f"detect-nvlink-pairs: nvidia-smi topo -m cannot be run here: .*{reason}.*; check"
     ):
         environment((0, 1), gpus=2, detect_nvlink_pairs=True)
 

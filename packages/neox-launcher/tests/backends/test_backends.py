@@ -16,7 +16,6 @@ from neox_launcher.backends import BACKENDS, Contact, base
 from neox_launcher.backends.mpi import Flavour, flavour_of
 from neox_launcher.backends.pdsh import _SSH
 from neox_launcher.plan.planning import Request, plan_launch
-from neox_launcher.protocol.run_folder import is_known_file
 
 CONTACT = Contact(addresses=("10.0.0.9", "fd00::9"), port=4321, token="s3cret", folder="/run/x y")
 HOSTS = "zeta slots=1\nalpha slots=2\nmiddle slots=1\n"
@@ -69,10 +68,7 @@ def programs(tmp_path, monkeypatch):
 
 
 def commands(plan):
-    """Return the commands of a plan, whose files a later launch removes if this one is killed."""
-    found = BACKENDS[plan.launcher].commands(plan, CONTACT)
-    assert all(is_known_file(Path(file).name) for command in found for file in command.files)
-    return found
+    return BACKENDS[plan.launcher].commands(plan, CONTACT)
 
 
 def only(plan):

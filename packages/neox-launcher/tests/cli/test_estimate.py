@@ -2,7 +2,6 @@
 
 import json
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -11,7 +10,7 @@ from neox_config.errors import ConfigError
 from neox_config.estimate.mixers import keeps_scores
 from neox_config.estimate.setup import read_vocabulary_size, setup_of
 from neox_launcher.cli.config import main
-from neox_launcher.cli.estimate import parse_bytes, register
+from neox_launcher.cli.estimate import parse_bytes
 from neox_launcher.cli.launch import main as neox_launch
 from neox_launcher.plan import planning
 
@@ -40,9 +39,7 @@ def write(tmp_path):
 
 
 def run(*arguments):
-    group = click.Group()
-    register(group)
-    return CliRunner().invoke(group, arguments, catch_exceptions=False)
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
 
 
 def value_of(output, name):

@@ -273,7 +273,7 @@ def test_plain_lines_where_nothing_can_be_drawn(open_terminal, monkeypatch, tmp_
 def display(open_terminal, monkeypatch):
     """A display that draws nothing."""
     monkeypatch.setattr(live_display, "start_drawing", lambda stream, render, has_colors: None)
-    monkeypatch.setattr(live_display, "_start_thread", lambda target: None)
+    monkeypatch.setattr(live_display, "start_thread", lambda target, name: None)
     with os.fdopen(os.dup(open_terminal(80)[1]), "w") as terminal:
         yield live_display.LiveDisplay(terminal)
 

@@ -228,7 +228,7 @@ def test_refusals_are_reported_once_a_minute(served, monkeypatch, capfd):
         connection.sendall(b"x\n")
         read_to_end(connection)
     assert capfd.readouterr().err.count("\n") == 1
-    served.listener._refusals.next_report = 0.0
+    served.listener._next_report = 0.0
     connection = served.guest()
     connection.sendall(b"x\n")
     read_to_end(connection)

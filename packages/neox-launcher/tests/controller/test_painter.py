@@ -71,17 +71,6 @@ def test_colours_end_with_their_line():
     assert readable(b"\x1b[1;31mred") == b"\x1b[1;31mred\x1b[0m"
 
 
-def test_an_incomplete_line_is_shown_after_a_second_but_a_progress_bar_is_not(terminal, screen, monkeypatch):
-    painter = Painter(terminal, lambda width: "line")
-    screen.feed(painter.paint(1, b"downloading ..."))
-    screen.feed(painter.paint(2, b"\r 1%"))
-    monkeypatch.setattr(painting, "_HOLD_SECONDS", -1.0)
-    screen.feed(painter.paint(2, b"\r 2%"))
-    assert screen.lines == ["downloading ...", "line"]
-    screen.feed(painter.paint(2, b"\r 100%\n"))
-    assert screen.lines == ["downloading ...", " 100%", "line"]
-
-
 def test_a_line_without_end_is_not_held_forever(terminal, screen):
     painter = Painter(terminal, lambda width: "line")
     for _ in range(70):
@@ -148,8 +137,7 @@ def test_a_line_that_ends_with_a_return_is_not_lost(terminal, screen, pieces):
     assert screen.lines == ["saving 100%", ""]
 
 
-def test_a_bar_that_returns_after_each_state_is_not_shown_before_its_end(terminal, screen, monkeypatch):
-    monkeypatch.setattr(painting, "_HOLD_SECONDS", -1.0)
+def test_a_bar_that_returns_after_each_state_is_not_shown_before_its_end(terminal, screen):
     painter = Painter(terminal, lambda width: "line")
     for data in (b" 1%\r", b" 2%\r", b"100%\r"):
         screen.feed(painter.paint(1, data))

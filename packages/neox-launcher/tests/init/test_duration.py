@@ -1,6 +1,5 @@
 """What `neox-launch init` prints about the time of a training."""
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +12,9 @@ from neox_launcher.init.duration import (
     describe_duration,
     in_words,
     parse_duration,
-    too_short,
     within,
 )
-from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
+from neox_launcher.init.sizes import SIZES, of_size
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, choose_training
 from support.setups import make
@@ -158,34 +156,6 @@ def test_a_time_limits_the_iterations_to_the_longest_time_of_the_estimate():
     # A time that is sufficient changes nothing, and no time leaves nothing to train.
     assert within(whole, 10**9, measure=measure) is whole
     assert within(whole, 0.001, measure=measure).iterations == 1
-
-
-def test_a_time_for_few_iterations_is_warned_of_with_a_time_and_a_size_that_are_enough():
-    def measure(rows, width):
-        return 1e11
-
-    def named(name):
-        return choose_training([of_size(name)], TEXTS, CPU)
-
-    seconds = 120.0
-    short = within(named("300m"), seconds, measure=measure)
-    assert short.iterations == 2
-    smaller = [within(named(name), seconds, measure=measure) for name in ("85m", "10m", "3m", "1m")]
-    sufficient = next(each for each in smaller if each.iterations >= 50)
-    assert sufficient.candidate.name == "1m"
-    line = too_short(short, smaller, PATH, measure=measure)
-    time = re.fullmatch(
-        r"warning: a model learns nothing useful in 2 iterations; set train-iters: 50 or more in "
-        r"run/config.yml, or delete it and give --time (\w+) or more, or --size 1m",
-        line,
-    )[1]
-    enough = within(named("300m"), parse_duration(time), measure=measure)
-    assert 50 <= enough.iterations < 60
-    assert too_short(enough, smaller, PATH, measure=measure) is None
-    assert too_short(short, [], PATH, measure=measure).endswith(f" and give --time {time} or more")
-    model = within(choose_training([of_catalogue("pythia-410m")], TEXTS, CPU), seconds, measure=measure)
-    line = too_short(model, smaller, PATH, measure=measure)
-    assert line.endswith(" or more, or --size 1m in place of --model")
 
 
 def test_a_time_chooses_the_size_too():

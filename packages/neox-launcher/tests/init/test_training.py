@@ -12,7 +12,7 @@ from neox_config.estimate.resolved import estimate_resolved
 from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
 from neox_launcher.init.texts import Prepared
-from neox_launcher.init.training import Devices, choose_training, smaller_trainings, unlike_published
+from neox_launcher.init.training import Devices, choose_training
 from support.tiers import slow_except
 
 GIB = 2**30
@@ -122,21 +122,6 @@ def test_a_model_that_does_not_fit_is_refused():
         choose_training([of_size("1.2b")], prepared(10**9), replace(CPU, memory=8 * GIB))
 
 
-def test_smaller_models_are_those_with_fewer_parameters_that_fit_from_large_to_small():
-    texts, devices = prepared(10**9), replace(CPU, memory=8 * GIB)
-
-    def names(candidate, on):
-        training = choose_training([candidate], texts, LARGE)
-        return [each.candidate.name for each in smaller_trainings(training, ALL, texts, on)]
-
-    assert names(of_size("10m"), LARGE) == ["3m", "1m"]
-    assert names(of_size("1m"), LARGE) == []
-    assert names(of_size("1.2b"), LARGE)[0] == "300m"
-    # 300m fits, 1.2b does not.
-    assert names(of_catalogue("pythia-2.8b"), LARGE)[0] == "1.2b"
-    assert names(of_catalogue("pythia-2.8b"), devices)[0] == "300m"
-
-
 def test_short_texts_have_short_samples_and_too_short_ones_are_refused():
     assert choose_training(ALL, prepared(8 * 257), CPU).seq_length == 256
     assert choose_training(ALL, prepared(8 * 257 - 1), CPU).seq_length == 128
@@ -183,56 +168,3 @@ def test_evaluations_take_a_tenth_of_the_time_at_most(iterations, batches, inter
 def test_the_validation_batches_are_those_of_the_texts():
     training = choose_training([of_size("1m")], prepared(10**6), CPU)
     assert training.validation_batches == -(-50_000 // (training.setup.samples * training.seq_length))
-
-
-LONGER_THAN_INIT = (
-    "published for samples of up to 2,048 tokens: init uses samples of 1,024 tokens, which take less time "
-    "and memory on GPUs; for longer samples change seq-length in the configuration"
-)
-
-
-@pytest.mark.parametrize(
-    ("model", "tokens", "entries", "devices", "expected"),
-    [
-        (
-            "pythia-14m",
-            1_000_000,
-            8192,
-            CPU,
-            [
-                "published with 14,067,712 parameters: with a vocabulary of 50,304 entries instead of the "
-                "8,192 of the tokenizer here; --tokenizer FILE takes the tokenizer.json of the model",
-                "published for samples of up to 2,048 tokens: init uses samples of 256 tokens, which take "
-                "less time and memory on a CPU; for longer samples change seq-length in the configuration",
-            ],
-        ),
-        (
-            "pythia-14m",
-            1_000_000,
-            50_277,  # Rounded to the published rows.
-            GPUS,
-            [LONGER_THAN_INIT],
-        ),
-        (
-            "pythia-14m",
-            1_500,
-            50_277,
-            CPU,
-            [
-                "published for samples of up to 2,048 tokens: init uses samples of 128 tokens, because the "
-                "texts are short; for longer samples change seq-length in the configuration"
-            ],
-        ),
-        ("gpt2", 10_000_000, 50_257, GPUS, []),
-        ("gpt-neox-20b", 10_000_000, 50_277, replace(GPUS, count=64), [LONGER_THAN_INIT]),
-    ],
-)
-def test_how_a_model_differs_from_the_published_one_is_said(model, tokens, entries, devices, expected):
-    texts = prepared(tokens, entries)
-    training = choose_training([of_catalogue(model)], texts, devices)
-    assert unlike_published(training, texts, devices) == expected
-
-
-def test_a_model_of_a_size_differs_from_none():
-    training = choose_training([of_size("1m")], prepared(10_000), CPU)
-    assert unlike_published(training, prepared(10_000), CPU) == []

@@ -3,7 +3,6 @@
 import json
 import shutil
 import struct
-import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +38,21 @@ HERE = "check the path (relative to the working directory)"
 SAVED = "set it to the folder in which a training saved checkpoints"
 
 
+@pytest.mark.parametrize("program", ["generate", "serve", "evaluate"])
+def test_before_the_first_training_the_remedy_is_to_train(load, files, program):
+    def found(text):
+        problems = check_files(load(SETTINGS + "save-interval: 1\n" + text), program=program)
+        return next((each.what, each.remedy) for each in problems if each.name == "load")
+
+    assert found("load: runs\nsave: ./runs\n") == (
+        "contains no checkpoint yet",
+        "train first: start neox-launch with the same configuration",
+    )
+    for text in ("load: runs\nsave: other\n", "load: runs\nsave: runs\nfinetune: true\n"):
+        # The training saves to another folder, or starts from a checkpoint itself.
+        assert found(text) == ("contains no checkpoint", SAVED)
+
+
 @pytest.mark.parametrize("manifest", [None, "no JSON", "[]", '{"tokenizer": {"vocab_size": 20}}'])
 def test_a_dataset_without_a_conflicting_manifest_passes(load, files, manifest):
     if manifest is not None:
@@ -60,7 +74,7 @@ def test_the_folder_of_a_monitor_must_be_writable(load, files, block):
     text = f"{SETTINGS}{block}: {{enabled: true, output_path: data.bin/x}}"
     (problem,) = check_files(load(text), program="train")
     assert (problem.name, problem.place.line) == (f"{block}.output_path", 4)
-    assert problem.what == "cannot be written to: data.bin is a file"
+    assert problem.what == "cannot be written to: no file can be created in data.bin (Not a directory)"
     assert check_files(load(text.replace("true", "false")), program="train") == []
 
 
@@ -73,28 +87,6 @@ def test_load_of_a_model_of_transformers_names_the_command(load, files):
     assert problem.name == "load"
     assert problem.remedy.startswith("it contains a model of Hugging Face's transformers; run: neox-convert ")
     assert "neox-convert from-hf pythia --output FOLDER" in problem.remedy
-
-
-@pytest.mark.parametrize("program", ["generate", "serve", "evaluate"])
-def test_before_the_first_training_the_command_that_trains_is_named(load, files, program):
-    saves = SETTINGS + "load: runs\nsave: ./runs\nsave-interval: 1\n"
-    config = load(saves)
-    (found,) = (each for each in check_files(config, program=program) if each.name == "load")
-    assert found.what == "contains no checkpoint yet"
-    first, second = config.files
-    assert found.remedy == f"train first: neox-launch --config {first} --config {second}"
-    (found,) = (
-        each
-        for each in check_files(
-            load(SETTINGS + "save-interval: 1\n", "load=runs", "save=runs"), program=program
-        )
-        if each.name == "load"
-    )
-    assert found.remedy.endswith(" --set save=runs --set load=runs")
-    for text in (saves.replace("./runs", "other"), saves + "finetune: true\n"):
-        # The training saves to another folder, or starts from a checkpoint itself.
-        (found,) = (each for each in check_files(load(text), program=program) if each.name == "load")
-        assert (found.what, found.remedy) == ("contains no checkpoint", SAVED)
 
 
 def test_packages_of_monitors_are_checked_if_neox_model_is_installed(load, files, monkeypatch):
@@ -160,10 +152,10 @@ def test_tasks_require_the_harness_and_their_folder(load, files, monkeypatch, pr
 def test_the_folder_of_results_is_checked_if_a_file_is_written(
     load, files, monkeypatch, program, prefix, is_refused
 ):
-    def reason(path):
-        return "it is full" if path == Path(".") else None
+    def refuse(dir):
+        raise OSError(28, "it is full")
 
-    monkeypatch.setattr("neox_launcher.plan.preflight._why_not_writable", reason)
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     text = f"{SETTINGS}eval-data: data\neval-results-prefix: '{prefix}'\n"
     found = [one for one in check_files(load(text), program=program) if one.name == "eval_results_prefix"]
     assert len(found) == is_refused
@@ -183,35 +175,6 @@ def test_data_to_evaluate_is_a_dataset_or_files(load, files):
     assert found[0] == "eval_data"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [
-        ("photo.txt", b"\x89PNG\r\n", "byte 0x89 at position 1"),
-        ("latin.JSONL", b'{"text": "f\xfcr"}\n', "byte 0xfc at position 12"),
-        ("good.txt", "für".encode(), None),
-        ("cut.txt", b"x" * 65535 + "ü".encode(), None),  # The head ends within a character.
-        ("packed.txt.gz", b"\x1f\x8b", None),
-    ],
-)
-def test_texts_that_are_not_utf_8_are_refused_before_an_evaluation_starts(load, files, name, content, place):
-    (files / name).write_bytes(content)
-    config = load(f"{SETTINGS}eval-data: {name}\n")
-    found = [one.what for one in check_files(config, program="evaluate") if one.name == "eval_data"]
-    assert found == ([] if place is None else [f"{name} is not UTF-8 ({place})"])
-
-
-@pytest.mark.parametrize("value", ["page.html", "'texts.md, page.html'", "'*.html'"])
-def test_files_of_another_ending_are_refused_before_an_evaluation_starts(load, files, value):
-    for name in ("texts.md", "page.html"):
-        (files / name).write_text("a")
-    config = load(f"{SETTINGS}eval-data: {value}\n")
-    (found,) = (one for one in check_files(config, program="evaluate") if one.name == "eval_data")
-    assert found.what == "page.html has an unsupported ending"
-    assert found.remedy.startswith("use files that end in .jsonl, .json, .txt, .md, ")
-    config = load(f"{SETTINGS}eval-data: texts.md\n")
-    assert "eval_data" not in [one.name for one in check_files(config, program="evaluate")]
-
-
 def test_evaluations_on_tasks_and_texts_need_no_training_data(load, files):
     (files / "texts.txt").write_text("a")
     text = SETTINGS.replace("data-path: data\n", "").replace("data-path: data", "")
@@ -229,13 +192,11 @@ def test_evaluations_on_tasks_and_texts_need_no_training_data(load, files):
         ("load: old/global_step5", None),
         ("load: old/global_step5/.", None),
         ("load: old/global_step6", "write load: old, the folder of all checkpoints; "),
-        ("load: old/best", "it is one, with another name: rename it to global_step and its iteration, "),
     ],
 )
 def test_load_may_be_empty_only_if_it_is_the_folder_of_save(load, files, folders, remedy):
-    for name in ("global_step5", "best"):
-        (files / "old" / name).mkdir(parents=True)
-        (files / "old" / name / "manifest.json").write_text("{}")
+    (files / "old/global_step5").mkdir(parents=True)
+    (files / "old/global_step5/manifest.json").write_text("{}")
     problems = check_files(load(f"{SETTINGS}{folders}\n"), program="train")
     if remedy is None:
         assert problems == []
@@ -360,27 +321,6 @@ def test_latest_checkpoint_is_read_only_inside_its_folder(load, files, latest):
     assert any("the model in old has 3 tokens" in problem.what for problem in problems) is is_inside
 
 
-@pytest.mark.parametrize("program", ["train", "generate"])
-def test_a_latest_that_names_no_checkpoint_is_reported_before_the_start(load, files, program):
-    for iteration in (9, 20):
-        (files / f"my runs/global_step{iteration}").mkdir(parents=True)
-        (files / f"my runs/global_step{iteration}/manifest.json").write_text("{}")
-    (files / "my runs/latest").write_text("global_step99\n")
-    config = load(f"{SETTINGS}load: my runs\nsave: my runs\nsave-interval: 1\n")
-    (problem,) = (each for each in check_files(config, program=program) if each.name == "load")
-    assert problem.what == "has a file latest that names 'global_step99', which is not a checkpoint in it"
-    assert problem.remedy.endswith("highest iteration, run: echo global_step20 > 'my runs/latest'")
-    config = load(f"{SETTINGS}load: {files}/my runs\nsave: my runs\nsave-interval: 1\n")
-    for name in ("", "sub/global_step20", str(files / "my runs/global_step20")):
-        (files / "my runs/latest").write_text(name)
-        (problem,) = (each for each in check_files(config, program=program) if each.name == "load")
-        assert problem.what.startswith(f"has a file latest that names {name!r}, which is not a checkpoint")
-    (files / "my runs/latest").write_text("global_step99")
-    # A machine that stopped while a checkpoint was being replaced left the old one under this name.
-    (files / "my runs/global_step20").rename(files / "my runs/.global_step99.replaced")
-    assert all(each.name != "load" for each in check_files(config, program=program))
-
-
 ADAPTERS = SETTINGS + "lora-rank: 2\nload: base\n"
 
 
@@ -398,50 +338,12 @@ def test_the_base_of_adapters_is_found_before_the_start(load, files, program):
         found = [each for each in check_files(load(text), program=program) if each.name == "lora_base"]
         return "; ".join(f"{each.what}; {each.remedy}" for each in found)
 
-    shard = write("base", {"config": {}, "files": {"shard.safetensors": 8}}) / "shard.safetensors"
-    write("adapters", {"config": {"base": {"iteration": 5}}, "files": {}})
-    assert problem_of("base").startswith("contains global_step5 without its file shard.safetensors; copy it")
-    shard.touch()
+    write("base", {"config": {}, "files": {}})
     assert problem_of("base") == ""
     (files / "empty").mkdir()
     assert problem_of("empty") == f"contains no checkpoint; {SAVED}"
-    moved = "if that was moved or renamed, write its new path"
-    assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}; {moved}"
+    assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}"
     assert "write lora-base: base, the folder of all" in problem_of("base/global_step5")
-    assert "contains checkpoints of adapters, and no model" in problem_of("adapters")
-
-
-def test_the_base_that_the_adapters_record_is_checked(load, files):
-    """The latest base is another one, which training continued, or of which a file is missing."""
-
-    def write(name, config, *present):
-        folder = files / name
-        folder.mkdir(parents=True)
-        contents = {"contents": {"config": config, "files": {"shard.safetensors": 8}}}
-        (folder / "manifest.json").write_text(json.dumps(contents))
-        for each in present:
-            (folder / each).touch()
-
-    def problems():
-        text = ADAPTERS.replace("load: base", "load: adapters") + "lora-base: base\n"
-        found = [each for each in check_files(load(text), program="train") if each.name == "lora_base"]
-        return "; ".join(f"{each.what}; {each.remedy}" for each in found)
-
-    write("base/global_step5", {}, "shard.safetensors")
-    write("base/global_step7", {})
-    assert problems().startswith("contains global_step7 without its file shard.safetensors")
-    write("adapters/global_step2", {"base": {"iteration": 6}})
-    write("adapters/global_step1", {"base": {"iteration": 5}})
-    message = (
-        "does not contain global_step6, on which the adapters in adapters were trained; set it to a folder"
-    )
-    assert problems().startswith(message)
-    (files / "adapters/latest").write_text("global_step1\n")
-    assert problems() == ""
-    (files / "base/global_step5/shard.safetensors").unlink()
-    assert problems().startswith("contains global_step5 without its file shard.safetensors")
-    (files / "adapters/latest").write_text("global_step9")  # The workers report it.
-    assert problems().startswith("contains global_step7 without its file")
 
 
 LOCAL = SETTINGS + "save: runs/local\nsave-interval: 1\ncheckpoint: {use_node_local_storage: true}\n"
@@ -452,29 +354,6 @@ def test_local_checkpoints_are_not_looked_for_on_this_host(load, files):
     assert check_files(load(LOCAL + "load: other\n"), program="train") == []
     (problem,) = check_files(load(LOCAL.replace("true", "false")), program="train")
     assert problem.name == "save"
-
-
-@pytest.mark.parametrize(("workers", "gpus", "is_refused"), [(1, 0, False), (2, 0, True), (2, 2, False)])
-def test_a_training_on_cpus_that_needs_more_memory_than_the_host_has_is_refused(
-    load, files, monkeypatch, workers, gpus, is_refused
-):
-    # float32 weights, gradients and two moments of 12 h^2 weights per layer.
-    states = 16 * 12 * 1024**2 * 48
-    monkeypatch.setattr("neox_launcher.plan.preflight.usable_memory", lambda: 3 * states // 2)
-    config = load(f"{SETTINGS}precision: fp32\n", "hidden-size=1024", "num-layers=48")
-    plan = SimpleNamespace(
-        resolved=resolve(config, devices=workers),
-        program="train",
-        world=World(hosts=(Host("localhost", tuple(range(workers))),), gpus=gpus),
-        max_restarts=0,
-    )
-    found = [problem for problem in preflight(plan) if problem.name == "hidden_size"]
-    assert len(found) == is_refused
-    for problem in found:
-        assert problem.value == "1024"
-        assert problem.what.startswith("is too large for this host: the training needs about 18")
-        assert problem.what.endswith("GiB of memory for 2 workers, and the host has 13.5 GiB")
-        assert ", or start fewer workers: --set num-gpus=1 (neox-config" in problem.remedy
 
 
 def test_restarts_with_local_checkpoints_require_that_they_resume(load, files):
@@ -547,65 +426,6 @@ def test_a_program_that_reads_the_start_of_a_training_is_told_where_it_saved(loa
     assert notes_on_load(load(f"{settings}load: start", "load=start")) == []
 
 
-MOVED = """\
-data-path: old/run/data/corpus
-vocab-file: old/run/tokenizer.json
-tokenizer-type: HFTokenizer
-load: old/run/checkpoints
-save: old/run/checkpoints
-save-interval: 5
-"""
-
-
-@pytest.mark.parametrize("program", ["train", "generate"])
-def test_a_moved_folder_is_recognized_and_reported_once(load, files, program):
-    config = load(MOVED)
-    (files / "tokenizer.json").rename(files / "elsewhere.json")
-    names = [problem.name for problem in check_files(config, program=program)]
-    assert names == {"train": ["data_path", "vocab_file"], "generate": ["vocab_file", "load"]}[program]
-    (files / "elsewhere.json").rename(files / "tokenizer.json")
-    (files / "data").mkdir()
-    for end in ("bin", "idx"):
-        (files / f"data.{end}").rename(files / "data" / f"corpus.{end}")
-    saved = files / "checkpoints" / "global_step5"
-    saved.mkdir(parents=True)
-    (saved / "manifest.json").write_text("{}")
-    (problem,) = check_files(config, program=program)
-    file = files / "more.yml"
-    found = (problem.name, problem.place.line, problem.value)
-    assert (
-        found
-        == {
-            "train": ("data_path", 1, "old/run/data/corpus"),
-            "generate": ("vocab_file", 2, "old/run/tokenizer.json"),
-        }[program]
-    )
-    assert problem.what.endswith("has what it names (found there: data-path, vocab-file, load)")
-    remedy = f"the folder was moved: write {files} in place of old/run everywhere in {file}"
-    assert problem.remedy == f"{remedy} (sed -i 's#old/run{ENDS}#{files}\\1#g' {file})"
-
-
-def test_a_moved_folder_is_not_trained_anew_at_its_old_path(load, files):
-    """Only some of the paths in its configuration were corrected."""
-    saved = files / "checkpoints" / "global_step5"
-    saved.mkdir(parents=True)
-    (saved / "manifest.json").write_text('{"contents": {"config": {"save": "old/run/checkpoints"}}}')
-    (files / "data").mkdir()
-    for end in ("bin", "idx"):
-        (files / f"data.{end}").rename(files / "data" / f"corpus.{end}")
-    config = load(MOVED.replace("old/run/data", "data").replace("old/run/tokenizer", "tokenizer"))
-    (problem,) = check_files(config, program="train")
-    assert (problem.name, problem.value) == ("load", "old/run/checkpoints")
-    assert problem.remedy.startswith(f"the folder was moved: write {files} in place of old/run everywhere")
-    # Those of a training that saved elsewhere are another one's.
-    (saved / "manifest.json").write_text('{"contents": {"config": {"save": "checkpoints"}}}')
-    assert check_files(config, program="train") == []
-
-
-# After the old name in the command that corrects a configuration.
-ENDS = r'\([/", ]\|$\)'
-
-
 def run_folder(folder, files):
     """Make a run folder as `neox-launch init` does: absolute paths, a dataset and a tokenizer."""
     (folder / "data").mkdir(parents=True)
@@ -627,21 +447,16 @@ def test_a_copied_folder_is_refused_before_it_trains_into_the_original(files):
     original, copy = files / "lang", files / "lang-b"
     run_folder(original, files)
     shutil.copytree(original, copy)
-    # One path is corrected already, and the name of the copy begins with that of the original.
-    file = copy / "config.yml"
-    file.write_text(file.read_text().replace(f"{original}/tokenizer.json", f'"{copy}/tokenizer.json"'))
     config = draft_config([copy / "config.yml"]).config
     (problem,) = check_files(config, program="train")
     assert (problem.name, problem.place.line, problem.value) == ("save", 4, str(original / "checkpoints"))
-    assert "looks like a copy of that folder (both have data/corpus): the training would" in problem.what
+    assert f"{copy} looks like a copy of that folder: the training would" in problem.what
     assert problem.remedy == (
-        f"write {copy} in place of {original} in {copy}/config.yml "
-        f"(sed -i 's#{original}{ENDS}#{copy}\\1#g' {copy}/config.yml); or, to train in the original, use "
-        f"{original}/config.yml"
+        f"write {copy} in place of {original} in {copy}/config.yml, or use {original}/config.yml"
     )
     assert check_files(config, program="generate")[0].name == "load"  # There is no checkpoint yet.
-    sed = problem.remedy.partition(" (")[2].partition("); or, ")[0]
-    subprocess.run(sed, shell=True, check=True)
+    file = copy / "config.yml"
+    file.write_text(file.read_text().replace(f"{original}/", f"{copy}/"))
     assert check_files(draft_config([copy / "config.yml"]).config, program="train") == []
     assert check_files(draft_config([original / "config.yml"]).config, program="train") == []
 
@@ -658,12 +473,6 @@ def test_what_only_looks_like_a_copied_folder_is_not_refused(files):
     (files / "link").symlink_to(original)
     for folder in (other, files / "link"):
         assert check_files(draft_config([folder / "config.yml"]).config, program="train") == []
-    # It reads the data of the original, and writes its own checkpoints and logs.
-    shutil.copy(original / "tokenizer.json", other)
-    file = [other / "config.yml"]
-    assert [each.name for each in check_files(draft_config(file).config, program="train")] == ["save"]
-    elsewhere = [f"{name}={other / 'checkpoints'}" for name in ("save", "load", "log-dir")]
-    assert check_files(draft_config(file, overrides=elsewhere).config, program="train") == []
 
 
 def test_a_run_in_a_folder_of_its_own_below_another_run_is_not_a_copy(files):
@@ -678,35 +487,11 @@ def test_a_run_in_a_folder_of_its_own_below_another_run_is_not_a_copy(files):
     assert check_files(draft_config([inner / "config.yml"]).config, program="train") == []
 
 
-def test_a_file_of_another_folder_is_not_reported_as_moved_with_the_first(load, files):
-    config = load(MOVED.replace("old/run/tokenizer.json", "shared/tokenizer.json"))
-    (files / "data").mkdir()
-    for end in ("bin", "idx"):
-        (files / f"data.{end}").rename(files / "data" / f"corpus.{end}")
-    moved, other = check_files(config, program="train")
-    assert moved.remedy.startswith(f"the folder was moved: write {files} in place of old/run everywhere in ")
-    assert moved.what.endswith("(found there: data-path)")
-    assert other.name == "vocab_file"
-
-
-def test_a_new_training_beside_checkpoints_does_not_continue_them(load, files):
-    saved = files / "checkpoints" / "global_step5"
-    saved.mkdir(parents=True)
-    (saved / "manifest.json").write_text("{}")
-    config = load(f"{SETTINGS}load: new/checkpoints\nsave: new/checkpoints\nsave-interval: 5")
-    assert check_files(config, program="train") == []
-    (problem,) = check_files(config, program="generate")
-    assert problem.remedy.startswith("the folder was moved")
-
-
 def test_a_dataset_without_its_tokens_is_not_answered_with_its_own_name(load, files):
     (files / "data.bin").unlink()
     (problem,) = check_files(load(SETTINGS), program="train")
     assert problem.what == "data.bin does not exist"
-    assert problem.remedy == (
-        "its index is there, so the dataset lacks only this file: copy it again, or create both files again "
-        "with neox-data prepare or preprocess_data"
-    )
+    assert problem.remedy == f"{HERE}, or create the dataset with preprocess_data"
 
 
 def test_a_folder_in_which_no_file_can_be_created_is_found(load, files):
@@ -734,41 +519,6 @@ def test_the_record_of_another_training_is_noted(load, files):
     assert len(notes_on_record(load(f"{text}\nfinetune: true"))) == 1
 
 
-ATTEMPT = '{"time": 1.0, "attempt": 1, "iteration": 0, "event": "attempt", "format": "neox-metrics-1"}\n'
-
-
-@pytest.mark.parametrize(
-    ("record", "what"),
-    [
-        (ATTEMPT, None),  # It failed before it could save.
-        (ATTEMPT + '{"event": "start", "save": "HERE/saved"}\n', None),
-        (ATTEMPT + '{"event": "start", "save": "HERE/other/../saved"}\n{"event": "start", "sa', None),
-        (ATTEMPT + '{"event": "start", "save": "/x"}\n' + '{"event": "start", "save": "HERE/saved"}\n', None),
-        (ATTEMPT + '{"event": "start", "save": "/x"}\n', " (metrics.jsonl), which saved to /x"),
-        (ATTEMPT + '{"event": "start", "save": null}\n', " (metrics.jsonl)"),
-        ('{"step": 5, "loss": 2.0}\n', " (metrics.jsonl)"),
-    ],
-)
-@pytest.mark.parametrize("folder", ["saved", "saved/global_step5"])
-def test_a_training_that_continues_another_one_than_the_record_s_notes_that_it_appends(
-    load, files, record, what, folder
-):
-    saved = files / "saved" / "global_step5"
-    saved.mkdir(parents=True)
-    (saved / "manifest.json").write_text("{}")
-    (files / "logs").mkdir()
-    (files / "logs" / "metrics.jsonl").write_text(record.replace("HERE", str(files)))
-    notes = notes_on_record(load(f"{SETTINGS}log-dir: logs\nsave: new\nload: {folder}\nsave-interval: 5"))
-    assert [note.what for note in notes] == (
-        []
-        if what is None
-        else [
-            f"has the record of another training{what}\n"
-            f"this one continues a checkpoint of {folder}, and appends to the record"
-        ]
-    )
-
-
 STUDENT = """\
 compression_training:
   layer_reduction:
@@ -778,13 +528,10 @@ compression_training:
 
 
 def test_the_teacher_of_a_student_is_found_before_the_start(load, files):
-    def write(name, *, config=None, present=True):
+    def write(name):
         folder = files / name / "global_step5"
         folder.mkdir(parents=True)
-        contents = {"config": config or {}, "files": {"shard.safetensors": 8}}
-        (folder / "manifest.json").write_text(json.dumps({"contents": contents}))
-        if present:
-            (folder / "shard.safetensors").touch()
+        (folder / "manifest.json").write_text("{}")
 
     layers = load(SETTINGS).model.num_layers
 
@@ -795,13 +542,9 @@ def test_the_teacher_of_a_student_is_found_before_the_start(load, files):
         return "; ".join(f"{each.what}; {each.remedy}" for each in found)
 
     write("big")
-    write("damaged", present=False)
-    write("adapters", config={"base": {}})
     assert problem_of("big") == ""
     assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}"
     assert "write teacher: big, the folder of all" in problem_of("big/global_step5")
-    assert problem_of("damaged").startswith("contains global_step5 without its file shard.safetensors")
-    assert "contains checkpoints of adapters, and no model" in problem_of("adapters")
     write("student")
     distill = ", distill: {enabled: true}"
     begins, continues = "save: new\nsave-interval: 1\nload: new\n", "load: student\n"
@@ -868,7 +611,7 @@ def test_an_index_is_written_to_a_new_folder_and_read_from_an_old_one(load, file
     assert (problem.name, problem.what) == ("block_data_path", "exists, and is not an index of blocks")
     below = load(ICT.replace("path: index", "path: data.bin/index") + "load: runs\n")
     (problem,) = check_files(below, program="index-blocks")
-    assert problem.what.startswith("cannot be written: ")
+    assert problem.what.startswith("cannot be written to: ")
 
 
 @pytest.fixture
@@ -970,43 +713,11 @@ def test_a_missing_file_is_searched_from_the_working_directory(load, files, text
     assert (problem.what, problem.remedy) == ("does not exist", remedy)
 
 
-def test_a_folder_in_place_of_the_file_of_a_tokenizer_is_answered_with_the_file(load, files):
+def test_a_folder_in_place_of_the_file_of_a_tokenizer_is_refused(load, files):
     (files / "model").mkdir()
     text = SETTINGS.replace("tokenizer.json", "model")
     (problem,) = check_files(load(text), program="train")
     assert (problem.what, problem.remedy.startswith("check the path")) == ("is a folder", True)
-    (files / "tokenizer.json").rename(files / "model" / "tokenizer.json")
-    (problem,) = check_files(load(text), program="train")
-    assert (problem.what, problem.remedy) == ("is a folder", "write vocab-file: model/tokenizer.json")
-
-
-@pytest.mark.parametrize("merges", ["", "merge-file: no.txt\n"])
-@pytest.mark.parametrize("kind", ["GPT2BPETokenizer", "SentencePieceTokenizer"])
-def test_a_tokenizer_json_names_the_tokenizer_type_that_reads_it(load, files, kind, merges):
-    (files / "data.manifest.json").write_text('{"tokenizer": {"vocab_size": 20}}')
-    config = load(SETTINGS.replace("HFTokenizer", kind) + merges)
-    (problem,) = check_files(config, program="train")
-    assert (problem.name, problem.value) == ("tokenizer_type", kind)
-    assert problem.what == "does not read vocab-file: tokenizer.json, which is a tokenizer.json"
-    assert problem.remedy == "set tokenizer-type: HFTokenizer, which requires no merge-file"
-
-
-def test_a_vocab_json_names_the_tokenizer_type_that_reads_it(load, files):
-    (files / "data.manifest.json").write_text('{"tokenizer": {"vocab_size": 20}}')
-    (files / "tokenizer.json").write_text('{"a": 0, "model": 1}')
-    (problem,) = check_files(load(SETTINGS), program="train")
-    assert (problem.name, problem.value) == ("tokenizer_type", "HFTokenizer")
-    assert problem.what == "does not read vocab-file: tokenizer.json, which is a vocab.json"
-    assert problem.remedy == "set tokenizer-type: GPT2BPETokenizer, and merge-file: path/to/merges.txt"
-
-
-def test_a_vocabulary_file_in_place_of_a_folder_is_reported_before_the_start(load, files):
-    (files / "data.manifest.json").write_text('{"tokenizer": {"vocab_size": 20}}')
-    (files / "vocab.json").write_text('{"a": 0}')
-    text = SETTINGS.replace("HFTokenizer", "HFGPT2Tokenizer").replace("tokenizer.json", "vocab.json")
-    (problem,) = check_files(load(text), program="train")
-    assert problem.name == "tokenizer_type"
-    assert problem.what.endswith("or a name of the hub, and vocab.json is a file")
 
 
 def write_int32(prefix, rows):
@@ -1099,15 +810,9 @@ def test_labels_that_a_training_does_not_read_are_noted(load, files, tokens, lab
     (note,) = notes_on_data(one)
     assert (note.name, note.what, note.place.line) == ("data_path", NOT_READ.format(labels), 1)
     assert f"train-label-data-paths: [{labels}_label_document]" in note.remedy
-    # The manifest of tokens decides whether what has the name of labels was written with them.
-    manifest = files / f"{tokens}_document.manifest.json"
-    manifest.write_text('{"options": {"key": "text"}}')
-    assert notes_on_data(one) == []
-    manifest.write_text('{"options": {"key": "text", "loss_mask": "messages"}}')
-    assert len(notes_on_data(one)) == 1
 
 
-def test_labels_are_noted_for_the_parts_that_lack_them(load, files):
+def test_labels_are_noted_for_a_training_that_lacks_them(load, files):
     for prefix in ("c_messages_document", "c_messages_label_document"):
         write_int32(prefix, [[5, 6, 7]])
     lists = [f"{part}-data-paths: [c_messages_document]\n" for part in ("train", "valid", "test")]
@@ -1116,8 +821,4 @@ def test_labels_are_noted_for_the_parts_that_lack_them(load, files):
     ]
     (note,) = notes_on_data(load("".join(lists)))
     assert (note.name, note.what) == ("train_data_paths", NOT_READ.format("c_messages"))
-    assert "in valid-label-data-paths and test-label-data-paths" in note.remedy
-    (note,) = notes_on_data(load("".join([*lists, labels[0]])))
-    assert note.name == "valid_data_paths"
-    assert notes_on_data(load("".join([*lists, labels[0], "eval-iters: 0"]))) == []
     assert notes_on_data(load("".join([*lists, *labels]))) == []

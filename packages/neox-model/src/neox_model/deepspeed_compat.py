@@ -241,14 +241,55 @@ def is_partitioned(parameter: Parameter) -> bool:
     return hasattr(parameter, "ds_id")
 
 
+# Class -> its parameters by group, and this rank's flat partition of each group.
+_GROUPS = {
+    "BF16_Optimizer": ("bf16_groups", "fp32_groups_flat_partition"),
+    "DeepSpeedZeroOptimizer": ("bit16_groups", "single_partition_of_fp32_groups"),
+    "DeepSpeedZeroOptimizer_Stage3": ("fp16_groups", "fp32_partitioned_groups_flat"),
+}
+
+
 def zero_masters(optimizer: Any) -> Iterator[Held]:
     """Yield this rank's runs of the parameters, in the order of the optimizer.
 
     Raises:
         ModelError: the optimizer's class is not known.
     """
-    held, _ = _functions_of(optimizer)
-    yield from held(optimizer)
+    name = _known_class(optimizer)
+    groups, partitions = (getattr(optimizer, attribute) for attribute in _GROUPS[name])
+    for index, (params, partition) in enumerate(zip(groups, partitions, strict=True)):
+        if name == "DeepSpeedZeroOptimizer_Stage3":
+            yield from _held_zero_3(optimizer, index, params, partition)
+            continue
+        # The runs given by DeepSpeed's fragment addresses, for parameters that this rank holds.
+        for param in params:
+            mapping = param._hp_mapping
+            if mapping is not None:
+                here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
+                yield Held(param, here.start, here.numel, partition, there.start, tuple(param.shape))
+
+
+def _known_class(optimizer: Any) -> str:
+    name = type(optimizer).__name__
+    if name not in _GROUPS:
+        raise ModelError(
+            f"cannot checkpoint the engine's optimizer class {name}; supported: {', '.join(_GROUPS)}"
+        )
+    return name
+
+
+def _held_zero_3(optimizer: Any, index: int, params: list[Any], flat: Tensor) -> Iterator[Held]:
+    """Yield this rank's runs: each parameter is padded and split into equal runs over data-parallel ranks."""
+    if not flat.numel():
+        raise ModelError("master weights offloaded to nvme are read outside Update.in_memory")
+    rank, offset = optimizer._get_sub_group_partition_rank(index), 0
+    for param in params:
+        length = param.partition_numel()
+        start = rank * length
+        numel = min(length, param.ds_numel - start)
+        if numel > 0:
+            yield Held(param, start, numel, flat, offset, tuple(param.ds_shape))
+        offset += length
 
 
 @contextlib.contextmanager
@@ -264,7 +305,10 @@ def zero_states_in_memory(optimizer: Any, *, changes: bool) -> Iterator[None]:
     if not getattr(optimizer, "swap_optimizer", False):
         yield
         return
-    swapper, offloaded = optimizer.optimizer_swapper, _offloaded(optimizer)
+    # DeepSpeed keeps small sub-groups in memory.
+    flats = enumerate(optimizer.fp32_partitioned_groups_flat)
+    offloaded = [flat for index, flat in flats if optimizer._swappable_optimizer_subgroup(index)]
+    swapper = optimizer.optimizer_swapper
     try:
         for flat in offloaded:
             _read_states(swapper, flat)
@@ -275,12 +319,6 @@ def zero_states_in_memory(optimizer: Any, *, changes: bool) -> Iterator[None]:
     finally:
         for flat in offloaded:
             swapper.release_swap_buffers(flat)
-
-
-def _offloaded(optimizer: Any) -> list[Tensor]:
-    """Return the master weights of the sub-groups on NVMe; DeepSpeed keeps small ones in memory."""
-    flats = enumerate(optimizer.fp32_partitioned_groups_flat)
-    return [flat for index, flat in flats if optimizer._swappable_optimizer_subgroup(index)]
 
 
 def _read_states(swapper: Any, flat: Tensor) -> None:
@@ -297,68 +335,10 @@ def _read_states(swapper: Any, flat: Tensor) -> None:
 
 def zero_masters_to_model(optimizer: Any) -> None:
     """Copy the master weights into the model's weights. Collective."""
-    _, to_model = _functions_of(optimizer)
-    to_model(optimizer)
-
-
-def _functions_of(optimizer: Any) -> tuple[Callable[[Any], Iterator[Held]], Callable[[Any], None]]:
-    name = type(optimizer).__name__
-    if name not in _MASTERS:
-        raise ModelError(
-            f"cannot checkpoint the engine's optimizer class {name}; supported: {', '.join(_MASTERS)}"
-        )
-    return _MASTERS[name]
-
-
-def _held_bf16(optimizer: Any) -> Iterator[Held]:
-    return _held_by_mapping(optimizer.bf16_groups, optimizer.fp32_groups_flat_partition)
-
-
-def _held_zero_1_and_2(optimizer: Any) -> Iterator[Held]:
-    return _held_by_mapping(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups)
-
-
-def _held_by_mapping(groups: list[list[Parameter]], partitions: list[Tensor]) -> Iterator[Held]:
-    """Yield the runs given by DeepSpeed's fragment addresses, for parameters that this rank holds."""
-    for params, partition in zip(groups, partitions, strict=True):
-        for param in params:
-            mapping: Any = param._hp_mapping  # type: ignore[attr-defined]
-            if mapping is not None:
-                here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
-                yield Held(param, here.start, here.numel, partition, there.start, tuple(param.shape))
-
-
-def _held_zero_3(optimizer: Any) -> Iterator[Held]:
-    """Yield this rank's runs: each parameter is padded and split into equal runs over data-parallel ranks."""
-    for index, (params, flat) in enumerate(
-        zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True)
-    ):
-        if not flat.numel():
-            raise ModelError("master weights offloaded to nvme are read outside Update.in_memory")
-        rank = optimizer._get_sub_group_partition_rank(index)
-        offset = 0
-        for param in params:
-            length = param.partition_numel()
-            start = rank * length
-            numel = min(length, param.ds_numel - start)
-            if numel > 0:
-                yield Held(param, start, numel, flat, offset, tuple(param.ds_shape))
-            offset += length
-
-
-def _partition_to_model(optimizer: Any) -> None:
-    optimizer.update_lp_params()
-
-
-def _zero_3_to_model(optimizer: Any) -> None:
+    if _known_class(optimizer) != "DeepSpeedZeroOptimizer_Stage3":
+        optimizer.update_lp_params()
+        return
     optimizer.checkpoint_event_prologue()
     for index in range(len(optimizer.fp32_partitioned_groups_flat)):
         optimizer._reassign_or_swap_out_partitioned_parameters(index)
     optimizer.checkpoint_event_epilogue()
-
-
-_MASTERS = {
-    "BF16_Optimizer": (_held_bf16, _partition_to_model),
-    "DeepSpeedZeroOptimizer": (_held_zero_1_and_2, _partition_to_model),
-    "DeepSpeedZeroOptimizer_Stage3": (_held_zero_3, _zero_3_to_model),
-}

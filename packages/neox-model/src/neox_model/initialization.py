@@ -70,10 +70,6 @@ def _xavier_std(shape: tuple[int, ...]) -> float:
     return math.sqrt(2.0 / float(inputs + outputs))
 
 
-def _xavier_limit(shape: tuple[int, ...]) -> float:
-    return math.sqrt(3.0) * _xavier_std(shape)
-
-
 def _orthogonal(gain: float) -> InitMethod:
     def fill(tensor: Tensor, generator: torch.Generator) -> None:
         nn.init.orthogonal_(tensor, gain=gain, generator=generator)
@@ -88,7 +84,9 @@ INIT_METHODS: dict[str, Callable[[float, int, int], InitMethod]] = {
     "single_residual_scaled_normal": lambda std, hidden, layers: _normal(std / math.sqrt(layers)),
     "orthogonal": lambda std, hidden, layers: _orthogonal(math.sqrt(2)),
     "scaled_orthogonal": lambda std, hidden, layers: _orthogonal(math.sqrt(2 / layers)),
-    "xavier_uniform": lambda std, hidden, layers: _Drawn("uniform", _xavier_limit),
+    "xavier_uniform": lambda std, hidden, layers: _Drawn(
+        "uniform", lambda shape: math.sqrt(3.0) * _xavier_std(shape)
+    ),
     "xavier_normal": lambda std, hidden, layers: _Drawn("normal", _xavier_std),
     "small_init": lambda std, hidden, layers: _normal(math.sqrt(2 / (5 * hidden))),
     "wang_init": lambda std, hidden, layers: _normal(2 / (layers * math.sqrt(hidden))),

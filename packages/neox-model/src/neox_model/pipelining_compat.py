@@ -66,7 +66,8 @@ class PipelineChunk(PipelineStage):
             super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
         for received in (self.args_recv_info[bwd_chunk_id], self.grad_recv_info[bwd_chunk_id]):
             for message in received:
-                message.buffer = _without_memory(message.buffer)
+                if message.buffer is not None:
+                    message.buffer = torch.empty_like(message.buffer, device="meta")
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Compute the gradients of weights for a micro-batch."""
@@ -137,10 +138,6 @@ def _settle_gradients(weights: Sequence[nn.Parameter]) -> None:
         if gradient.stride() != weight.stride() or gradient.data_ptr() in taken:
             gradient = weight.grad = torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
         taken.add(gradient.data_ptr())
-
-
-def _without_memory(buffer: Tensor | None) -> Tensor | None:
-    return None if buffer is None else torch.empty_like(buffer, device="meta")
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from neox_launcher.worker.ranks import RankInfo, read_rank, refuse_mpi_by_hand
 from neox_launcher.worker.reporting import RUN_DIR_VARIABLE, register_worker, report_failure
 from neox_model.errors import StopRequested
 
-__all__ = ["exit_worker", "our_errors", "request_options", "run_worker", "show"]
+__all__ = ["exit_worker", "our_errors", "run_worker", "show", "worker_command"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,32 +42,42 @@ logger = logging.getLogger(__name__)
 _OUTPUT_LOST = 120
 
 
-def request_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a request: `--resolved` from the launcher, `--config` and `--set` by hand."""
-    for option in (
-        click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="Override a parameter of the configuration. May be repeated; the last value wins.",
-        ),
-        click.option(
-            "--config",
-            "paths",
-            multiple=True,
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Configuration file. May be repeated; the files are merged.",
-        ),
-        click.option(
-            "--resolved",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            callback=lambda context, parameter, path: path and path.read_text(),
-            help="File with the resolved configuration, written by the launcher.",
-        ),
-    ):
-        command = option(command)
-    return command
+def worker_command(program: str, about: str, **options: Any) -> click.Command:
+    """Return the command of a worker, which runs `module:function` and exits.
+
+    Its options are those of a request: `--resolved` from the launcher, `--config` and `--set` by hand.
+
+    Args:
+        program: `module:function`, see `run_worker`.
+        about: the help text.
+        options: other arguments of `run_worker`.
+    """
+
+    @click.command(help=about)
+    @click.option(
+        "--resolved",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        callback=lambda context, parameter, path: path and path.read_text(),
+        help="File with the resolved configuration, written by the launcher.",
+    )
+    @click.option(
+        "--config",
+        "paths",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Configuration file. May be repeated; the files are merged.",
+    )
+    @click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Override a parameter of the configuration. May be repeated; the last value wins.",
+    )
+    def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
+        exit_worker(run_worker(program, resolved=resolved, paths=paths, overrides=overrides, **options))
+
+    return main
 
 
 def run_worker(
@@ -240,19 +250,13 @@ def _import(program: str) -> Callable[..., Any]:
     if "torch" not in sys.modules:
         # Nothing else is printed until this is done, which takes up to a minute with a slow disk.
         logger.info("importing torch")
-    with _without_collections():
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Do not search for garbage, which takes an eighth of the time of imports and finds hardly any."""
+    # A search for garbage takes an eighth of the time of imports and finds hardly any.
     gc.disable()
     try:
-        yield
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     finally:
         gc.enable()
+    return function
 
 
 @contextmanager

@@ -11,10 +11,8 @@ from neox_model.assembly import attention_backend
 from neox_model.assembly.attention import build_attention
 from neox_model.assembly.attention_backend import (
     AttentionBackend,
-    Call,
     attention_backends,
     log_backends,
-    why_not_cudnn,
 )
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.operators import choose_operators, reference_operators
@@ -206,91 +204,20 @@ def test_backends_are_logged_by_kind_and_notes_once(caplog):
 # Notes ------------------------------------------------------------------------------------------------------
 
 
-H100 = (9, 0)
+@pytest.mark.parametrize(
+    ("chosen", "generation", "is_noted"),
+    [("flash", 9, True), ("flash", 10, True), ("cuDNN", 9, False), ("flash", 8, False), ("flash", 12, False)],
+)
+def test_a_note_names_another_backend_where_pytorch_prefers_cudnn(chosen, generation, is_noted, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (generation, 0))
+    note = attention_backend._note(chosen, torch.device("cuda", 0))
+    expected = "attention runs on the flash backend, not on cuDNN's, which is faster on this GPU; docs/"
+    assert (note is not None and note.startswith(expected)) is is_noted
 
 
-def note(chosen="flash", **differences):
-    """Return the note about a call for which PyTorch would run cuDNN's, apart from these differences."""
-    call = {"capability": H100, "cudnn": 91900, "dtype": torch.bfloat16, "head_width": 128}
-    return why_not_cudnn(Call(**{**call, **differences}), chosen)
-
-
-REASONS = [
-    ({"dropout": 0.1}, "attention-dropout 0.1 is not a multiple of 1/16; set 0.0625 or 0.125"),
-    ({"dropout": 0.05}, "attention-dropout 0.05 is not a multiple of 1/16; set 0 or 0.0625"),
-    (
-        {"head_width": 100},
-        "heads of 100 channels (hidden-size / num-attention-heads) are not a multiple of 8",
-    ),
-    ({"head_width": 100}, "the next multiples are 96 and 104"),
-    ({"head_width": 256}, "heads of 256 channels (hidden-size / num-attention-heads) are wider than 128"),
-    ({"is_deterministic": True}, "it is not deterministic; deterministic: false allows it"),
-    ({"cudnn": 91500}, "cuDNN 9.15.0 is loaded, and PyTorch prefers it since 9.15.1"),
-    ({"cudnn": 91002}, "remove folders with another cuDNN from LD_LIBRARY_PATH"),
-    ({"cudnn": None}, "no cuDNN is loaded"),
-    ({"dtype": torch.float32}, "it computes in 16 bits alone; set precision: bfloat16"),
-    ({"trains_mask": True}, "pos-emb: rpe"),
-    ({"is_deprioritized": True}, "TORCH_CUDNN_SDPA_DEPRIORITIZED is 1; unset it"),
-]
-
-
-@pytest.mark.parametrize(("difference", "words"), REASONS)
-def test_a_note_names_the_setting_and_only_it(difference, words):
-    assert words in note(**difference)
-    others = {text for other, text in REASONS if other != difference}
-    assert [text for text in others if text in note(**difference) and "LD_LIBRARY" not in text] == []
-
-
-def test_all_reasons_are_named_together():
-    text = note(chosen="efficient", dropout=0.1, is_deterministic=True)
-    assert text.startswith("attention runs on the efficient backend, not on cuDNN's, which is faster")
-    assert "; deterministic: false allows it; attention-dropout 0.1 is" in text
-
-
-def test_values_that_cudnn_accepts_are_no_reasons():
-    allowed = {"dropout": 0.125, "head_width": 64, "cudnn": 91501, "dtype": torch.float16}
-    assert "for a reason that is not known here" in note(**allowed)
-    assert "can_use_cudnn_attention" in note()
-
-
-@pytest.mark.parametrize("capability", [None, (8, 0), (8, 9), (12, 0)])
-def test_there_is_no_note_where_pytorch_does_not_prefer_cudnn(capability):
-    assert note(capability=capability, dropout=0.1) is None
-
-
-@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (10, 3)])
-def test_there_is_no_note_where_cudnn_runs(capability):
-    assert note(chosen="cuDNN", capability=capability) is None
-    assert note(capability=capability, dropout=0.1) is not None
-
-
-def test_the_call_is_described_from_its_arguments_and_this_process(monkeypatch):
-    query = torch.zeros(2, 3, 12, 40, dtype=torch.bfloat16)
-    mask = torch.zeros(12, 12, requires_grad=True)
-    monkeypatch.setattr(attention_backend, "runtime_cudnn", lambda: 91900)
-    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
-    torch.use_deterministic_algorithms(True)
-    try:
-        call = attention_backend._described(query, {"attn_mask": mask, "dropout_p": 0.3})
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert call == Call(
-        capability=None,
-        cudnn=91900,
-        dtype=torch.bfloat16,
-        head_width=40,
-        dropout=0.3,
-        is_deterministic=True,
-        is_deprioritized=True,
-        trains_mask=True,
-    )
-    monkeypatch.delenv("TORCH_CUDNN_SDPA_DEPRIORITIZED")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        call = attention_backend._described(query, {"attn_mask": None, "dropout_p": 0.0})
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert (call.is_deterministic, call.is_deprioritized, call.trains_mask) == (False, False, False)
+def test_there_is_no_note_without_a_gpu():
+    assert attention_backend._note("flash", torch.device("cpu")) is None
 
 
 GPU = {"precision": "bfloat16", "hidden_size": 96}

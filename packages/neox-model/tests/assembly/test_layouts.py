@@ -21,7 +21,7 @@ from neox_model.engine.build import prepare_engine
 from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
-from neox_model.parallel.mpu import ModelParallelUnit
+from neox_model.parallel.mpu import model_parallel_unit
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
 from support.settings import resolved_from, specs_from
@@ -109,7 +109,7 @@ def engine_run(model: nn.Module, settings: dict[str, Any], groups: Groups) -> li
                 "zero_allow_untested_optimizer": True,
                 "zero_force_ds_cpu_optimizer": False,
             },
-            mpu=None if is_pipeline else ModelParallelUnit(groups),
+            mpu=None if is_pipeline else model_parallel_unit(groups),
             dist_init_required=False,
         )
     batches = micro_batches(ITERATIONS * ACCUMULATION * groups.data.size)

@@ -13,7 +13,7 @@ from torch import distributed
 import neox_kernels
 from neox_kernels import Availability, KernelUnavailable, choice, trial
 from neox_model.assembly import operators
-from neox_model.assembly.as_sequential import as_sequential
+from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.model import build_model, build_plan
 from neox_model.assembly.operators import choose_operators
 from neox_model.initialization import initialize_parameters
@@ -108,7 +108,7 @@ def calls(monkeypatch, tmp_path):
 def model_of(settings):
     resolved = resolved_from(settings)
     loss = LMLoss(resolved.model.embedding.entries(11))
-    model = as_sequential(
+    model = SequentialModel(
         build_plan(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=11), loss_fn=loss
     )
     initialize_parameters(model, seed=3)
@@ -491,8 +491,8 @@ def test_missing_apex_is_replaced_by_pytorch_and_logged(caplog):
 def test_all_ranks_choose_the_same(calls, monkeypatch, all_can):
     asked = []
 
-    def all_reduce(flag, operation, *, group):
-        asked.append((flag.item(), operation, group))
+    def all_reduce(flag, *, op, group):
+        asked.append((flag.item(), op, group))
         flag.fill_(int(all_can))
 
     monkeypatch.setattr(distributed, "all_reduce", all_reduce)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from neox_model.assembly.activation_checkpointing import build_recomputation
-from neox_model.assembly.as_sequential import as_sequential
+from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.model import build_plan
 from neox_model.errors import LayoutError
 from neox_model.initialization import initialize_parameters
@@ -28,7 +28,7 @@ def plan_of(**settings):
 
 def model_of(**settings) -> nn.Module:
     resolved = resolved_from(settings)
-    model = as_sequential(
+    model = SequentialModel(
         build_plan(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=11),
         loss_fn=LMLoss(resolved.model.embedding.entries(11)),
         recomputation=build_recomputation(resolved.run.recomputation, SINGLE_RANK, passes=1),

@@ -9,11 +9,10 @@ import torch
 from click.testing import CliRunner
 
 from neox_config.facts.checkpoints import MANIFEST
-from neox_model.checkpoint.adapters import Adapters
+from neox_model.checkpoint.adapters import Adapters, merge_adapters
 from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
-from neox_model.checkpoint.merge import merge_adapters
 from neox_model.inspection.cli import main
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.adapter_files import write_adapters
@@ -192,7 +191,7 @@ def test_a_record_of_the_base_of_another_form_is_refused(adapters, tmp_path, rec
             config={},
             writable=nullcontext,
         )
-    assert str(caught.value) == f"finding a checkpoint in {base} failed: {message}"
+    assert str(caught.value) == f"finding the base in {base} failed: {message}"
 
 
 @pytest.mark.parametrize("folder", ["../../elsewhere", "x" * 300, "/proc/self/mem"])

@@ -12,7 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Event, Timer, current_thread, main_thread
@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from neox_model.checkpoint import CheckpointError, priority, shard_writer, writer_process
 from neox_model.checkpoint import directory as folders
-from neox_model.checkpoint.background import BackgroundSaves, _Publication
+from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.checksums import Checksums
 from neox_model.checkpoint.shards import Part, plan_shard
 from neox_model.checkpoint.snapshot import Snapshot, _pin
@@ -409,7 +409,7 @@ def test_the_writer_starts_without_torch():
 _WORKER = """
 import subprocess, sys, time, torch
 from pathlib import Path
-from neox_model.checkpoint.background import BackgroundSaves, _Publication
+from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint import writer_process
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.checkpoint_runs import Run
@@ -526,7 +526,7 @@ def test_a_publication_that_fails_while_an_error_ends_the_training_is_logged(tmp
     monkeypatch.setattr(folders, "place", full)
     saves = BackgroundSaves(SINGLE_PROCESS, torch.device("cpu"), patience=60.0)
     start(saves, trained(), tmp_path)
-    while not isinstance(saves._stage, _Publication):
+    while not isinstance(saves._stage, Future):
         saves.proceed()
         time.sleep(0.01)
     saves.close()

@@ -33,7 +33,7 @@ from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import SINGLE_RANK, Group, Groups
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import logical_parameter, named_logical_parameters
-from neox_model.parallel.mpu import ModelParallelUnit
+from neox_model.parallel.mpu import model_parallel_unit
 from neox_model.parallel.topology import create_groups
 from neox_model.parallel.vocab_embedding import VocabParallelEmbedding
 from support.checkpoint_runs import CURVE
@@ -135,7 +135,7 @@ class Run:
         self.inner, *_ = deepspeed.initialize(
             model=self.model,
             optimizer=optimizer if update is None else lambda parameters: update,
-            mpu=None if setup.pipe else ModelParallelUnit(self.groups),
+            mpu=None if setup.pipe else model_parallel_unit(self.groups),
             config=_settings(setup),
             dist_init_required=False,
         )
@@ -319,11 +319,11 @@ def _fill(model: nn.Module, seed: int) -> None:
 def whole_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint, unsharded."""
     manifest = Manifest.read(folder)
-    reader = ShardReader(folder, manifest.files)
+    reader = ShardReader(folder, manifest)
     tensors = {}
     for name, record in manifest.tensors.items():
         flat = torch.empty(sum(piece.numel for piece in record.pieces), dtype=DTYPES[record.dtype])
-        reader.fill(flat, name, record, (tuple((0, size) for size in record.shape), 0, flat.numel()))
+        reader.fill(flat, name, (tuple((0, size) for size in record.shape), 0, flat.numel()))
         tensors[name] = flat.view(record.shape)
     return tensors
 

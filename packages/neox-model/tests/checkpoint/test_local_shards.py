@@ -17,8 +17,7 @@ from neox_model.checkpoint import storage as storage_module
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.local_shards import Copy, Inventory, agree_on_checkpoint, choose
-from neox_model.checkpoint.save_lock import save_lock
-from neox_model.checkpoint.storage import Storage, find_storage, refuse_shared_folder
+from neox_model.checkpoint.storage import Storage, find_storage, refuse_shared_folder, save_lock
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.parallel.topology import create_groups
 from support.checkpoint_runs import Run

@@ -1,7 +1,5 @@
 """Optimizer states as logical tensors and single numbers."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -10,7 +8,6 @@ from neox_model.checkpoint.blocks import block_numel
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.logical import (
     Fragment,
-    _scalar_device,
     check_scalars,
     optimizer_parts,
     restore_scalars,
@@ -147,13 +144,18 @@ def test_a_state_by_row_of_another_shape_is_damage():
         state_range(fragment, optimizer, "accumulator_0", (4, 3))
 
 
-def test_numbers_of_asgd_stay_on_the_device_of_the_weights():
+@pytest.mark.parametrize(
+    ("kind", "options", "device"),
+    [
+        (torch.optim.ASGD, {}, "meta"),
+        (torch.optim.NAdam, {}, "cpu"),
+        (torch.optim.AdamW, {}, "cpu"),
+        (torch.optim.AdamW, {"capturable": True}, "meta"),
+    ],
+)
+def test_single_numbers_are_beside_the_weights_if_the_optimizer_expects_it(kind, options, device):
     holder = nn.Parameter(torch.zeros(2, device="meta"))
-    assert _scalar_device(torch.optim.ASGD([holder]), holder).type == "meta"
-    assert _scalar_device(torch.optim.NAdam([holder]), holder).type == "cpu"
-
-
-def test_step_counters_stay_on_the_host_unless_the_update_is_one_kernel():
-    holder = nn.Parameter(torch.zeros(2, device="meta"))
-    assert _scalar_device(torch.optim.AdamW([holder]), holder).type == "cpu"
-    assert _scalar_device(SimpleNamespace(param_groups=[{"fused": True}]), holder).type == "meta"
+    optimizer = kind([holder], **options)
+    step = {"weight": {"step": {"value": 3.0, "dtype": "F32"}}}
+    restore_scalars([fragment_of(holder)], optimizer, step, same_class=True)
+    assert optimizer.state[holder]["step"].device.type == device

@@ -20,8 +20,8 @@ from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.downloads import checkpoint_folder, download, local_folder
 from neox_model.checkpoint.object_store import ObjectStore
-from neox_model.checkpoint.save_lock import folder_lock
 from neox_model.checkpoint.shard_file import ShardFile
+from neox_model.checkpoint.storage import folder_lock
 from neox_model.checkpoint.upload import upload
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.parallel.groups import SINGLE_PROCESS

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from neox_model.checkpoint import shards
-from neox_model.checkpoint.contents import TensorRecord
+from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.shard_file import ShardFile
-from neox_model.checkpoint.shards import Part, ShardReader, write_shard
+from neox_model.checkpoint.shards import Part, ShardReader, records_of, write_shard
 
 
 def part(name: str, values: torch.Tensor, *, start: int = 0, shape: tuple[int, ...] | None = None) -> Part:
@@ -27,18 +27,15 @@ def part(name: str, values: torch.Tensor, *, start: int = 0, shape: tuple[int, .
 
 def write(folder, parts):
     pieces, size = write_shard(folder / "shard.safetensors", parts)
-    records = {}
-    for written in pieces:
-        earlier = records[written.name].pieces if written.name in records else ()
-        records[written.name] = TensorRecord(
-            shape=written.shape, dtype=written.dtype, pieces=(*earlier, written.piece)
-        )
-    return records, ShardReader(folder, {"shard.safetensors": size})
+    records, layout = records_of(pieces), Layout(data=1, model=1, pipe=1)
+    files = {"shard.safetensors": size}
+    manifest = Manifest(iteration=1, layout=layout, config={}, tensors=records, files=files)
+    return records, ShardReader(folder, manifest)
 
 
-def read(reader, records, name, shape, dtype):
+def read(reader, name, shape, dtype):
     flat = torch.empty(torch.Size(shape).numel(), dtype=dtype)
-    reader.fill(flat, name, records[name], (tuple((0, size) for size in shape), 0, flat.numel()))
+    reader.fill(flat, name, (tuple((0, size) for size in shape), 0, flat.numel()))
     return flat.view(shape)
 
 
@@ -46,11 +43,9 @@ def read(reader, records, name, shape, dtype):
 def test_a_shard_gives_back_its_bits_here_and_through_safetensors(tmp_path, dtype):
     values = torch.arange(12).view(3, 4).to(dtype)
     scalar = torch.tensor(7).to(dtype)
-    records, reader = write(
-        tmp_path, [part("matrix", values), part("scalar", scalar), part("empty", values[:0])]
-    )
-    assert torch.equal(read(reader, records, "matrix", (3, 4), dtype), values)
-    assert torch.equal(read(reader, records, "scalar", (), dtype), scalar)
+    _, reader = write(tmp_path, [part("matrix", values), part("scalar", scalar), part("empty", values[:0])])
+    assert torch.equal(read(reader, "matrix", (3, 4), dtype), values)
+    assert torch.equal(read(reader, "scalar", (), dtype), scalar)
     assert torch.equal(load_file(tmp_path / "shard.safetensors")["matrix"], values)
 
 
@@ -59,7 +54,7 @@ def test_long_parts_are_split_into_pieces(tmp_path, monkeypatch):
     values = torch.arange(12.0).view(3, 4)
     records, reader = write(tmp_path, [part("matrix", values)])
     assert [(piece.start, piece.stop) for piece in records["matrix"].pieces] == [(0, 5), (5, 10), (10, 12)]
-    assert torch.equal(read(reader, records, "matrix", (3, 4), torch.float32), values)
+    assert torch.equal(read(reader, "matrix", (3, 4), torch.float32), values)
 
 
 def test_checksums_are_computed_once_for_many_pieces(tmp_path, monkeypatch):
@@ -70,26 +65,26 @@ def test_checksums_are_computed_once_for_many_pieces(tmp_path, monkeypatch):
     assert [piece.crc32 for piece in record.pieces] == [
         zlib.crc32(values.view(-1)[piece.start : piece.stop].numpy().tobytes()) for piece in record.pieces
     ]
-    reader.check_sums([(record, whole), (record, whole)])
+    reader.check([("matrix", whole, None), ("matrix", whole, None)])
     assert len(reader._intact) == 12
     monkeypatch.setattr(shards.zlib, "crc32", None)
-    assert torch.equal(read(reader, records, "matrix", (3, 20), torch.float32), values)
+    assert torch.equal(read(reader, "matrix", (3, 20), torch.float32), values)
 
 
 def test_a_checksum_of_a_range_that_is_not_wanted_is_not_computed(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "_PIECE_ELEMENTS", 5)
-    records, reader = write(tmp_path, [part("matrix", torch.arange(12.0).view(3, 4))])
+    _, reader = write(tmp_path, [part("matrix", torch.arange(12.0).view(3, 4))])
     _alter_data(tmp_path / "shard.safetensors")
-    record, block = records["matrix"], ((0, 3), (0, 4))
-    reader.check_sums([(record, (block, 0, 10))])
+    block = ((0, 3), (0, 4))
+    reader.check([("matrix", (block, 0, 10), None)])
     with pytest.raises(DamagedCheckpointError, match="the checksum of matrix:10-12 does not match"):
-        reader.check_sums([(record, (block, 0, 11))])
+        reader.check([("matrix", (block, 0, 11), None)])
 
 
 def test_a_missing_piece_is_named(tmp_path):
-    records, reader = write(tmp_path, [part("matrix", torch.zeros(8), shape=(3, 4))])
+    _, reader = write(tmp_path, [part("matrix", torch.zeros(8), shape=(3, 4))])
     with pytest.raises(DamagedCheckpointError, match="4 elements of matrix are missing"):
-        read(reader, records, "matrix", (3, 4), torch.float32)
+        read(reader, "matrix", (3, 4), torch.float32)
 
 
 def _truncate(path):
@@ -123,23 +118,23 @@ def _break_header(path):
     ],
 )
 def test_damage_is_reported_with_the_file(tmp_path, damage, message):
-    records, reader = write(tmp_path, [part("matrix", torch.arange(12.0).view(3, 4))])
+    _, reader = write(tmp_path, [part("matrix", torch.arange(12.0).view(3, 4))])
     damage(tmp_path / "shard.safetensors")
     with pytest.raises(DamagedCheckpointError, match=message):
-        read(reader, records, "matrix", (3, 4), torch.float32)
+        read(reader, "matrix", (3, 4), torch.float32)
 
 
 def test_a_shard_that_is_truncated_while_it_is_read_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "_PIECE_ELEMENTS", 2**16)
     values = torch.arange(2.0**18)
-    records, reader = write(tmp_path, [part("vector", values)])
-    reader.check("vector", records["vector"], (((0, len(values)),), 0, 10))
+    _, reader = write(tmp_path, [part("vector", values)])
+    reader.check([("vector", (((0, len(values)),), 0, 10), None)])
     os.truncate(tmp_path / "shard.safetensors", 2**18)
     message = r"shard.safetensors is damaged: it has 262,144 bytes instead of 1,0\d\d,\d\d\d"
     with pytest.raises(DamagedCheckpointError, match=message):
-        read(reader, records, "vector", (len(values),), torch.float32)
+        read(reader, "vector", (len(values),), torch.float32)
     with pytest.raises(DamagedCheckpointError, match=message):
-        reader.check_sums([(records["vector"], (((0, len(values)),), 0, len(values)))])
+        reader.check([("vector", (((0, len(values)),), 0, len(values)), None)])
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 20])

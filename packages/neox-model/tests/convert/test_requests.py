@@ -1,7 +1,6 @@
 """What the command line names is checked before torch is imported, and refused with exit code 2."""
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -43,30 +42,20 @@ def write(folder, name, files):
         (folder / name / file).write_text(json.dumps(contents))
 
 
-def test_a_long_list_of_subfolders_says_how_many_are_left_out(folder):
-    for name in ("one", "two", "three"):
-        shutil.copytree(folder / "model", folder / name)
-    result = CliRunner().invoke(cli.main, ["from-hf", ".", "--output", "new"])
-    assert "subfolders that are: bert, code, model, one, three and 2 more\n" in result.output
-
-
-def test_a_folder_of_the_hubs_cache_is_answered_with_the_model_in_it(folder):
-    shutil.copytree(folder / "model", folder / "models--org--name" / "snapshots" / "abc")
-    result = CliRunner().invoke(cli.main, ["from-hf", "models--org--name", "--output", "new"])
-    assert result.exit_code == 2
-    message = "it is a folder of the Hub's cache: pass models--org--name/snapshots/abc\n"
-    assert result.output.endswith(message)
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("from-hf nowhere --output new", f"nowhere is not a folder; {NO_FOLDER}"),
-        ("from-hf EleutherAI/pythia-70m --output new", f"pythia-70m is not a folder; {NO_FOLDER}"),
+        (
+            "from-hf nowhere --output new",
+            f"nowhere has no config.json, so it is not a model of transformers; {NO_FOLDER}",
+        ),
+        (
+            "from-hf EleutherAI/pythia-70m --output new",
+            f"pythia-70m has no config.json, so it is not a model of transformers; {NO_FOLDER}",
+        ),
         ("from-hf bert --output new", "config.json has model_type 'bert' with architectures ['BertModel']"),
         ("from-hf code --output new", "config.json names code in the model's folder (auto_map)"),
         ("from-hf full --output new", "full has no config.json, so it is not a model of transformers"),
-        ("from-hf . --output new", "subfolders that are: bert, code, model, untokenized"),
         ("to-hf --output new", "give the folder of the checkpoint once: --load DIR, or DIR"),
         ("to-hf ours --load ours --output new", "give the folder of the checkpoint once"),
         ("to-hf nowhere --output new", f"nowhere is not a folder; {NO_CHECKPOINT}"),
@@ -149,85 +138,6 @@ def test_a_checkpoint_of_this_project_is_not_converted_from_gpt_neox(tmp_path):
         assert result.exit_code == 2
         assert "contains a checkpoint of this project, not a checkpoint of GPT-NeoX" in result.stderr
         assert f"neox-convert to-hf --load {given} --output DIR exports it" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("line", "advice"),
-    [
-        ("to-hf --input_dir x", "use neox-convert to-hf --load DIR --output DIR"),
-        ("to-hf --output-dir x", "use neox-convert to-hf --load DIR --output DIR"),
-        ("to-hf --config_file x", "leave it out: the folder that is read has the configuration"),
-        ("to-hf --precision fp16", "use --dtype"),
-        ("to-hf --checkpoint x", "use --load"),
-        ("from-hf --checkpoint x", "use neox-convert from-hf DIR --output DIR"),
-        ("to-hf --architecture llama", "use --family"),
-        ("from-neox --input_dir x", "use neox-convert from-neox DIR --output DIR"),
-        ("from-neox --config_file x", "use --config"),
-        ("from-hf --load x", "use neox-convert from-hf DIR --output DIR"),
-        ("from-hf --model_path x", "use neox-convert from-hf DIR --output DIR"),
-        ("from-hf --tp 2", "leave it out: a checkpoint is loaded in every parallel layout"),
-        ("from-hf --precision fp16", None),
-        ("to-peft --input_dir x", "use neox-convert to-peft --load DIR --model DIR --output DIR"),
-        ("to-hf --torch_dtype bf16", "use --dtype"),
-        (
-            "to-hf --push_to_hub",
-            "leave it out: nothing is uploaded; publish the folder with hf upload NAME DIR",
-        ),
-        ("to-hf --other x", None),
-    ],
-)
-def test_the_options_of_gpt_neoxs_converters_are_answered(line, advice):
-    result = CliRunner().invoke(cli.main, line.split())
-    assert result.exit_code == 2
-    option = line.split()[1]
-    answer = f"No such option: {option}; {advice}.\n" if advice else f"No such option '{option}'."
-    assert f"Error: {answer}" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("script", "command"),
-    [
-        ("convert_neox_to_hf", "neox-convert from-neox, then neox-convert to-hf"),
-        ("tools/ckpts/convert_neox_to_hf.py", "neox-convert from-neox, then neox-convert to-hf"),
-        ("convert_hf_to_sequential", "neox-convert from-hf DIR"),
-        ("convert_hf_llama_to_neox.py", "neox-convert from-hf DIR"),
-        ("inspect_checkpoints.py", "neox-checkpoint inspect"),
-        ("import", "use neox-convert from-hf DIR --output DIR"),
-        ("export", "use neox-convert to-hf --load DIR --output DIR"),
-    ],
-)
-def test_the_names_of_gpt_neoxs_scripts_are_answered_with_commands(script, command):
-    result = CliRunner().invoke(cli.main, [script, "--input_dir", "x"])
-    assert result.exit_code == 2
-    assert f"{script} is not a command; " in result.stderr
-    assert command in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("line", "hint"),
-    [
-        ("from-hf model out", "Missing option '--output'. Write --output out.\n"),
-        ("to-hf ours out", "Missing option '--output'. Write --output out.\n"),
-        ("from-hf model", "Missing option '--output'.\n"),
-    ],
-)
-def test_a_second_folder_is_answered_with_the_option_that_is_meant(folder, line, hint):
-    result = CliRunner().invoke(cli.main, line.split())
-    assert result.exit_code == 2
-    assert result.stderr.endswith(hint)
-
-
-def test_the_subfolder_that_has_the_checkpoints_is_named(folder):
-    write(folder, "run/checkpoints/global_step2", {"manifest.json": {}})
-    write(folder, "run/logs", {"file": {}})
-    for given in ("run", "--load run"):
-        result = CliRunner().invoke(cli.main, ["to-hf", *given.split(), "--output", "new"])
-        assert result.exit_code == 2
-        message = "run contains no checkpoint; pass run/checkpoints, which contains checkpoints\n"
-        assert result.stderr.endswith(message)
-    write(folder, "run/other/global_step2", {"manifest.json": {}})
-    result = CliRunner().invoke(cli.main, ["to-hf", "run", "--output", "new"])
-    assert result.stderr.endswith("pass one of its subfolders that do: run/checkpoints, run/other\n")
 
 
 TO_HF = "it can be loaded as it is, and neox-convert to-hf --load ours --output DIR exports it"

@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from neox_config import load_config
 from neox_config.spec.resume import flat_values
 from neox_model.api.model import load_model
+from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert import from_hf as importing
 from neox_model.convert import to_hf as exporting
 from neox_model.convert.from_hf import from_hf
 from neox_model.convert.to_hf import to_hf
-from neox_model.convert.weights import WeightFiles, Written, write_weights
+from neox_model.convert.weights import WeightFiles, write_weights
 from support.hf_models import ENTRIES, FAMILIES, SMALL, plain_settings, random_settings, write_model
 
 
@@ -105,7 +106,7 @@ def test_parts_a_chat_template_and_settings_of_generation_are_kept(tmp_path, cap
     folder = write_model(tmp_path / "theirs", "llama", SMALL, dtype=torch.bfloat16)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    planned = [Written(name, tuple(each.shape), each.dtype) for name, each in tensors.items()]
+    planned = [StreamedTensor(name, tuple(each.shape), each.dtype) for name, each in tensors.items()]
     parts = write_weights(
         folder, planned, ((name, [each]) for name, each in tensors.items()), file_bytes=3000
     )

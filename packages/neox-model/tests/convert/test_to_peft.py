@@ -10,13 +10,13 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from neox_config.errors import NeoXError
-from neox_model.checkpoint.merge import merge_adapters
+from neox_model.checkpoint.adapters import merge_adapters
 from neox_model.convert import to_peft as exporting
 from neox_model.convert.cli import main
 from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.families import FAMILIES as TABLES
 from neox_model.convert.from_hf import from_hf
-from neox_model.convert.lora import sides
+from neox_model.convert.lora import proof
 from neox_model.convert.reference import load_adapted_model, load_model
 from neox_model.convert.to_hf import to_hf
 from neox_model.convert.to_peft import to_peft
@@ -108,7 +108,7 @@ def test_wrong_adapters_are_not_written(tmp_path, monkeypatch):
     }
     for what, fault in faults.items():
         with monkeypatch.context() as patch:
-            patch.setattr(sides, "family_of_config", lambda config, fault=fault: fault)
+            patch.setattr(proof, "family_of_config", lambda config, fault=fault: fault)
             with pytest.raises(NeoXError, match=r"not the same model|are not those of"):
                 to_peft(adapters, tmp_path / "theirs", tmp_path / "peft")
         assert not (tmp_path / "peft").exists(), what

@@ -74,7 +74,7 @@ def test_neither_of_two_16_bit_types_is_rounded_silently(tmp_path, is_reversed):
     result = verify(*folders)
     assert result["verdict"] == "different"
     (line,) = (line for line in result["differences"] if line.startswith("transformer.wte.weight"))
-    assert "neither is the other rounded, and each may be that of the same model: compare both" in line
+    assert "neither is the other rounded" in line
     names = ("A is bfloat16", "B float16") if is_reversed else ("A is float16", "B bfloat16")
     assert all(name in line for name in names)
     assert CliRunner().invoke(main, ["verify", *map(str, folders)]).exit_code == 1

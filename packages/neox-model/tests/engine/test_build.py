@@ -45,7 +45,7 @@ def start_and_train() -> dict:
     from neox_model.optim.lr_schedule import LearningRateSchedule
     from neox_model.parallel.topology import create_groups
     from neox_model.train.data.batch import as_batch
-    from neox_model.train.engine_step import EngineStep
+    from neox_model.train.step import EngineStep
     from support.settings import resolved_from
 
     groups = create_groups(1, 1)
@@ -146,8 +146,7 @@ def stop_when_one_rank_is_told() -> list:
     from neox_model.train.hooks.base import Hook
     from neox_model.train.hooks.stop import StopHook
     from neox_model.train.loop import Loop
-    from neox_model.train.state import TrainState
-    from neox_model.train.step import StepReport
+    from neox_model.train.state import StepReport, TrainState
 
     groups = create_groups(1, 1)
 
@@ -174,7 +173,7 @@ def evaluated_loss(settings: dict, devices: int) -> float:
     from neox_model.engine.build import build_forward, prepare_engine
     from neox_model.parallel.topology import create_groups
     from neox_model.train.data.batch import as_batch
-    from neox_model.train.engine_step import as_micro_batches
+    from neox_model.train.step import as_micro_batches
     from support.settings import resolved_from
 
     resolved = resolved_from(settings, devices=devices)
@@ -203,8 +202,8 @@ def count_read_backs(settings: dict) -> dict[str, int]:
     from neox_model.optim.lr_schedule import LearningRateSchedule
     from neox_model.parallel.topology import create_groups
     from neox_model.train.data.batch import as_batch
-    from neox_model.train.engine_step import EngineStep
     from neox_model.train.state import TrainState
+    from neox_model.train.step import EngineStep
     from support.read_backs import ReadBacks
     from support.settings import resolved_from
 

@@ -63,7 +63,7 @@ def evaluated(layout: dict[str, Any]) -> tuple[int, list[float]]:
     from neox_model.assembly.model import build_model
     from neox_model.engine.build import build_forward
     from neox_model.train.data.batch import unweighted
-    from neox_model.train.engine_step import as_micro_batches
+    from neox_model.train.step import as_micro_batches
     from support import layouts
     from support.settings import resolved_from
 

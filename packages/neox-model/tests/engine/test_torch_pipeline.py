@@ -179,7 +179,7 @@ def evaluated(count: int) -> dict[str, list[float]]:
     from neox_model.engine.build import build_forward, prepare_engine
     from neox_model.parallel.topology import create_groups
     from neox_model.train.data.batch import DocumentEnds, as_batch
-    from neox_model.train.engine_step import as_micro_batches
+    from neox_model.train.step import as_micro_batches
     from support.settings import resolved_from
 
     ends = DocumentEnds(token=0, masks_loss=True, hides_others=True, restarts_positions=True)
@@ -203,7 +203,7 @@ def evaluated(count: int) -> dict[str, list[float]]:
 
 
 def _with_documents(engine: Any, batches: list[Any]) -> float:
-    from neox_model.train.engine_step import as_micro_batches
+    from neox_model.train.step import as_micro_batches
 
     engine.forget_shapes()
     return float(engine.evaluate(as_micro_batches(iter(batches)), len(batches)))
@@ -233,10 +233,10 @@ def phases_of_an_iteration() -> dict[str, int]:
 
     engine.measure_phases(measure)
     step(layouts.batches_of(resolved, groups))
-    (ready,) = (engine._ready,)
+    _, schedule = engine._schedule
     held = [
         message.buffer
-        for stage in ready.schedule._stages
+        for stage in schedule._stages
         for table in (stage.args_recv_info, stage.grad_recv_info)
         for messages in table.values()
         for message in messages

@@ -37,14 +37,14 @@ def own_update(model: nn.Module) -> OwnUpdate:
 
 
 def own_engine() -> PlainEngine:
-    inner = SimpleNamespace(global_steps=0, global_samples=0)
+    inner = SimpleNamespace(module=None, global_steps=0, global_samples=0)
     return PlainEngine(inner, own_update(nn.Linear(3, 2)), SINGLE_RANK)
 
 
 def zero_engine(*, delayed_shift: int = 2, **scaler: object) -> PlainEngine:
     """Return an engine as under ZeRO, with this state of DeepSpeed's loss scaler."""
     optimizer = SimpleNamespace(loss_scaler=SimpleNamespace(delayed_shift=delayed_shift, **scaler))
-    inner = SimpleNamespace(optimizer=optimizer, global_steps=0, global_samples=0)
+    inner = SimpleNamespace(module=None, optimizer=optimizer, global_steps=0, global_samples=0)
     return PlainEngine(inner, ZeroUpdate(inner, min_loss_scale=None), SINGLE_RANK)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.assembly.model import build_stage
-from neox_model.generate.batch import Admission, Batch, NewTokens, _groups
+from neox_model.generate.batch import Batch, NewTokens, Request, _groups
 from neox_model.generate.forward import Forward
 from neox_model.generate.sampling import GREEDY, Sampling
 from neox_model.initialization import initialize_parameters
@@ -111,7 +111,9 @@ def test_a_sequence_that_enters_later_or_moves_to_another_slot_continues_as_alon
     while waiting or running:
         new, waiting = waiting[: 3 - len(running)], waiting[3 - len(running) :]
         running += new
-        places = batch.admit([Admission(PROMPTS[one], SAMPLED[one], lengths[one]) for one in new])
+        places = batch.admit(
+            [Request(prompt=PROMPTS[one], sampling=SAMPLED[one], maximum_tokens=lengths[one]) for one in new]
+        )
         for place, number in zip(places, new, strict=True):
             running[place] = number
         read_and_release()
@@ -321,7 +323,7 @@ def scored(forward, *, recompute: bool = False, count: int = 4) -> list[NewToken
     batch = Batch(forward, slots=len(PROMPTS), capacity=16, recompute=recompute)
     places = batch.admit(
         [
-            Admission(prompt, GREEDY, count, top_count=number % 4, scores_prompt=number != 1)
+            Request(prompt=prompt, maximum_tokens=count, top_count=number % 4, scores_prompt=number != 1)
             for number, prompt in enumerate(PROMPTS)
         ]
     )

@@ -13,8 +13,8 @@ from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import build_tokenizer
 from neox_data.tokenizers.char_level import CharLevelTokenizer
 from neox_model.generate import run
-from neox_model.generate.batch import Batch
-from neox_model.generate.engine import Engine, Request
+from neox_model.generate.batch import Batch, Request
+from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import Job
 from neox_model.generate.run import explained_shortage, job_of
@@ -324,7 +324,7 @@ def test_a_request_for_no_tokens_is_scored_alone_and_may_fill_the_capacity():
         for update in made.step():
             assert (update.text, update.new.tokens) == ("", [])
             assert (update.reply.finish_reason, update.reply.tokens) == ("maximum-tokens", [])
-            seen[prompts[update.ticket]] = update.prompt
+            seen[prompts[update.ticket]] = update.new.prompt
     assert [len(seen[text].log_probabilities) for text in ("abc", "a", "acd")] == [2, 0, 2]
     likeliest = -math.log1p((TOKENIZER.vocab_size - 1) * math.exp(-9))
     assert seen["acd"].log_probabilities == pytest.approx([likeliest - 9, likeliest], abs=1e-5)

@@ -19,6 +19,7 @@ from neox_model.initialization import initialize_parameters
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.topology import create_groups
 from neox_model.scoring.scorer import Part, Scorer
+from support.decoding import scores_of
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
@@ -91,7 +92,7 @@ def differences(found: dict[str, Any], alone: dict[str, Any], scorer: Scorer, to
     if same is None:
         return wrong if len(one) == len(other) else [*wrong, "another length"]
     before = [*TOKENIZER.encode(alone["context"]), *other[:same]]
-    first, second = scorer.score([Part(before, [token]) for token in (other[same], one[same])])
+    first, second = scores_of(scorer, [Part(before, [token]) for token in (other[same], one[same])])
     gap = first.log_likelihood - second.log_likelihood
     return wrong if gap <= 2 * tolerance else [*wrong, f"place {same}: a token that is less likely by {gap}"]
 

@@ -21,9 +21,9 @@ import pytest
 from neox_config.errors import NeoXError
 from neox_data.tokenizers import build_tokenizer
 from neox_model.errors import StopRequested
-from neox_model.generate.batch import NewTokens
+from neox_model.generate.batch import NewTokens, Request
 from neox_model.generate.conversation import Conversation
-from neox_model.generate.engine import Engine, Reply, Request, Update
+from neox_model.generate.engine import Engine, Reply, Update
 from neox_model.generate.modes import MODES, Job
 from neox_model.generate.prompts import read_prompts
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
@@ -137,16 +137,9 @@ def test_a_prompt_file_that_cannot_be_used_is_refused_with_the_cause(tmp_path, c
     assert sorted(tmp_path.iterdir()) == [path]
 
 
-def test_no_samples_are_refused():
-    with pytest.raises(NeoXError, match="generates num_samples texts, which is 0; set num_samples"):
-        MODES["unconditional"](job())
-
-
 def test_a_missing_prompt_file_is_named(tmp_path):
     with pytest.raises(NeoXError, match=r"cannot read sample_input_file .*absent.txt"):
         read_prompts(tmp_path / "absent.txt")
-    with pytest.raises(NeoXError, match="requires sample_input_file"):
-        MODES["input-file"](job())
 
 
 def test_results_are_json_lines_in_a_file_and_text_on_standard_output(prompts, capsys):
@@ -520,8 +513,7 @@ TERMINAL = """
 import signal, sys
 from neox_model.generate.interruption import Interrupts
 from neox_model.generate.modes import _ask
-from neox_model.parallel.groups import SINGLE_PROCESS
-interrupts = Interrupts(SINGLE_PROCESS)
+interrupts = Interrupts()
 with interrupts.handled():
     while (line := _ask(interrupts)) is not None:
         print("got", len(line), line[:5], flush=True)

@@ -28,7 +28,6 @@ def test_the_product_with_a_packed_weight_is_the_plain_product(shape, rows):
 @pytest.mark.parametrize("rows", [1, 65])
 def test_a_weight_is_not_packed_for_one_row_and_for_many(rows):
     assert not can_pack(torch.randn(3, 3), rows=rows)
-    assert not PackedWeight(torch.randn(3, 3), rows=2).suits(rows)
 
 
 def test_only_float32_is_packed():

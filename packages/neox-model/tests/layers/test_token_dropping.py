@@ -16,9 +16,8 @@ from neox_model.layers.token_dropping import choose_tokens
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.random import seed_streams
 from neox_model.parallel.topology import create_groups
-from neox_model.train.hooks.drop_tokens import DropTokensHook
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.hooks.upkeep import DropTokensHook
+from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
 from support.settings import resolved_from, specs_from
 

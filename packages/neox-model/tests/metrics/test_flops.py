@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from neox_model.assembly.compilation import dense_attention
 from neox_model.layers.attention import DenseCore, FlexCore
 from neox_model.layers.attention.patterns import LocalPattern
-from neox_model.metrics.flops import count_flops
-from neox_model.metrics.flops_report import profile_report
+from neox_model.metrics.flops import count_flops, profile_report
 from neox_model.torch_compat import CPU_ATTENTION_FLOPS
 
 COUNTED = {"synchronize": lambda: None, "operators": CPU_ATTENTION_FLOPS}

@@ -19,7 +19,7 @@ from neox_model.metrics.writers.jsonl import (
     superseded_from,
 )
 from neox_model.metrics.writers.monitor import MonitorWriter
-from neox_model.metrics.writers.steady import SteadyWriter, steady
+from neox_model.metrics.writers.steady import SteadyWriter
 from neox_model.metrics.writers.tensorboard import TensorBoardWriter
 from neox_model.metrics.writers.wandb import WandbWriter
 from neox_model.optional import MissingPackageError
@@ -184,9 +184,9 @@ def test_a_record_that_was_deleted_begins_again_with_a_warning(tmp_path, caplog)
 
 def test_events_are_readable_at_once_and_must_be_declared(tmp_path):
     writer = JsonlWriter(tmp_path, iteration=0)
-    events = Events([steady(MonitorWriter(Recorder(), samples=1)), steady(writer)])
+    events = Events([SteadyWriter(MonitorWriter(Recorder(), samples=1)), SteadyWriter(writer)])
     assert events.are_recorded
-    assert not Events([steady(MonitorWriter(Recorder(), samples=1))]).are_recorded
+    assert not Events([SteadyWriter(MonitorWriter(Recorder(), samples=1))]).are_recorded
     events.record("save", 3, seconds=0.5)
     *_, record = read_records(tmp_path / "metrics.jsonl")
     assert record.pop("time") > 1.7e9

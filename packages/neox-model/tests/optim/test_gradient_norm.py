@@ -34,7 +34,7 @@ def test_a_gradient_that_is_not_finite_makes_the_norm_not_finite():
 def test_on_later_model_ranks_only_split_parameters_count(monkeypatch):
     summed = []
     monkeypatch.setattr(
-        torch.distributed, "all_reduce", lambda tensor, group: summed.append((float(tensor), group))
+        torch.distributed, "all_reduce", lambda tensor, op, group: summed.append((float(tensor), group))
     )
     second = Groups(
         data=SINGLE_RANK,

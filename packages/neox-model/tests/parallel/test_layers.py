@@ -258,12 +258,12 @@ def check_autocast(group: Group) -> None:
 
 
 def check_gathered_linear(group: Group) -> None:
-    split = ColumnParallelLinear(4, 6, init=NORMAL, group=group, gather_output=True)
+    split = ColumnParallelLinear(4, 6, init=NORMAL, group=group)
     whole = ColumnParallelLinear(4, 6, init=NORMAL)
     for module in (split, whole):
         initialize_parameters(module, seed=2)
     x = torch.arange(8.0).view(2, 4)
-    torch.testing.assert_close(split(x)[0], whole(x)[0])
+    torch.testing.assert_close(gather_from_group(split(x)[0], group), whole(x)[0])
 
 
 def check_streams(group: Group, groups) -> None:

@@ -18,8 +18,8 @@ from neox_data.errors import DataError
 from neox_data.indexed import IndexedDatasetWriter
 from neox_data.tokenizers import build_tokenizer
 from neox_model.errors import ModelError
-from neox_model.generate.batch import Batch
-from neox_model.generate.engine import Engine, Request
+from neox_model.generate.batch import Batch, Request
+from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.scoring import documents, perplexity
@@ -28,6 +28,7 @@ from neox_model.scoring.perplexity import measure_perplexity, ratio_of
 from neox_model.scoring.results import Results, write_results
 from neox_model.scoring.scorer import Part, Scorer, rolling_parts
 from neox_model.serve.logprobs import ShownToken, TokenNames, completion_logprobs
+from support.decoding import scores_of
 from support.distributed import run_ranks
 
 TOKENIZER = build_tokenizer("CharLevelTokenizer")
@@ -85,7 +86,7 @@ PARTS = [
 
 @pytest.mark.parametrize("batch_tokens", [1, 8, 16, 10_000])
 def test_scores_are_sums_over_the_tokens_for_any_batch(batch_tokens):
-    scores = scorer(batch_tokens=batch_tokens).score(PARTS)
+    scores = scores_of(scorer(batch_tokens=batch_tokens), PARTS)
     for part, score in zip(PARTS, scores, strict=True):
         assert score.log_likelihood == pytest.approx(
             expected([part.context[-1], *part.continuation]), abs=1e-5
@@ -94,7 +95,7 @@ def test_scores_are_sums_over_the_tokens_for_any_batch(batch_tokens):
 
 def test_batches_have_at_most_the_given_tokens_and_long_texts_come_first():
     made = scorer(batch_tokens=16)
-    made.score(PARTS)
+    scores_of(made, PARTS)
     sizes = made.forward._body[0].sizes
     assert sizes[0] == (2, 8)
     assert all(rows * length <= 16 for rows, length in sizes)
@@ -105,7 +106,7 @@ def test_greedy_means_that_every_token_is_the_most_likely_one():
     first = int(TABLE[3].argmax())
     second = int(TABLE[first].argmax())
     parts = [Part([3], [first, second]), Part([3], [first, second - 1]), Part([3], [first])]
-    assert [score.is_greedy for score in scorer().score(parts)] == [True, False, True]
+    assert [score.is_greedy for score in scores_of(scorer(), parts)] == [True, False, True]
 
 
 @pytest.fixture
@@ -124,14 +125,14 @@ def test_scores_generation_server_and_harness_have_one_rule_for_padding(likely_p
     engine.submit(Request(prompt=prompt, maximum_tokens=1, scores_prompt=True, top_count=2))
     (update,) = engine.step()
     values = [float(LOGS[before, after]) for before, after in pairwise(prompt)]
-    assert update.prompt.log_probabilities == pytest.approx(values, abs=1e-5)
+    assert update.new.prompt.log_probabilities == pytest.approx(values, abs=1e-5)
     (token,), (value,), (top,) = update.new.tokens, update.new.log_probabilities, update.new.top
     best = LOGS[7, :entries].sort(descending=True)
     assert token == int(best.indices[0])
     assert [number for number, _ in top] == best.indices[:2].tolist()
     assert [value, *(each for _, each in top)] == pytest.approx(best.values[[0, 0, 1]].tolist(), abs=1e-5)
     second = top[1][0]
-    first_score, second_score = scorer().score([Part(prompt, [token]), Part(prompt, [second])])
+    first_score, second_score = scores_of(scorer(), [Part(prompt, [token]), Part(prompt, [second])])
     assert (first_score.is_greedy, second_score.is_greedy) == (True, False)
     assert first_score.log_likelihood == pytest.approx(value, abs=1e-6)
     shown = completion_logprobs(TokenNames(TOKENIZER), [ShownToken(token, value, top, 0)])
@@ -147,15 +148,15 @@ def test_scores_generation_server_and_harness_have_one_rule_for_padding(likely_p
 
 def test_texts_that_cannot_be_scored_are_refused():
     with pytest.raises(ModelError, match="has 9 tokens, more than seq-length"):
-        scorer().score([Part([1], [0] * 9)])
+        scores_of(scorer(), [Part([1], [0] * 9)])
     with pytest.raises(ModelError, match="has no tokens"):
-        scorer().score([Part([1], [])])
+        scores_of(scorer(), [Part([1], [])])
 
 
 def test_an_output_that_is_not_finite_is_refused(monkeypatch):
     monkeypatch.setitem(globals(), "TABLE", TABLE * math.nan)
     with pytest.raises(NotFiniteError, match="not finite"):
-        scorer().score(PARTS)
+        scores_of(scorer(), PARTS)
 
 
 def test_a_signal_ends_the_scoring_before_the_next_batch():
@@ -163,7 +164,7 @@ def test_a_signal_ends_the_scoring_before_the_next_batch():
     made = scorer(batch_tokens=8)
     made._is_stopping = lambda: next(answers)
     with pytest.raises(StoppedError):
-        made.score(PARTS)
+        scores_of(made, PARTS)
     assert len(made.forward._body[0].sizes) == 2
 
 

@@ -159,7 +159,7 @@ def test_scores_that_are_not_finite_are_an_error_with_the_reason(value):
             duration_seconds=0.0,
         )
         scores = Scores([value], [[(1, value)]])
-        calls.deliver(0, Update(ticket=0, text="", new=NewTokens([], []), reply=reply, prompt=scores))
+        calls.deliver(0, Update(ticket=0, text="", new=NewTokens([], [], prompt=scores), reply=reply))
         return await asked
 
     status, content = asyncio.run(client())

@@ -132,13 +132,13 @@ def test_tokens_of_a_stop_string_are_not_in_a_message(stop: str, expected: list[
 def test_names_are_unique() -> None:
     names = NAMES[LLAMA]
     spelled = {
-        entry: names.text(LLAMA.token_id(entry)) for entry in ("<0x41>", "A", SPACE, "<0x20>", SPACE + "A")
+        entry: names.text[LLAMA.token_id(entry)] for entry in ("<0x41>", "A", SPACE, "<0x20>", SPACE + "A")
     }
     assert spelled == {"<0x41>": "<0x41>", "A": "A", SPACE: " ", "<0x20>": "<0x20>", SPACE + "A": " A"}
     for tokenizer in (LLAMA, LETTERS):
         size = tokenizer.vocab_size
-        assert len({NAMES[tokenizer].text(token) for token in range(size)}) == size
-    assert [NAMES[LETTERS].text(token) for token in (65, 0xC3, 256, 300)] == [
+        assert len({NAMES[tokenizer].text[token] for token in range(size)}) == size
+    assert [NAMES[LETTERS].text[token] for token in (65, 0xC3, 256, 300)] == [
         "A",
         "bytes:\\xc3",
         "<|mask|>",
@@ -154,7 +154,7 @@ def test_added_tokens_are_not_in_the_text_of_a_prompt() -> None:
         tokens = tokenizer.encode(text) if tokens is None else tokens
         names = TokenNames(tokenizer)
         found = of_prompt(tokenizer, names, text, tokens, [None] * len(tokens), [None] * len(tokens))
-        return [(names.text(one.id), one.offset) for one in found]
+        return [(names.text[one.id], one.offset) for one in found]
 
     assert offsets(LLAMA, "class Foo") == [(BEGIN, 0), (" class", 0), (" Foo", 5)]
     ids = LLAMA.encode("class Foo")

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from neox_data.tokenizers import build_tokenizer
-from neox_model.generate.batch import NewTokens
-from neox_model.generate.engine import Reply, Request, Update
+from neox_model.generate.batch import NewTokens, Request
+from neox_model.generate.engine import Reply, Update
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.serve import loop
 from neox_model.serve.calls import Calls

@@ -6,11 +6,10 @@ import torch
 
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import SINGLE_RANK
-from neox_model.train.hooks.autoresume import AutoresumeHook, find_service
 from neox_model.train.hooks.base import Hook
+from neox_model.train.hooks.stop import AutoresumeHook, find_service
 from neox_model.train.loop import Loop
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
 
 

@@ -15,8 +15,7 @@ from neox_config.schema.sections.engine import FlopsProfiler
 from neox_config.spec.model import ModelSpec
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.flops_profile import ProfiledStep
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 from support import layouts
 from support.distributed import run_ranks
 from support.layouts import LAYOUTS, SETTINGS, SMALL

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from neox_model.metrics.noise_scale import estimate
 from neox_model.optim.gradient_norm import share_of_zeros
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import logical_parameter
+from neox_model.train.hooks.tensors import estimate
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from

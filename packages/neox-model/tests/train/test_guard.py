@@ -6,8 +6,7 @@ import torch
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.train.hooks.guard import NonfiniteGuard
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 
 NAN, INF = math.nan, math.inf
 

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from neox_model.train.hooks.local_steps import LocalStepsHook
+from neox_model.train.hooks.upkeep import LocalStepsHook
 from neox_model.train.state import TrainState
 
 

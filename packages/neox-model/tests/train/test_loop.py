@@ -27,16 +27,13 @@ from neox_model.train import evaluate
 from neox_model.train.data.position import Position
 from neox_model.train.evaluate import Evaluation, Evaluator
 from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.checkpoint import Background, CheckpointHook
 from neox_model.train.hooks.evaluate import EvaluateHook, ReserveHook
-from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.log import LogHook
-from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.stop import StopHook
-from neox_model.train.hooks.upload import UploadHook
+from neox_model.train.hooks.upkeep import GarbageCollectionHook
 from neox_model.train.loop import Loop
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.saving import Background, CheckpointHook, SaveClock, UploadHook
+from neox_model.train.state import StepReport, TrainState
 
 # Of an iteration: two micro-batches of two.
 SAMPLES = 4
@@ -248,10 +245,8 @@ def test_a_training_that_is_complete_is_not_stopped():
 # Saving
 
 
-def run_saving(save, *, last=7, interval=3, hooks=(), keep_last=None):
-    hook = CheckpointHook(
-        save, interval=interval, timers=Timers(), before_save=lambda: None, keep_last=keep_last
-    )
+def run_saving(save, *, last=7, interval=3, hooks=()):
+    hook = CheckpointHook(save, interval=interval, timers=Timers(), before_save=lambda: None)
     return run(*hooks, hook, last=last)
 
 
@@ -394,11 +389,6 @@ def test_a_save_that_fails_on_a_full_disk_has_a_remedy(caplog, iteration):
     else:
         run_saving(save)
         assert caplog.messages[0].endswith(remedy)
-        caplog.clear()
-        run_saving(save, keep_last=1)
-        assert caplog.messages[0].endswith(
-            "free disk space (while a checkpoint is written, the one before it is kept, too)"
-        )
 
 
 class Slow:
@@ -511,15 +501,13 @@ class Numbers:
         self._log.append("closed")
 
 
-def make_evaluate_hook(log, writers=(), interval=2, **options):
+def make_evaluate_hook(log, write=lambda metrics, iteration: None, interval=2, **options):
     streams = {"valid": lambda first: Numbers(first, log)}
     evaluator = Evaluator(
         CountingStep().evaluate, streams, iterations=3, accumulation=2, samples_per_iteration=SAMPLES
     )
     options = {"stop": StopHook(SINGLE_RANK, exit_interval=None)} | options
-    hook = EvaluateHook(
-        evaluator, writers=writers, timers=Timers(), before_evaluation=lambda: None, **options
-    )
+    hook = EvaluateHook(evaluator, write=write, **options)
     return evaluator, ReserveHook(evaluator.samples, interval=interval), hook
 
 
@@ -617,7 +605,7 @@ def test_an_evaluation_that_is_due_reads_batches_of_the_size_of_the_resumed_run(
 
 def test_without_evaluations_the_samples_of_one_that_is_due_stay_reserved():
     evaluator, *hooks = make_evaluate_hook(log := [])
-    evaluator._iterations = 0
+    evaluator._micro_batches = 0
     state = run(*hooks, last=5, iteration=4, evaluated=8, due=4)
     assert (log, state.validation_samples, state.due_validation) == ([], 8, None)
 
@@ -663,25 +651,19 @@ def test_a_slow_evaluation_is_logged_and_the_last_one_only_returned(caplog, monk
     ]
 
 
-def test_the_start_of_an_evaluation_is_logged_before_its_only_batch_unless_the_last_one_was_quick(
-    caplog, monkeypatch
-):
+def test_the_start_of_an_evaluation_is_logged_before_its_only_batch(caplog):
     caplog.set_level("INFO")
-    now, spent = [0.0], iter([90.0, 0.1, 0.1])
-    monkeypatch.setattr(evaluate, "ProgressLines", partial(ProgressLines, clock=lambda: now[0]))
 
     def mean_loss(batches, count, is_stopping):
         caplog.records.append(logging.makeLogRecord({"msg": "computing"}))
         assert (next(batches), count) == (0, 1)
-        now[0] += next(spent)
         return torch.tensor(1.0)
 
     streams = {"valid": lambda first: Numbers(first, [])}
     evaluator = Evaluator(mean_loss, streams, iterations=1, accumulation=1, samples_per_iteration=1)
-    for _ in range(3):
-        evaluator.evaluate("valid", 0)
+    evaluator.evaluate("valid", 0)
     start = "validation: starting, 1 micro-batch"
-    assert [record.getMessage() for record in caplog.records] == [start, "computing"] * 2 + ["computing"]
+    assert [record.getMessage() for record in caplog.records] == [start, "computing"]
 
 
 def test_a_stopped_training_is_not_evaluated_at_its_end():
@@ -786,8 +768,7 @@ def test_the_first_iteration_is_logged_if_its_metrics_come_later(caplog):
     run(*make_log_hook([Memory()], interval=10), last=25, iteration=12)
     (line,) = caplog.messages
     assert re.fullmatch(
-        r"iteration 13 finished in 0\.\d s; the next line, with the mean of the losses since the last line, "
-        r"follows iteration 20",
+        r"iteration 13/25 after 0\.\d s; the next line of metrics follows iteration 20",
         line,
     )
     caplog.clear()
@@ -807,12 +788,12 @@ def test_a_long_interval_is_not_silent(caplog):
             now[0] = float(next(clock))
 
     run(engine, Watch(), log, last=15)
-    lines = [line for line in caplog.messages if line.startswith("iteration ") and "finished" not in line]
-    follows = "the next line of metrics follows iteration"
-    assert lines == [
-        f"iteration 4/15; {follows} 12",
-        f"iteration 7/15; {follows} 12",
-        f"iteration 10/15; {follows} 12",
+    follows = "the next line of metrics follows iteration 12"
+    assert [line for line in caplog.messages if line.endswith(follows)] == [
+        f"iteration 1/15 after 0.0 s; {follows}",
+        f"iteration 4/15 after 30.0 s; {follows}",
+        f"iteration 7/15 after 30.0 s; {follows}",
+        f"iteration 10/15 after 30.0 s; {follows}",
     ]
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from neox_model.train.hooks import memory
-from neox_model.train.hooks.memory import MemoryHook
+from neox_model.train import profilers
 from neox_model.train.loop import Loop
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.profilers import MemoryHook
+from neox_model.train.state import StepReport, TrainState
 
 
 class Recorder:
@@ -24,10 +23,10 @@ class Recorder:
         self.done: list[str] = []
         self.error: Exception | None = None
         self.observer: Any = None
-        monkeypatch.setattr(memory, "record_memory_history", lambda events: self.done.append("record"))
-        monkeypatch.setattr(memory, "stop_memory_history", lambda: self.done.append("stop"))
-        monkeypatch.setattr(memory, "dump_memory_snapshot", self.dump)
-        monkeypatch.setattr(memory, "on_out_of_memory", lambda call: setattr(self, "observer", call))
+        monkeypatch.setattr(profilers, "record_memory_history", lambda events: self.done.append("record"))
+        monkeypatch.setattr(profilers, "stop_memory_history", lambda: self.done.append("stop"))
+        monkeypatch.setattr(profilers, "dump_memory_snapshot", self.dump)
+        monkeypatch.setattr(profilers, "on_out_of_memory", lambda call: setattr(self, "observer", call))
 
     def dump(self, path: Path) -> None:
         self.done.append("dump")

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from neox_model.train.hooks.profile import ProfileHook
 from neox_model.train.loop import Loop
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.profilers import ProfileHook
+from neox_model.train.state import StepReport, TrainState
 
 CPU = torch.device("cpu")
 

@@ -12,22 +12,19 @@ from neox_launcher.worker.reporting import ALL_DONE, Progress
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
 from neox_model.parallel.flight_recorder import newest_per_group
-from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.progress import (
     ProgressHook,
-    ProgressWriter,
-    StatusReports,
     reported_progress,
     while_saving,
 )
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.saving import CheckpointHook
+from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
 
 
 def test_progress_is_the_iteration_and_ends_with_the_training(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
-    hook = ProgressHook(Progress(3))
+    hook = ProgressHook(Progress(3), schedule=Curve(), throughput=None)
     state = TrainState(last_iteration=9, samples_per_iteration=8)
     state.iteration = 7
     hook.on_step(state, None)
@@ -53,13 +50,12 @@ def reports(tmp_path, monkeypatch):
     progress, schedule, clock = Progress(0), Curve(), SimpleNamespace(now=0.0)
     state = TrainState(last_iteration=9, samples_per_iteration=8)
     state.iteration = 2
-    status = StatusReports(
+    hook = ProgressHook(
         progress,
         schedule=schedule,
         throughput=Throughput(flops_per_token=1e9, causal_flops_per_token=9e8, num_devices=2),
         clock=lambda: clock.now,
     )
-    hook = ProgressHook(progress, status)
     hook.on_start(state)
 
     def step(now, loss, loss_scale=None):
@@ -171,13 +167,11 @@ def test_a_loss_that_is_not_finite_is_reported(reports):
     assert found["nonfinite"] == {"metrics": {"loss/train": "nan"}}
 
 
-def test_the_validation_loss_and_warnings_are_reported(tmp_path, monkeypatch):
+def test_metrics_and_warnings_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
     handlers = list(logging.getLogger().handlers)
     with reported_progress(0) as progress:
-        writer = ProgressWriter(progress)
-        writer.write({"loss/train": 1.0}, 3)
-        writer.write({"loss/validation": 2.0, "perplexity/validation": 4.0}, 3)
+        progress.describe(metrics={"loss/validation": 2.0})
         logging.getLogger("test").info("fine")
         logging.getLogger("test").warning("careful")
         logging.getLogger("test").error("wrong")
@@ -213,7 +207,8 @@ def test_progress_is_reported_during_a_save(tmp_path, monkeypatch):
 
 def test_nothing_is_reported_without_an_agent(monkeypatch):
     monkeypatch.delenv("NEOX_RUN_DIR", raising=False)
-    ProgressHook(Progress(0)).on_end(TrainState(last_iteration=1, samples_per_iteration=8))
+    hook = ProgressHook(Progress(0), schedule=Curve(), throughput=None)
+    hook.on_end(TrainState(last_iteration=1, samples_per_iteration=8))
 
 
 def test_the_newest_collective_of_each_group_counts():

@@ -13,15 +13,19 @@ from neox_model.checkpoint.errors import CheckpointError
 from neox_model.metrics.events import Events
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train import loading
+from neox_model.train.data.position import merged
 from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.guard import NonfiniteGuard
-from neox_model.train.hooks.spikes import RepeatedSpikesError, RollbackError, SpikeHandler
-from neox_model.train.left_out import forget_left_out, merged, read_left_out, write_left_out
+from neox_model.train.hooks.guard import (
+    NonfiniteGuard,
+    RepeatedSpikesError,
+    RollbackError,
+    SpikeHandler,
+)
+from neox_model.train.loading import read_left_out, write_left_out
 from neox_model.train.loop import Loop
 from neox_model.train.recent_losses import RecentLosses
-from neox_model.train.spikes import LeftOutBatches, SpikeDetection
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
+from neox_model.train.wrapped_steps import LeftOutBatches, SpikeDetection
 from support.read_backs import ReadBacks
 from support.settings import SMALL_TRAINING, resolved_from
 
@@ -343,17 +347,6 @@ def owner(name):
     return lambda count: {"model": name, "samples": f"the first {count} of {name}"}
 
 
-def test_samples_to_leave_out_are_logged_as_far_as_the_data_goes(monkeypatch, caplog):
-    """A training that was made shorter has fewer samples than the list of the longer one."""
-    monkeypatch.setattr(loading, "documents_of", lambda dataset, samples: f"documents of {samples}")
-    state = TrainState(last_iteration=9, samples_per_iteration=4, samples=8)
-    state.left_out = ((0, 4), (12, 24), (28, 32))
-    loading._log_left_out(state, range(18))
-    assert [record.getMessage() for record in caplog.records] == [
-        "samples 12 to 17, from documents of range(12, 16); documents of range(14, 18), are left out"
-    ]
-
-
 def test_the_file_of_left_out_samples(tmp_path):
     mine, other = owner("mine"), owner("other")
     assert read_left_out(tmp_path, mine) == ()
@@ -370,9 +363,6 @@ def test_the_file_of_left_out_samples(tmp_path):
         (tmp_path / LEFT_OUT).write_text(damaged)
         with pytest.raises(CheckpointError, match=r"is damaged: .*; delete it to train on them"):
             read_left_out(tmp_path, mine)
-    forget_left_out(tmp_path)
-    forget_left_out(tmp_path)
-    assert read_left_out(tmp_path, mine) == ()
 
 
 class TrainingOf:
@@ -389,11 +379,6 @@ class TrainingOf:
         self.state = TrainState(last_iteration=99, samples_per_iteration=4, samples=samples)
 
 
-@pytest.fixture
-def named(monkeypatch):
-    monkeypatch.setattr(loading, "documents_of", lambda dataset, samples: f"{samples.start}:{samples.stop}")
-
-
 def left_out(*arguments, **settings):
     training = TrainingOf(*arguments, **settings)
     loading.add_left_out(training)
@@ -405,14 +390,14 @@ def store(folder, ranges, **settings):
 
 
 @pytest.mark.parametrize("load", [None, "ck", "ck/", "other"])
-def test_a_list_in_save_is_used_before_and_after_the_first_save(tmp_path, monkeypatch, named, load):
+def test_a_list_in_save_is_used_before_and_after_the_first_save(tmp_path, monkeypatch, load):
     monkeypatch.chdir(tmp_path)
     store("ck", ((4, 8),))
     assert left_out("ck", load) == ((4, 8),)
     assert Path("ck", LEFT_OUT).exists()
 
 
-def test_the_lists_of_load_and_save_are_merged(tmp_path, monkeypatch, named):
+def test_the_lists_of_load_and_save_are_merged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store("load", ((4, 8),))
     store("save", ((12, 16),))
@@ -421,7 +406,7 @@ def test_the_lists_of_load_and_save_are_merged(tmp_path, monkeypatch, named):
 
 
 @pytest.mark.parametrize(("load", "remains"), [(None, False), ("elsewhere", False), ("ck/", True)])
-def test_a_list_of_other_samples_is_not_used(tmp_path, monkeypatch, named, caplog, load, remains):
+def test_a_list_of_other_samples_is_not_used(tmp_path, monkeypatch, caplog, load, remains):
     monkeypatch.chdir(tmp_path)
     store("ck", ((4, 8),), seed=1)
     assert left_out("ck", load) == ()
@@ -429,10 +414,10 @@ def test_a_list_of_other_samples_is_not_used(tmp_path, monkeypatch, named, caplo
     assert "belongs to a training of another model or of other samples" in caplog.text
 
 
-def test_the_first_and_the_last_batch_of_a_range_are_named(tmp_path, monkeypatch, named, caplog):
+def test_the_ranges_to_come_are_named(tmp_path, caplog):
     store(tmp_path, ((4, 8), (8, 28), (28, 32)))
     left_out(str(tmp_path), None, samples=8)
     assert [record.getMessage() for record in caplog.records] == [
-        "samples 8 to 27, from 8:12; 24:28, are left out",
-        "samples 28 to 31, from 28:32, are left out",
+        "samples 8 to 27 are left out",
+        "samples 28 to 31 are left out",
     ]

@@ -1,10 +1,9 @@
 import logging
 
 from neox_model.metrics.events import Events
-from neox_model.metrics.ranks import RankReport
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.hooks import stragglers
-from neox_model.train.hooks.stragglers import StragglersHook
+from neox_model.train.hooks.stragglers import RankReport, StragglersHook
 from neox_model.train.state import TrainState
 
 
@@ -63,9 +62,8 @@ def run(monkeypatch, times, *, memory=(10.0,), interval=1):
         peak=lambda: 0.0,
         threshold=1.5,
         interval=interval,
-        writers=[record],
+        write=record.write,
         events=Events([record]),
-        before_writing=lambda: None,
     )
     for iteration in range(1, interval * len(times) + 1):
         hook.on_step(TrainState(last_iteration=99, samples_per_iteration=1, iteration=iteration), None)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from neox_model.verify.copies import compare_copies
 from neox_model.verify.findings import Findings
 from neox_model.verify.records import Record
+from neox_model.verify.run import compare_copies
 
 ADVICE = {2: "restored", 4: "step"}
 EXPLAINED = {

@@ -9,13 +9,12 @@ Source: the method of arXiv:2212.03597, whose implementation (DeepSpeed) draws a
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from neox_data.batch_sizes import BatchSizes
-from neox_data.blend import SampleDataset
+from neox_data.blend import Mixture, SampleDataset
 from neox_data.counted import counted
 from neox_data.curriculum.metric_index import MetricIndex, admissions
 from neox_data.curriculum.sample_order import check_order, fingerprint_order
@@ -114,7 +113,7 @@ def _digest(indices: dict[str, MetricIndex], num_samples: int, iterations: int) 
     return digest.hexdigest()[:16]
 
 
-class CurriculumDataset:
+class CurriculumDataset(Mixture):
     """The items of a dataset, drawn in the order of a curriculum.
 
     Args:
@@ -145,7 +144,7 @@ class CurriculumDataset:
                 f"{len(clusters.samples):,}, too few for {counted(num_epochs, 'pass', 'passes')}; increase "
                 "data_sampling.num_epochs or use more data"
             )
-        self.datasets: Sequence[SampleDataset] = [dataset]
+        self.datasets = [dataset]
         self._clusters = clusters
         self._length = num_samples
         self._seed = seed
@@ -155,26 +154,14 @@ class CurriculumDataset:
         self._points = [SpreadPoints(self._sizes[: stage + 1]) for stage in range(len(self._sizes))]
         self._taken = self._taken_before_stages()
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, item: int) -> np.ndarray:
-        """Return the tokens of an item, int64 [seq_length + 1]."""
-        _, place = self.locate(item)
-        return self.datasets[0][place]
-
-    def locate(self, item: int) -> tuple[int, int]:
-        """Return 0 and the item of the underlying dataset.
-
-        Raises:
-            IndexError: there is no such item.
-        """
-        if not 0 <= item < self._length:
-            raise IndexError(f"item {item} of a curriculum of {self._length:,}")
+    def _locate(self, item: int) -> tuple[int, int]:
         stage = bisect_right(self._firsts, item) - 1
         points, place = self._points[stage], item - self._firsts[stage]
         cluster = points.owner(place)
-        return 0, self._sample(cluster, self._taken[stage][cluster] + points.taken(place, cluster))
+        draw = self._taken[stage][cluster] + points.taken(place, cluster)
+        number, within = divmod(draw, self._sizes[cluster])
+        first = self._clusters.ends[cluster] - self._sizes[cluster]
+        return 0, int(self._clusters.samples[first + self._order(cluster, number)[within]])
 
     def items_of(self, dataset: int, place: int) -> list[int]:
         """Return the items that map to item `place` of the underlying dataset."""
@@ -187,19 +174,10 @@ class CurriculumDataset:
         for number in range(-(-draws // size)):
             draw = number * size + self._order(cluster, number).index(within)
             if draw < draws:
-                items.append(self._item_of(cluster, draw))
+                stage = bisect_right(self._taken, draw, key=lambda taken: taken[cluster]) - 1
+                drawn = self._points[stage].item_of(cluster, draw - self._taken[stage][cluster])
+                items.append(self._firsts[stage] + drawn)
         return items
-
-    def _item_of(self, cluster: int, draw: int) -> int:
-        stage = bisect_right(self._taken, draw, key=lambda taken: taken[cluster]) - 1
-        place = self._points[stage].item_of(cluster, draw - self._taken[stage][cluster])
-        return self._firsts[stage] + place
-
-    def _sample(self, cluster: int, draw: int) -> int:
-        number, within = divmod(draw, self._sizes[cluster])
-        first: int = self._clusters.ends[cluster] - self._sizes[cluster]
-        samples = self._clusters.samples
-        return int(samples[first + self._order(cluster, number)[within]])
 
     def _order(self, cluster: int, epoch: int) -> KeyedPermutation:
         return KeyedPermutation(self._sizes[cluster], f"{self._seed} {cluster} {epoch}")

@@ -7,7 +7,6 @@ samples, and a curriculum would be a random order.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +30,11 @@ def fingerprint_order(dataset: SampleDataset) -> str:
     weights = getattr(dataset, "weights", None)
     if weights is not None:
         digest.update(np.ascontiguousarray(weights, "<f8").tobytes())
-    for item in _spaced(len(dataset)):
+    count = min(len(dataset), _COMPARED)
+    for number in range(count):
+        item = number * (len(dataset) - 1) // max(count - 1, 1)
         digest.update(np.ascontiguousarray(dataset[item], "<i8").tobytes())
     return digest.hexdigest()
-
-
-def _spaced(length: int) -> Iterator[int]:
-    count = min(length, _COMPARED)
-    return (number * (length - 1) // max(count - 1, 1) for number in range(count))
 
 
 def order_path(prefix: Path | str) -> Path:

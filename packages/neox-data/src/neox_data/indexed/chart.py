@@ -32,14 +32,10 @@ def draw_lengths(sizes: np.ndarray, title: str, output: Path) -> None:
     axes = figure.add_subplot()
     axes.bar(range(first, last + 1), counts[first : last + 1], width=0.9)
     axes.set_xticks(
-        range(first, last + 1), [_least(number) for number in range(first, last + 1)], rotation=45
+        range(first, last + 1), [f"{(1 << number) >> 1:,}" for number in range(first, last + 1)], rotation=45
     )
     axes.set_xlabel("tokens per document, from")
     axes.set_ylabel("documents")
     axes.set_title(title)
     with written_aside(output) as file:
         figure.savefig(file, format="png")
-
-
-def _least(number: int) -> str:
-    return f"{0 if number == 0 else 1 << (number - 1):,}"

@@ -130,17 +130,14 @@ def _open(prefix: Path | str, output: Path | str) -> IndexedDataset:
         raise IndexedDatasetError(f"{prefix} is both input and output; choose another output")
     dataset = MMapIndexedDataset(prefix, read_index(prefix))
     starts = dataset.document_starts
+    is_counted = len(starts) == len(dataset) + 1 and all(
+        np.array_equal(starts[first : first + _CHUNK], np.arange(first, min(first + _CHUNK, len(starts))))
+        for first in range(0, len(starts), _CHUNK)
+    )
     # GPT-NeoX's merge tool writes only [0].
-    if len(starts) > 1 and not _counts_up(starts, len(dataset)):
+    if len(starts) > 1 and not is_counted:
         raise IndexedDatasetError(
             f"{idx_path(prefix)} has documents with several sequences, which would be lost; create the "
             "data again with preprocess_data"
         )
     return dataset
-
-
-def _counts_up(starts: np.ndarray, num_sequences: int) -> bool:
-    return len(starts) == num_sequences + 1 and all(
-        np.array_equal(starts[first : first + _CHUNK], np.arange(first, min(first + _CHUNK, len(starts))))
-        for first in range(0, len(starts), _CHUNK)
-    )

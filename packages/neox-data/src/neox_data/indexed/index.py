@@ -7,22 +7,20 @@ to `verify`; a wrong offset is detected when its sequence is read.
 
 import errno
 import mmap
-import os
 import resource
 import time
 from dataclasses import dataclass
-from glob import escape, glob
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from neox_data.counted import first_few
 from neox_data.errors import IndexedDatasetError
 from neox_data.indexed.layout import (
     DISPUTED_DTYPE_CODES,
     DTYPES,
-    LIST_INDEX,
+    LAYOUTS,
     MMAP_INDEX,
     VERSION,
     IndexLayout,
@@ -33,8 +31,6 @@ from neox_data.indexed.layout import (
 __all__ = ["DatasetIndex", "map_file", "read_index"]
 
 _REMEDY = "copy the file again or create it again with preprocess_data"
-# Number of existing datasets suggested for an unknown prefix.
-_MOST_NAMED = 4
 # Times of files are as coarse as this on some file systems.
 _COARSEST_CLOCK_SECONDS = 2
 _INT32_MAX = np.iinfo(np.int32).max
@@ -94,107 +90,49 @@ def read_index(prefix: Path | str) -> DatasetIndex:
     Raises:
         IndexedDatasetError: a file is missing, damaged, or belongs to another dataset.
     """
-    path, stats = idx_path(prefix), _stats(prefix)
-    bin_bytes, stamp = stats[-1].st_size, _stamp(stats)
-    data = map_file(path)
-    if data[: len(MMAP_INDEX.magic)] == MMAP_INDEX.magic:
-        return _read_mmap_index(path, data, bin_bytes, stamp)
-    if data[: len(LIST_INDEX.magic)] == LIST_INDEX.magic:
-        return _read_list_index(path, data, bin_bytes, stamp)
-    found = "is empty" if not data else f"starts with {bytes(data[:9])!r}"
-    raise IndexedDatasetError(
-        f"{path} {found}, so it is not an index file; pass the prefix of files written by preprocess_data"
-    )
-
-
-def _stats(prefix: Path | str) -> list[os.stat_result]:
-    """Return the states of the `.idx` and the `.bin`."""
-    for path in (idx_path(prefix), bin_path(prefix)):
-        if not path.is_file():
+    path, bin_file = idx_path(prefix), bin_path(prefix)
+    for file in (path, bin_file):
+        if not file.is_file():
             raise IndexedDatasetError(
-                f"{path} does not exist; correct the prefix {str(prefix)!r}{_hint(str(prefix))} or create "
+                f"{file} does not exist; correct the prefix {str(prefix)!r}, which has no ending, or create "
                 "the data with preprocess_data"
             )
-    return [idx_path(prefix).stat(), bin_path(prefix).stat()]
-
-
-def _stamp(stats: list[os.stat_result]) -> str:
-    changed = max(max(each.st_mtime, each.st_ctime) for each in stats)
-    if time.time() - changed < _COARSEST_CLOCK_SECONDS:
-        return ""
-    return " ".join(f"{each.st_ino}:{each.st_size}:{each.st_mtime_ns}:{each.st_ctime_ns}" for each in stats)
-
-
-def _hint(prefix: str) -> str:
-    if prefix.endswith((".bin", ".idx")):
-        return " (pass the prefix without the ending)"
-    begin = f"{prefix}/" if Path(prefix).is_dir() else prefix
-    found = (path.removesuffix(".idx") for path in sorted(glob(f"{escape(begin)}*.idx")))
-    near = [each for each in found if each != prefix]
-    return f" (there is {first_few(near, _MOST_NAMED)})" if near else ""
-
-
-def _read_mmap_index(path: Path, data: memoryview, bin_bytes: int, stamp: str) -> DatasetIndex:
-    header = _header(path, data, MMAP_INDEX)
-    num_sequences, num_starts = header["num_sequences"], header["num_document_starts"]
-    start = MMAP_INDEX.header_dtype.itemsize
-    expected = start + 12 * num_sequences + 8 * num_starts
-    # Multimodal Megatron files append one int8 "mode" per sequence.
-    if len(data) not in (expected, expected + num_sequences):
-        raise _wrong_length(path, len(data), expected, num_sequences)
-    sizes = np.frombuffer(data, "<i4", num_sequences, start)
-    starts = np.frombuffer(data, "<i8", num_sequences, start + 4 * num_sequences)
-    document_starts = np.frombuffer(data, "<i8", num_starts, start + 12 * num_sequences)
-    num_tokens = _num_tokens(path, sizes)
-    dtype = _dtype(path, header["dtype_code"], num_tokens, bin_bytes)
-    _check_bin(path, num_tokens, dtype, bin_bytes)
-    _check_document_starts(path, document_starts, num_sequences)
-    return DatasetIndex(
-        layout=MMAP_INDEX.name,
-        dtype=dtype,
-        sizes=sizes,
-        starts=starts,
-        start_bytes=1,
-        document_starts=document_starts,
-        num_tokens=num_tokens,
-        stamp=stamp,
-    )
-
-
-def _read_list_index(path: Path, data: memoryview, bin_bytes: int, stamp: str) -> DatasetIndex:
-    header = _header(path, data, LIST_INDEX)
-    num_sequences, num_sizes = header["num_sequences"], header["num_sizes"]
-    num_starts = header["num_document_starts"]
-    if num_sizes != num_sequences:
+    stats = [path.stat(), bin_file.stat()]
+    bin_bytes, changed = stats[-1].st_size, max(max(each.st_mtime, each.st_ctime) for each in stats)
+    stamp = [f"{each.st_ino}:{each.st_size}:{each.st_mtime_ns}:{each.st_ctime_ns}" for each in stats]
+    data = map_file(path)
+    layout = next((each for each in LAYOUTS if data[: len(each.magic)] == each.magic), None)
+    if layout is None:
+        found = "is empty" if not data else f"starts with {bytes(data[:9])!r}"
         raise IndexedDatasetError(
-            f"{path} has {num_sizes:,} sizes for {num_sequences:,} sequences, so its items are not rows of "
-            "tokens; create the data again with preprocess_data"
+            f"{path} {found}, so it is not an index file; pass the prefix of files written by preprocess_data"
         )
-    start = LIST_INDEX.header_dtype.itemsize
-    expected = start + 8 * (3 * num_sequences + 2 + num_starts)
-    if len(data) != expected:
-        raise _wrong_length(path, len(data), expected, num_sequences)
-    data_offsets = np.frombuffer(data, "<i8", num_sequences + 1, start + 8 * (num_sequences + 1))
-    sizes = np.frombuffer(data, "<i8", num_sequences, start + 16 * (num_sequences + 1))
-    document_starts = np.frombuffer(data, "<i8", num_starts, expected - 8 * num_starts)
+    header = _header(path, data, layout)
+    arrays = _arrays(path, data, layout, header)
+    num_sequences, sizes = header["num_sequences"], arrays["sizes"]
     num_tokens = _num_tokens(path, sizes)
     dtype = _dtype(path, header["dtype_code"], num_tokens, bin_bytes)
-    if header["token_bytes"] != dtype.itemsize:
+    if header.get("token_bytes", dtype.itemsize) != dtype.itemsize:
         raise IndexedDatasetError(
             f"{path} has {header['token_bytes']} bytes per token of type {dtype}; the header is damaged: "
             f"{_REMEDY}"
         )
-    _check_bin(path, num_tokens, dtype, bin_bytes)
-    _check_document_starts(path, document_starts, num_sequences)
+    if bin_bytes != num_tokens * dtype.itemsize:
+        raise IndexedDatasetError(
+            f"{bin_file} has {bin_bytes:,} bytes, but {path.name} describes {num_tokens:,} tokens of "
+            f"{dtype.itemsize} bytes = {num_tokens * dtype.itemsize:,}; one file is truncated or belongs to "
+            f"another dataset: {_REMEDY}"
+        )
+    _check_document_starts(path, arrays["document_starts"], num_sequences)
     return DatasetIndex(
-        layout=LIST_INDEX.name,
+        layout=layout.name,
         dtype=dtype,
-        sizes=sizes.astype(np.int32),
-        starts=data_offsets[:-1],
-        start_bytes=dtype.itemsize,
-        document_starts=document_starts,
+        sizes=sizes.astype(np.int32, copy=False),
+        starts=arrays["starts"][:num_sequences],
+        start_bytes=header.get("token_bytes", 1),
+        document_starts=arrays["document_starts"],
         num_tokens=num_tokens,
-        stamp=stamp,
+        stamp="" if time.time() - changed < _COARSEST_CLOCK_SECONDS else " ".join(stamp),
     )
 
 
@@ -216,12 +154,31 @@ def _header(path: Path, data: memoryview, layout: IndexLayout) -> dict[str, int]
     return header
 
 
-def _wrong_length(path: Path, found: int, expected: int, num_sequences: int) -> IndexedDatasetError:
-    relation = "truncated" if found < expected else "longer than its header says"
-    return IndexedDatasetError(
-        f"{path} is {relation}: it has {found:,} bytes, but {num_sequences:,} sequences require "
-        f"{expected:,}; {_REMEDY}"
-    )
+def _arrays(
+    path: Path, data: memoryview, layout: IndexLayout, header: dict[str, int]
+) -> dict[str, np.ndarray]:
+    """Return the arrays behind the header by name."""
+    num_sequences = header["num_sequences"]
+    num_sizes = header.get("num_sizes", num_sequences)
+    if num_sizes != num_sequences:
+        raise IndexedDatasetError(
+            f"{path} has {num_sizes:,} sizes for {num_sequences:,} sequences, so its items are not rows of "
+            "tokens; create the data again with preprocess_data"
+        )
+    counts = {"S": num_sequences, "(N+1)": num_sequences + 1, "D": header["num_document_starts"]}
+    sizes = [counts[field.count] * np.dtype(field.dtype).itemsize for field in layout.arrays]
+    ends = [*accumulate(sizes, initial=layout.header_dtype.itemsize)]
+    # Multimodal Megatron files append one int8 "mode" per sequence.
+    if len(data) not in (ends[-1], ends[-1] + num_sequences * (layout is MMAP_INDEX)):
+        relation = "truncated" if len(data) < ends[-1] else "longer than its header says"
+        raise IndexedDatasetError(
+            f"{path} is {relation}: it has {len(data):,} bytes, but {num_sequences:,} sequences require "
+            f"{ends[-1]:,}; {_REMEDY}"
+        )
+    return {
+        field.name: np.frombuffer(data, field.dtype, counts[field.count], begin)
+        for field, begin in zip(layout.arrays, ends, strict=False)
+    }
 
 
 def _num_tokens(path: Path, sizes: np.ndarray) -> int:
@@ -252,17 +209,6 @@ def _dtype(path: Path, code: int, num_tokens: int, bin_bytes: int) -> np.dtype[A
         f"{', '.join(f'{key} ({value.name})' for key, value in DTYPES.items())}; "
         f"{_REMEDY}"
     )
-
-
-def _check_bin(path: Path, num_tokens: int, dtype: np.dtype[Any], bin_bytes: int) -> None:
-    expected = num_tokens * dtype.itemsize
-    if bin_bytes != expected:
-        raise IndexedDatasetError(
-            f"{path.with_suffix('.bin')} has {bin_bytes:,} bytes, but {path.name} describes {num_tokens:,} "
-            "tokens of "
-            f"{dtype.itemsize} bytes = {expected:,}; one file is truncated or belongs to another dataset: "
-            f"{_REMEDY}"
-        )
 
 
 def _check_document_starts(path: Path, document_starts: np.ndarray, num_sequences: int) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 __all__ = [
     "DISPUTED_DTYPE_CODES",
     "DTYPES",
+    "LAYOUTS",
     "LIST_INDEX",
     "MMAP_INDEX",
     "VERSION",
@@ -107,7 +108,7 @@ MMAP_INDEX = IndexLayout(
     ),
     arrays=(
         Field("sizes", "<i4", "S", "length of each sequence in tokens"),
-        Field("offsets", "<i8", "S", "place of each sequence in the `.bin`, in bytes"),
+        Field("starts", "<i8", "S", "place of each sequence in the `.bin`, in bytes"),
         Field("document_starts", "<i8", "D", "first sequence of each document, then S"),
     ),
 )
@@ -126,11 +127,14 @@ LIST_INDEX = IndexLayout(
     ),
     arrays=(
         Field("dim_offsets", "<i8", "(N+1)", "place of each sequence's sizes among the sizes"),
-        Field("data_offsets", "<i8", "(N+1)", "place of each sequence in the `.bin`, in tokens"),
+        Field("starts", "<i8", "(N+1)", "place of each sequence in the `.bin`, in tokens"),
         Field("sizes", "<i8", "S", "length of each sequence in tokens"),
         Field("document_starts", "<i8", "D", "first sequence of each document, then N"),
     ),
 )
+
+
+LAYOUTS = (MMAP_INDEX, LIST_INDEX)
 
 
 def dtype_code(dtype: np.dtype[np.generic]) -> int:

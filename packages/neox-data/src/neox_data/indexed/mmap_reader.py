@@ -27,7 +27,10 @@ class MMapIndexedDataset(IndexedDataset):
     def __init__(self, prefix: Path | str, index: DatasetIndex, *, warmup: bool = False) -> None:
         path = bin_path(prefix)
         if warmup:
-            _fill_page_cache(path)
+            block = bytearray(_WARMUP_BYTES)
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(block):
+                    pass
         mapped = map_file(path)
         # Slicing a plain array is several times faster than slicing np.memmap.
         super().__init__(prefix, index, np.frombuffer(mapped, index.dtype))
@@ -40,10 +43,3 @@ class MMapIndexedDataset(IndexedDataset):
             raise IndexedDatasetError(
                 f"{bin_path(self.prefix)} was truncated while it was read; copy it again and restart"
             )
-
-
-def _fill_page_cache(path: Path) -> None:
-    block = bytearray(_WARMUP_BYTES)
-    with path.open("rb", buffering=0) as file:
-        while file.readinto(block):
-            pass

@@ -23,45 +23,30 @@ def verify_indexed(prefix: Path | str) -> IndexedDataset:
         IndexedDatasetError: the dataset is damaged; the message describes the first error.
     """
     dataset = MMapIndexedDataset(prefix, read_index(prefix))
-    _verify_starts(dataset)
-    _verify_document_starts(dataset)
-    _verify_tokens(dataset)
-    return dataset
-
-
-def _verify_starts(dataset: IndexedDataset) -> None:
-    """Check that the sequences are contiguous."""
-    index, expected = dataset.index, 0
+    index, expected, starts = dataset.index, 0, dataset.document_starts
     unit = index.dtype.itemsize // index.start_bytes
     for chunk in _chunks(len(dataset)):
-        starts, sizes = index.starts[chunk], index.sizes[chunk].astype(np.int64) * unit
+        sizes = index.sizes[chunk].astype(np.int64) * unit
         ends = expected + np.cumsum(sizes)
-        wrong = np.flatnonzero(starts != ends - sizes)
+        wrong = np.flatnonzero(index.starts[chunk] != ends - sizes)
         if wrong.size:
-            sequence = chunk.start + int(wrong[0])
-            raise _fault(dataset, f"sequence {sequence:,} does not start at the end of the previous one")
+            place = chunk.start + int(wrong[0])
+            raise _fault(
+                idx_path(prefix), f"sequence {place:,} does not start at the end of the previous one"
+            )
         expected = int(ends[-1])
-
-
-def _verify_document_starts(dataset: IndexedDataset) -> None:
-    starts = dataset.document_starts
     for chunk in _chunks(len(starts)):
         part = starts[chunk.start : chunk.stop + 1]
         if (np.diff(part) < 0).any() or (part < 0).any():
-            raise _fault(dataset, "the document index does not increase")
-
-
-def _verify_tokens(dataset: IndexedDataset) -> None:
+            raise _fault(idx_path(prefix), "the document index does not increase")
     if dataset.dtype.kind != "i":
-        return
-    tokens = np.frombuffer(map_file(bin_path(dataset.prefix)), dataset.dtype)
+        return dataset
+    tokens = np.frombuffer(map_file(bin_path(prefix)), dataset.dtype)
     for chunk in _chunks(len(tokens)):
         if (tokens[chunk] < 0).any():
             place = chunk.start + int(np.argmax(tokens[chunk] < 0))
-            raise IndexedDatasetError(
-                f"{bin_path(dataset.prefix)}: token {place:,} is negative ({int(tokens[place])}); "
-                f"copy the file again or create it again with preprocess_data"
-            )
+            raise _fault(bin_path(prefix), f"token {place:,} is negative ({int(tokens[place])})")
+    return dataset
 
 
 def _chunks(length: int) -> Iterator[slice]:
@@ -69,7 +54,5 @@ def _chunks(length: int) -> Iterator[slice]:
         yield slice(first, min(first + _CHUNK, length))
 
 
-def _fault(dataset: IndexedDataset, what: str) -> IndexedDatasetError:
-    return IndexedDatasetError(
-        f"{idx_path(dataset.prefix)}: {what}; copy the file again or create it again with preprocess_data"
-    )
+def _fault(path: Path, what: str) -> IndexedDatasetError:
+    return IndexedDatasetError(f"{path}: {what}; copy the file again or create it again with preprocess_data")

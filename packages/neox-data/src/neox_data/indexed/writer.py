@@ -8,7 +8,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -203,15 +202,12 @@ class IndexedDatasetWriter:
         self._sizes.seek(0)
         shutil.copyfileobj(self._sizes, self._idx)
         offset = 0
-        for sizes in self._spooled_sizes():
+        self._sizes.seek(0)
+        while block := self._sizes.read(4 * _CHUNK):
+            sizes = np.frombuffer(block, "<i4")
             ends = offset + np.cumsum(sizes, dtype="<i8") * self.dtype.itemsize
             self._idx.write((ends - sizes * np.int64(self.dtype.itemsize)).data)
             offset = int(ends[-1])
         for first in range(0, self.num_documents + 1, _CHUNK):
             stop = min(first + _CHUNK, self.num_documents + 1)
             self._idx.write(np.arange(first, stop, dtype="<i8").data)
-
-    def _spooled_sizes(self) -> Iterator[np.ndarray]:
-        self._sizes.seek(0)
-        while block := self._sizes.read(4 * _CHUNK):
-            yield np.frombuffer(block, "<i4")

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from neox_data.command import DataCommand, jsonl_key_option, log_interval_option
-from neox_data.command_line import GivenPath, quiet_option
+from neox_data.command import DataCommand, GivenPath, jsonl_key_option, log_interval_option, quiet_option
 from neox_data.prepare.run import RESULT
 from neox_data.prepare.run import prepare as run
 from neox_data.preprocess.inputs import ENDINGS

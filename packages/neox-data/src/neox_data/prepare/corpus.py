@@ -95,7 +95,13 @@ def write_corpus(texts: Iterable[str], output: Path, *, remedy: Callable[[], str
                 raise CorpusError(f"none of the files contains text; {remedy()}")
             written, cut = _cut(read, _Lines(other))
             with written_aside(output) as result:
-                for line in written.read(_mixed(len(written))):
+                # A pseudo-random order, the same on every machine.
+                digests = (
+                    hashlib.blake2b(str(number).encode(), digest_size=8).digest()
+                    for number in range(len(written))
+                )
+                keys = np.fromiter((int.from_bytes(each) for each in digests), np.uint64, len(written))
+                for line in written.read(np.argsort(keys, kind="stable").tolist()):
                     result.write(line)
     finally:
         unsorted.unlink(missing_ok=True)
@@ -115,10 +121,3 @@ def _cut(read: _Lines, pieces: _Lines) -> tuple[_Lines, int]:
         for part in parts:
             pieces.add(part)
     return pieces, cut
-
-
-def _mixed(count: int) -> Iterator[int]:
-    """Yield the numbers below `count` in a pseudo-random order, the same on every machine."""
-    digests = (hashlib.blake2b(str(number).encode(), digest_size=8).digest() for number in range(count))
-    keys = np.fromiter((int.from_bytes(each) for each in digests), dtype=np.uint64, count=count)
-    yield from np.argsort(keys, kind="stable").tolist()

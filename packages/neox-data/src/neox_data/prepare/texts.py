@@ -1,6 +1,5 @@
 """Find files with texts, and read them; everything that is left out is counted with its reason."""
 
-import codecs
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -16,8 +15,6 @@ from neox_data.preprocess.read import CorpusReader
 __all__ = ["Skips", "find_texts", "texts_of"]
 
 _MOST_NAMED = 3
-# As much of a file as shows whether it is binary.
-_HEAD_BYTES = 1 << 16
 _EMPTY = "the file is empty"
 _UNREADABLE_FILES = "files that cannot be read as text"
 _UNREADABLE_PARTS = "lines or other parts of files that cannot be read as text"
@@ -30,29 +27,23 @@ class Skips:
     Args:
         counts: their number by reason.
         first: the first few names by reason.
-        hints: what to do, by reason.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, list[str]] = field(default_factory=dict)
-    hints: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, reason: str, name: object, count: int = 1, *, hint: str = "") -> None:
-        """Record a file, or documents of a file, with what to do about them."""
+    def add(self, reason: str, name: object, count: int = 1) -> None:
+        """Record a file, or documents of a file."""
         self.counts[reason] = self.counts.get(reason, 0) + count
         names = self.first.setdefault(reason, [])
         if len(names) < _MOST_NAMED:
             names.append(str(name))
-        hints = self.hints.setdefault(reason, [])
-        if hint and hint not in hints and len(hints) < _MOST_NAMED:
-            hints.append(hint)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each reason."""
         for reason, count in self.counts.items():
             named = self.first[reason]
             yield f"skipped {count:,}: {reason}: {first_few(named, _MOST_NAMED, number=count)}"
-            yield from (f"  {hint}" for hint in self.hints.get(reason, ()))
 
     def indented(self) -> str:
         """Return these lines for the end of a message; empty if nothing was left out."""
@@ -153,40 +144,19 @@ def texts_of(path: Path, key: str, skips: Skips) -> Iterator[str]:
     Raises:
         CorpusError: an archive or a table is damaged.
     """
-    for number, text in enumerate(_all_texts(path, key, skips), 1):
+    members = PassedOver()
+    reader = CorpusReader([path], (key,), skip_bad_lines=True, split_long=True, passed_over=members)
+    for number, document in enumerate(reader, 1):
+        text = document.texts[0]
         if "\0" in text:
             skips.add("binary", f"{path}, document {number:,}")
         elif not text.strip():
             skips.add("blank", f"{path}, document {number:,}")
         else:
             yield text
-
-
-def _all_texts(path: Path, key: str, skips: Skips) -> Iterator[str]:
-    members = PassedOver()
-    reader = CorpusReader([path], (key,), skip_bad_lines=True, split_long=True, passed_over=members)
-    for document in reader:
-        yield document.texts[0]
     if reader.num_skipped:
         is_whole = format_of(path).kind == ".txt"
         reason = _UNREADABLE_FILES if is_whole else _UNREADABLE_PARTS
-        first = reader.first_skipped[0]
-        skips.add(reason, first, reader.num_skipped, hint=_hint(path, first, key))
+        skips.add(reason, reader.first_skipped[0], reader.num_skipped)
     if members.count:
         skips.add("members of archives whose file type is not supported", members.first[0], members.count)
-
-
-def _hint(path: Path, problem: str, key: str) -> str:
-    """Return what makes a file readable; empty if nothing is known to."""
-    _, is_without_key, keys = problem.partition(f"no key {key!r}; its keys are ")
-    if is_without_key:
-        return f"to use the text under another key, pass --jsonl-key KEY; the keys are {keys}"
-    if "not UTF-8" not in problem:
-        return ""
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "to use texts in UTF-16, convert them: iconv -f utf-16 -t utf-8 FILE > NEW"
-    return (
-        "" if b"\0" in head else "to use texts in Latin-1, convert them: iconv -f latin1 -t utf-8 FILE > NEW"
-    )

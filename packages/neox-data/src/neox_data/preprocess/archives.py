@@ -71,32 +71,25 @@ def texts_in(
     """
     kind, packing = format_of(path)
     stream = unpacked(raw, packing)
-    if kind in _MEMBERS:
-        if depth == _MOST_NESTED:
-            raise DamageError(f"archives are nested more than {_MOST_NESTED} deep")
-        for member, content in _MEMBERS[kind](stream, name, passed_over):
-            yield from _texts_of_member(name, path, member, content, passed_over, depth + 1)
+    if kind not in _MEMBERS:
+        refuse_misnamed(stream)
+        yield TextStream(name, kind, stream)
+        if packing or depth:
+            _read_to_end(stream)
         return
-    refuse_misnamed(stream)
-    yield TextStream(name, kind, stream)
-    if packing or depth:
-        _read_to_end(stream)
-
-
-def _texts_of_member(
-    name: str, path: Path, member: str, content: BinaryIO, passed_over: PassedOver, depth: int
-) -> Iterator[TextStream]:
-    known = format_of(Path(member)).kind
-    if known in (".parquet", ".zip"):
-        # Both are read from their end, which a stream does not allow.
-        passed_over.add(f"{name}, {member}")
-    elif known:
-        yield from texts_in(f"{name}, {member}", Path(member), content, passed_over, depth=depth)
-    elif path.name.lower().endswith(_ALL_TEXTS):
-        yield TextStream(f"{name}, {member}", ".txt", content)
-        _read_to_end(content)
-    else:
-        passed_over.add(f"{name}, {member}")
+    if depth == _MOST_NESTED:
+        raise DamageError(f"archives are nested more than {_MOST_NESTED} deep")
+    has_texts_alone = path.name.lower().endswith(_ALL_TEXTS)
+    for member, content in _MEMBERS[kind](stream, name, passed_over):
+        inner, known = f"{name}, {member}", format_of(Path(member)).kind
+        # The ends of tables and of .zip are read first, which a stream does not allow.
+        if known in (".parquet", ".zip") or not (known or has_texts_alone):
+            passed_over.add(inner)
+        elif known:
+            yield from texts_in(inner, Path(member), content, passed_over, depth=depth + 1)
+        else:
+            yield TextStream(inner, ".txt", content)
+            _read_to_end(content)
 
 
 def _read_to_end(stream: BinaryIO) -> None:
@@ -138,12 +131,9 @@ def _tar_members(stream: BinaryIO, name: str, passed_over: PassedOver) -> Iterat
             if member.isreg():
                 yield member.name, cast(BinaryIO, archive.extractfile(member))
             elif not member.isdir():
-                passed_over.add(f"{name}, {member.name}, which is {_tar_kind(member)}")
+                kind = "a link" if member.islnk() or member.issym() else "not a file"
+                passed_over.add(f"{name}, {member.name}, which is {kind}")
         _check_tar_end(cast(BinaryIO, archive.fileobj))
-
-
-def _tar_kind(member: tarfile.TarInfo) -> str:
-    return "a link" if member.islnk() or member.issym() else "not a file"
 
 
 def _check_tar_end(stream: BinaryIO) -> None:

@@ -172,7 +172,12 @@ class ChatTemplate:
         _refuse_marks([*(tools or ()), *(documents or ())])
         messages, whole = _rendered(messages, render, set() if notes is None else notes)
         if _BEGIN in whole:
-            return _marked_segments(whole)
+            first, *parts = whole.split(_BEGIN)
+            marked = [Segment(first, False)]
+            for part in parts:
+                inside, _, outside = part.partition(_END)
+                marked += [Segment(inside, True), Segment(outside, False)]
+            return _joined(marked)
         spans, end = [], 0
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -254,16 +259,6 @@ def _texts(value: Any) -> Iterator[str]:
             left += one
 
 
-def _marked_segments(text: str) -> list[Segment]:
-    """Split a text at the marks around the assistant's parts."""
-    first, *parts = text.split(_BEGIN)
-    segments = [Segment(first, False)]
-    for part in parts:
-        inside, _, outside = part.partition(_END)
-        segments += [Segment(inside, True), Segment(outside, False)]
-    return _joined(segments)
-
-
 def _joined(segments: list[Segment]) -> list[Segment]:
     """Return the segments without empty ones, and consecutive ones of one kind as one."""
     joined: list[Segment] = []
@@ -328,30 +323,33 @@ def find_chat_template(path: Path) -> ChatTemplate | None:
         CorpusError: it is invalid.
     """
     folder = path if path.is_dir() else path.parent
-    settings = _settings(folder / "tokenizer_config.json")
-    tokens = {name: _text_of_token(name, settings, folder) for name in _TOKENS if settings.get(name)}
+    described = folder / "tokenizer_config.json"
+    settings: Any = {}
+    if described.is_file():
+        try:
+            settings = of_json(_read(described))
+        except ValueError as error:
+            raise CorpusError(f"{described}: {error}; copy it again") from error
+        if not isinstance(settings, dict):
+            raise CorpusError(f"{described} is not a JSON object; copy it again")
+    tokens = {}
+    for name in filter(settings.get, _TOKENS):
+        token = settings[name]
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str):
+            raise CorpusError(
+                f"{described} has {name}: {token!r}, which is not a text and has no text as content; copy "
+                "the file again"
+            )
+        tokens[name] = text
     file = path if path.is_file() else folder / "chat_template.jinja"
-    if file.is_file() and file.name != "tokenizer_config.json":
+    if file.is_file() and file != described:
         return ChatTemplate(_read(file), name=str(file), tokens=tokens)
     source = settings.get("chat_template")
     if isinstance(source, list):
         named = [one for one in source if isinstance(one, dict)]
         source = next((one.get("template") for one in named if one.get("name") == "default"), None)
-    if not isinstance(source, str):
-        return None
-    return ChatTemplate(source, name=str(folder / "tokenizer_config.json"), tokens=tokens)
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        settings = of_json(_read(path))
-    except ValueError as error:
-        raise CorpusError(f"{path}: {error}; copy it again") from error
-    if not isinstance(settings, dict):
-        raise CorpusError(f"{path} is not a JSON object; copy it again")
-    return settings
+    return ChatTemplate(source, name=str(described), tokens=tokens) if isinstance(source, str) else None
 
 
 def _read(path: Path) -> str:
@@ -359,14 +357,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CorpusError(f"{path} cannot be read ({error}); copy it again") from error
-
-
-def _text_of_token(name: str, settings: dict[str, Any], folder: Path) -> str:
-    token = settings[name]
-    text = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(text, str):
-        raise CorpusError(
-            f"{folder / 'tokenizer_config.json'} has {name}: {token!r}, which is not a text and has no text "
-            "as content; copy the file again"
-        )
-    return text

@@ -5,16 +5,16 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from neox_data.command import DataCommand, log_interval_option, notes_on_replaced
-from neox_data.command_line import option, quiet_option
+from neox_data.amount_progress import report_progress
+from neox_data.command import DataCommand, log_interval_option, option, quiet_option
 from neox_data.preprocess.chat_template import load_chat_template
 from neox_data.preprocess.chat_tokens import EndOfAnswer, end_of_answer
 from neox_data.preprocess.inputs import ENDINGS, find_inputs
 from neox_data.preprocess.loss_mask import ChatMask, LossMask, PromptMask
+from neox_data.preprocess.options import Options
 from neox_data.preprocess.passed_over import PassedOver
-from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import MAX_DOCUMENT_BYTES
-from neox_data.preprocess.run import Options, output_prefix_of, preprocess
+from neox_data.preprocess.run import preprocess
 from neox_data.preprocess.shards import preprocess_resumably, take_shard
 from neox_data.preprocess.threads import prepare_threads
 from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, Tokenizer, build_tokenizer
@@ -40,37 +40,12 @@ _USED_WITH: dict[str, tuple[str | None, ...]] = {
 # Headings of options.
 _CORPUS, _MASK, _TOKENIZER = "Corpus", "Loss mask", "Tokenizer"
 _OUTPUT, _RUN = "Output", "Speed"
-# Options of transformers' scripts.
-_ADVICE = {
-    **dict.fromkeys(
-        ("--tokenizer", "--tokenizer-name", "--tokenizer-name-or-path", "--model-name-or-path", "--model"),
-        "use --tokenizer-type HFTokenizer --vocab-file FOLDER/tokenizer.json",
-    ),
-    **dict.fromkeys(
-        ("--dataset-name", "--dataset-path", "--train-file"),
-        "use --input FILE; nothing is downloaded",
-    ),
-    **dict.fromkeys(("--output", "--output-dir"), "use --output-prefix PREFIX"),
-    "--text-column": "use --jsonl-keys KEY",
-    "--num-proc": "use --workers N",
-}
-_INSTEAD = {"prompt-response": "--prompt-key and --response-key", "chat": "--messages-key"}
-
-
-def _check_layout(context: click.Context, parameter: click.Parameter, layout: str) -> str:
-    if layout != "mmap":
-        raise click.BadParameter(
-            f"{layout!r} is not 'mmap', the only layout that is written; neox-data convert converts existing "
-            "cached or lazy datasets to it"
-        )
-    return layout
 
 
 @click.command(
     "preprocess_data",
     cls=DataCommand,
     several=("--input", "--jsonl-keys", "--json-keys"),
-    advice=_ADVICE,
     examples=(
         "preprocess_data --input texts/*.jsonl --tokenizer-type HFTokenizer --vocab-file tokenizer.json "
         "--append-eod --output-prefix data/corpus",
@@ -159,10 +134,10 @@ def _check_layout(context: click.Context, parameter: click.Parameter, layout: st
 @option(
     "--dataset-impl",
     heading=_OUTPUT,
-    metavar="[mmap]",
+    type=click.Choice(["mmap"]),
     default="mmap",
-    callback=_check_layout,
-    help="Output layout.",
+    expose_value=False,
+    help="Output layout; neox-data convert converts existing cached or lazy datasets to it.",
 )
 @option(
     "--workers",
@@ -221,7 +196,6 @@ def main(
     merge_file: Path | None,
     append_eod: bool,
     output_prefix: str,
-    dataset_impl: str,
     workers: int | None,
     log_interval: int,
     skip_bad_lines: bool,
@@ -234,7 +208,10 @@ def main(
     quiet: bool,
 ) -> None:
     """Tokenize text files for training; writes PREFIX_KEY_document.bin and .idx."""
-    _check_prefix(output_prefix)
+    if not output_prefix or output_prefix.endswith("/"):
+        raise click.UsageError(
+            f"--output-prefix {output_prefix!r} contains no file name; append a name to it"
+        )
     workers = prepare_threads(workers)
     passed_over = PassedOver()
     paths, ending = take_shard(find_inputs(inputs, passed_over), shard)
@@ -258,8 +235,6 @@ def main(
         click.echo(_NO_END_NOTE, err=True)
     if isinstance(mask, ChatMask):
         _note_on_end(mask, tokenizer)
-    prefixes = [output_prefix_of(output_prefix + ending, key) for key in options.keys]
-    replaced = notes_on_replaced(prefixes)
     run = preprocess_resumably if resume else preprocess
     with report_progress(log_interval=None if quiet else log_interval) as report:
         summary = run(
@@ -270,7 +245,7 @@ def main(
             report=report,
             passed_over=passed_over,
         )
-    for line in (*summary.lines(), *replaced):
+    for line in summary.lines():
         click.echo(line)
     if isinstance(mask, ChatMask):
         for note in mask.described_changes():
@@ -289,11 +264,6 @@ def _note_on_end(mask: ChatMask, tokenizer: Tokenizer) -> None:
         )
 
 
-def _check_prefix(prefix: str) -> None:
-    if not prefix or prefix.endswith("/"):
-        raise click.UsageError(f"--output-prefix {prefix!r} contains no file name; append a name to it")
-
-
 def _folder_of(vocab_file: Path | None) -> Path | None:
     """Return the folder of a tokenizer; None for a name in the hub of models, which has no folder here."""
     if vocab_file is None or vocab_file.is_dir():
@@ -304,20 +274,12 @@ def _folder_of(vocab_file: Path | None) -> Path | None:
 def _refuse_unused(context: click.Context, kind: str | None) -> None:
     """Refuse options that would have no effect with this kind of loss mask; None: without one."""
     for parameter in context.command.params:
-        used_with = _USED_WITH.get(parameter.name or "")
-        is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        if used_with is None or not is_given or kind in used_with:
-            continue
-        option = max(parameter.opts, key=len)
-        if kind is None:
-            raise click.UsageError(
-                f"{option} has no effect without --loss-mask {' or '.join(map(str, used_with))}; add it, or "
-                f"remove {option}"
-            )
-        raise click.UsageError(
-            f"{option} cannot be combined with --loss-mask {kind}; "
-            + (f"use {_INSTEAD[kind]}" if option.endswith("keys") else f"remove {option}")
-        )
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and kind not in _USED_WITH.get(name, (kind,)):
+            option = max(parameter.opts, key=len)
+            where = "without --loss-mask" if kind is None else f"with --loss-mask {kind}"
+            raise click.UsageError(f"{option} has no effect {where}; remove {option}, or change --loss-mask")
 
 
 def _loss_mask(

@@ -8,7 +8,6 @@ an object has none. A null key is therefore no key, whatever the format; only a 
 null as content.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from neox_data.preprocess.texts import decode, of_json
@@ -121,7 +120,16 @@ def _message(value: Any, name: str, notes: set[str]) -> dict[str, Any]:
     if isinstance(value, dict) and value.keys() >= _OF_TEXT and {*map(type, value.values())} == {str}:
         return value
     if isinstance(value, dict) and value.get("role") is None and {"from", "value"} <= value.keys():
-        message = _of_sharegpt(value, name)
+        role = _ROLES.get(str(value["from"]))
+        if role is None:
+            raise ValueError(
+                f"{name} is from {value['from']!r}, which is none of {', '.join(_ROLES)}; write it with role "
+                "and content"
+            )
+        others = {
+            key: each for key, each in value.items() if key not in ("from", "value") and each is not None
+        }
+        message = {"role": role, "content": value["value"], **others}
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         keys = f" (its keys are {', '.join(map(repr, message))})" if isinstance(message, dict) else ""
         raise ValueError(f"{name} is not an object with role and content, or with from and value{keys}")
@@ -135,17 +143,6 @@ def _message(value: Any, name: str, notes: set[str]) -> dict[str, Any]:
         if each is not None or key == "content"
     }
     return shown | {"content": content}
-
-
-def _of_sharegpt(value: Mapping[str, Any], name: str) -> dict[str, Any]:
-    role = _ROLES.get(str(value["from"]))
-    if role is None:
-        raise ValueError(
-            f"{name} is from {value['from']!r}, which is none of {', '.join(_ROLES)}; write it with role and "
-            "content"
-        )
-    others = {key: each for key, each in value.items() if key not in ("from", "value") and each is not None}
-    return {"role": role, "content": value["value"], **others}
 
 
 def _joined(content: Any, name: str) -> str:

@@ -4,17 +4,18 @@ The size of a batch and the number of batches in progress are limited, so memory
 corpus. Tokens depend only on the text, so the result is the same for any number of workers.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from neox_data.preprocess.read import Document
 
-__all__ = ["Column", "EncodedBatch", "Encoder", "batched", "encode_all", "encode_batches"]
+__all__ = ["Column", "EncodedBatch", "Encoder", "batched", "encode_batch", "encode_batches"]
 
 # Encodes texts: returns the concatenated ids and the number of ids of each text.
 Encoder = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
@@ -60,45 +61,26 @@ class EncodedBatch:
         return sum(column.tokens.size for column in self.columns)
 
 
-def batched(documents: Iterable[Document], batch_bytes: int) -> Iterator[list[Document]]:
-    """Yield lists of consecutive documents of about `batch_bytes` bytes."""
-    batch: list[Document] = []
+class _Sized(Protocol):
+    @property
+    def num_bytes(self) -> int: ...
+
+
+_Item = TypeVar("_Item", bound=_Sized)
+
+
+def batched(items: Iterable[_Item], batch_bytes: int, most: int = sys.maxsize) -> Iterator[list[_Item]]:
+    """Yield lists of consecutive items of at least `batch_bytes` bytes, or of `most` items."""
+    batch: list[_Item] = []
     num_bytes = 0
-    for document in documents:
-        batch.append(document)
-        num_bytes += document.num_bytes
-        if num_bytes >= batch_bytes or len(batch) >= _BATCH_DOCUMENTS:
+    for item in items:
+        batch.append(item)
+        num_bytes += item.num_bytes
+        if num_bytes >= batch_bytes or len(batch) >= most:
             yield batch
             batch, num_bytes = [], 0
     if batch:
         yield batch
-
-
-def encode_all(
-    documents: Iterable[Document],
-    encoder: Encoder,
-    *,
-    dtype: np.dtype[np.generic],
-    end_of_document: int | None,
-    workers: int,
-    batch_bytes: int,
-) -> Iterator[EncodedBatch]:
-    """Yield the encoded batches in the order of the documents, one column per key.
-
-    Args:
-        documents: documents with one text per key.
-        encoder: called from `workers` threads.
-        dtype: dtype of the tokens.
-        end_of_document: token appended to each document that is kept; None: no token.
-        workers: number of batches encoded at the same time.
-        batch_bytes: approximate size of a batch in the corpus.
-    """
-    return encode_batches(
-        documents,
-        lambda batch: _encode(batch, encoder, dtype, end_of_document),
-        workers=workers,
-        batch_bytes=batch_bytes,
-    )
 
 
 def encode_batches(
@@ -119,7 +101,7 @@ def encode_batches(
     pending: deque[Future[EncodedBatch]] = deque()
     executor = ThreadPoolExecutor(workers, "encode")
     try:
-        for batch in batched(documents, batch_bytes):
+        for batch in batched(documents, batch_bytes, _BATCH_DOCUMENTS):
             pending.append(executor.submit(encode, batch))
             if len(pending) > workers:
                 yield pending.popleft().result()
@@ -129,9 +111,17 @@ def encode_batches(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _encode(
+def encode_batch(
     batch: Sequence[Document], encoder: Encoder, dtype: np.dtype[np.generic], end_of_document: int | None
 ) -> EncodedBatch:
+    """Encode documents with one text per key to one column per key.
+
+    Args:
+        batch: the documents.
+        encoder: encodes texts.
+        dtype: dtype of the tokens.
+        end_of_document: token appended to each document that is kept; None: no token.
+    """
     files = np.fromiter((document.file for document in batch), np.int64, len(batch))
     offsets = np.fromiter((document.offset for document in batch), np.int64, len(batch))
     keys = list(zip(*(document.texts for document in batch), strict=True))
@@ -152,9 +142,4 @@ def _ended(
     """Append `end_of_document` to each document; return tokens and sizes."""
     if end_of_document is None:
         return tokens, sizes
-    ends = np.cumsum(sizes + 1) - 1
-    ended = np.full(tokens.size + sizes.size, end_of_document, tokens.dtype)
-    is_text = np.ones(ended.size, dtype=bool)
-    is_text[ends] = False
-    ended[is_text] = tokens
-    return ended, sizes + 1
+    return np.insert(tokens, np.cumsum(sizes), end_of_document), sizes + 1

@@ -2,9 +2,7 @@
 
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -41,8 +39,6 @@ _NEVER_PACKED = (".parquet", ".zip")
 _READABLE = (*_DOCUMENTS, *_TABLES, *_ARCHIVES)
 ENDINGS = f"{', '.join(_READABLE)}, optionally followed by {', '.join(_PACKED[:-1])} or {_PACKED[-1]}"
 """The endings of files that are read, for messages."""
-_OF_SAVE_TO_DISK = {"dataset_info.json", "state.json"}
-_EXPORT = "write it with Dataset.to_parquet('texts.parquet') of datasets, and pass that file"
 _BUFFER_BYTES = 1 << 20
 _LARGEST_RECORD = 1 << 20
 
@@ -102,11 +98,14 @@ class CorpusPart(NamedTuple):
 def cut_file(path: Path, part_bytes: int) -> Iterator[CorpusPart]:
     """Split a file of uncompressed lines into parts of about `part_bytes`; yield other files whole."""
     size = path.stat().st_size
-    if size <= part_bytes or not _is_lines(path):
+    if size <= part_bytes or path.suffix.lower() not in (".jsonl", ".json"):
         yield CorpusPart(path)
         return
     first = 0
     with path.open("rb") as file:
+        if path.suffix.lower() == ".json" and begins_array(file):
+            yield CorpusPart(path)
+            return
         while size - first > part_bytes:
             file.seek(first + part_bytes)
             while (line := file.readline(_BUFFER_BYTES)) and not line.endswith(b"\n"):
@@ -116,14 +115,6 @@ def cut_file(path: Path, part_bytes: int) -> Iterator[CorpusPart]:
             yield CorpusPart(path, first, file.tell())
             first = file.tell()
     yield CorpusPart(path, first)
-
-
-def _is_lines(path: Path) -> bool:
-    suffix = path.suffix.lower()
-    if suffix != ".json":
-        return suffix == ".jsonl"
-    with path.open("rb") as file:
-        return not begins_array(file)
 
 
 def find_inputs(names: Iterable[str], passed_over: PassedOver | None = None) -> list[Path]:
@@ -143,7 +134,12 @@ def find_inputs(names: Iterable[str], passed_over: PassedOver | None = None) -> 
     found = passed_over if passed_over is not None else PassedOver()
     paths = [path for name in names for path in _paths_of(name, found)]
     for path in paths:
-        _check_readable(path)
+        if path.is_symlink() and not path.exists():
+            raise CorpusError(f"{path} is a link to a missing file; restore the file, or remove the link")
+        if not path.is_file():
+            raise CorpusError(f"{path} is not a regular file; write its content to a file, and pass that")
+        if not format_of(path).kind:
+            raise CorpusError(f"{path} has an unsupported ending; pass files that end in {ENDINGS}")
     return paths
 
 
@@ -161,8 +157,6 @@ def _paths_of(name: str, passed_over: PassedOver) -> Iterator[Path]:
     elif has_magic(name):
         yield from _matches(name, passed_over)
     else:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            os.lstat(name)  # raises the reason if a folder cannot be entered
         raise CorpusError(f"{name} does not exist; correct the path")
 
 
@@ -209,8 +203,6 @@ def _files_below(folder: Path, passed_over: PassedOver) -> Iterator[Path]:
     refuse_result(folder)
     paths = []
     for place, folders, files in os.walk(folder, onerror=_raise):
-        if set(files) >= _OF_SAVE_TO_DISK:
-            raise CorpusError(f"{place} is a folder of datasets' save_to_disk; {_EXPORT}")
         paths += [Path(place, name) for name in files]
         for path in [Path(place, name) for name in sorted(folders)]:
             if path.is_symlink():
@@ -228,23 +220,3 @@ def _files_below(folder: Path, passed_over: PassedOver) -> Iterator[Path]:
 
 def _raise(error: OSError) -> NoReturn:
     raise error
-
-
-def _check_readable(path: Path) -> None:
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise CorpusError(
-            f"{path} is a link that cannot be followed ({error.strerror}); "
-            "restore its file, or remove the link"
-        ) from error
-    if not stat.S_ISREG(mode):
-        raise CorpusError(f"{path} is not a regular file; write its content to a file, and pass that")
-    kind, packing = format_of(path)
-    if kind:
-        return
-    if packing and path.with_suffix("").suffix.lower() in _NEVER_PACKED:
-        raise CorpusError(f"{path} cannot be read while it is compressed; decompress it first")
-    if path.suffix == ".arrow":
-        raise CorpusError(f"{path} is a file of Arrow, which is not read; {_EXPORT}")
-    raise CorpusError(f"{path} has an unsupported ending; pass files that end in {ENDINGS}")

@@ -7,11 +7,11 @@ it.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from neox_data.preprocess.chat_template import ChatTemplate, Segment
 from neox_data.preprocess.conversations import is_empty, messages_in, objects_in
 from neox_data.preprocess.encode import Column, EncodedBatch
 from neox_data.preprocess.read import Document
-from neox_data.preprocess.texts import is_list_of_objects, text_of
+from neox_data.preprocess.texts import text_of
 from neox_data.samples.whole_documents import IGNORED
 from neox_data.tokenizers.base import Tokenizer, flattened
 from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
@@ -30,48 +30,39 @@ __all__ = ["LABEL_DTYPE", "ChatMask", "LossMask", "MaskedEncoder", "PromptMask"]
 # GPT-NeoX stores masked datasets as int32, tokens and labels.
 LABEL_DTYPE = np.dtype(np.int32)
 _PROBE = ("ab", "cd")
-# What a chat template may show besides messages.
-_SHOWN = ("tools", "documents")
 
 
-class LossMask(Protocol):
-    """Finds the parts of a document that the loss counts."""
+class LossMask(ABC):
+    """Finds the parts of a document that the loss counts.
 
-    @property
-    def read_keys(self) -> tuple[str, ...]:
-        """Return the keys that are read from the corpus."""
+    Attributes:
+        read_keys: keys that are read from the corpus.
+        optional_keys: more keys that are read, which documents need not have.
+        key_options: the options with which other keys are read, in words.
+        written_keys: names of the datasets: tokens, labels; those of GPT-NeoX's programs.
+        adds_special: whether documents begin with the ids that the tokenizer adds to the beginning of a text.
+        described: identifies the mask, for manifests.
+        in_words: describes it, for the summary.
+    """
 
-    @property
-    def optional_keys(self) -> tuple[str, ...]:
-        """Return more keys that are read, which documents need not have."""
+    read_keys: tuple[str, ...]
+    optional_keys: tuple[str, ...] = ()
+    key_options: str
+    written_keys: tuple[str, str]
+    adds_special: bool
+    described: str
+    in_words: str
 
-    @property
-    def key_options(self) -> str:
-        """Return the options with which other keys are read, in words."""
-
-    @property
-    def written_keys(self) -> tuple[str, str]:
-        """Return the names of the datasets: tokens, labels."""
-
-    @property
-    def adds_special(self) -> bool:
-        """Return True if documents begin with the ids that the tokenizer adds to the beginning of a text."""
-
-    def described(self) -> str:
-        """Return a text that identifies the mask, for manifests."""
-
-    def in_words(self) -> str:
-        """Return a description of the mask, for the summary."""
-
+    @abstractmethod
     def text_of(self, value: Any, name: str, document: Mapping[str, Any]) -> str | None:
         """Return the value of a key as text; raise ValueError with the reason if it has another form."""
 
+    @abstractmethod
     def segments(self, texts: Sequence[str]) -> list[Segment]:
         """Return the parts of a document, given the texts of its keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptMask:
+class PromptMask(LossMask):
     """Counts responses, and not the prompts before them.
 
     Args:
@@ -79,49 +70,17 @@ class PromptMask:
         response_key: key of the responses.
     """
 
-    prompt_key: str
-    response_key: str
+    key_options = "--prompt-key or --response-key"
+    written_keys = ("text", "label")
+    # Generation encodes a prompt with these ids.
+    adds_special = True
 
-    @property
-    def read_keys(self) -> tuple[str, ...]:
-        """Keys of the corpus."""
-        return self.prompt_key, self.response_key
-
-    @property
-    def optional_keys(self) -> tuple[str, ...]:
-        """No other keys."""
-        return ()
-
-    @property
-    def key_options(self) -> str:
-        """Options of the keys."""
-        return "--prompt-key or --response-key"
-
-    @property
-    def written_keys(self) -> tuple[str, str]:
-        """Names of the datasets, those of GPT-NeoX's preprocess_data_with_mask."""
-        return "text", "label"
-
-    @property
-    def adds_special(self) -> bool:
-        """True, because generation encodes a prompt with these ids."""
-        return True
-
-    def described(self) -> str:
-        """Return a text that identifies the mask."""
-        return f"prompts {self.prompt_key!r}, responses {self.response_key!r}"
-
-    def in_words(self) -> str:
-        """Return what is counted, for the summary."""
-        return self.described()
+    def __init__(self, prompt_key: str, response_key: str) -> None:
+        self.read_keys = (prompt_key, response_key)
+        self.described = self.in_words = f"prompts {prompt_key!r}, responses {response_key!r}"
 
     def text_of(self, value: Any, name: str, document: Mapping[str, Any]) -> str | None:
         """Return a value as text."""
-        if is_list_of_objects(value):
-            raise ValueError(
-                f"{name} is a list of objects, not text; write the messages of prompt and response in one "
-                "list, and use --loss-mask chat"
-            )
         return text_of(value, name)
 
     def segments(self, texts: Sequence[str]) -> list[Segment]:
@@ -130,8 +89,7 @@ class PromptMask:
         return [Segment(prompt, False), Segment(response, True)]
 
 
-@dataclass(frozen=True, slots=True)
-class ChatMask:
+class ChatMask(LossMask):
     """Counts an assistant's messages in conversations.
 
     Args:
@@ -139,86 +97,52 @@ class ChatMask:
         template: renders them.
 
     Attributes:
-        left_out: keys of documents that a template may show, and that this one does not.
-        notes: what was changed in documents before the template saw them, in words.
+        template: the template.
     """
 
-    key: str
-    template: ChatTemplate
-    left_out: set[str] = field(default_factory=set, init=False, compare=False)
-    notes: set[str] = field(default_factory=set, init=False, compare=False)
+    # What a template may show besides messages, as transformers passes it to templates.
+    optional_keys = ("tools", "documents")
+    key_options = "--messages-key"
+    # The template writes them.
+    adds_special = False
 
-    @property
-    def read_keys(self) -> tuple[str, ...]:
-        """Keys of the corpus."""
-        return (self.key,)
-
-    @property
-    def optional_keys(self) -> tuple[str, ...]:
-        """Keys of what a template may show besides messages, as transformers passes them to it."""
-        return _SHOWN
-
-    @property
-    def key_options(self) -> str:
-        """Option of the key."""
-        return "--messages-key"
-
-    @property
-    def written_keys(self) -> tuple[str, str]:
-        """Names of the datasets, those of GPT-NeoX's preprocess_data_with_chat_template."""
-        return self.key, f"{self.key}_label"
-
-    @property
-    def adds_special(self) -> bool:
-        """False, because the template writes them."""
-        return False
-
-    def described(self) -> str:
-        """Return a text that identifies the mask."""
-        return f"messages {self.key!r}, chat template {self.template.fingerprint}"
-
-    def in_words(self) -> str:
-        """Return what is counted, for the summary."""
-        return f"messages {self.key!r}, chat template {self.template.name}"
+    def __init__(self, key: str, template: ChatTemplate) -> None:
+        self.read_keys = (key,)
+        self.written_keys = (key, f"{key}_label")
+        self.template = template
+        self.described = f"messages {key!r}, chat template {template.fingerprint}"
+        self.in_words = f"messages {key!r}, chat template {template.name}"
+        # Keys of documents that this template does not show, and what was changed before it saw them.
+        self._left_out: set[str] = set()
+        self._notes: set[str] = set()
 
     def text_of(self, value: Any, name: str, document: Mapping[str, Any]) -> str | None:
         """Render a list of messages, with the document's tools; the parts are written as JSON."""
         if value is None:
             return None
-        uses = self.template.variables
-        self.left_out.update(key for key in _SHOWN if key not in uses and not is_empty(document.get(key)))
-        shown = {
-            key: objects_in(document.get(key), f"the value of {key!r}", self.notes)
-            for key in _SHOWN
-            if key in uses
-        }
-        messages = messages_in(value, name, self.notes)
-        parts = self.template.segments(messages, **shown, notes=self.notes)
+        shown = {}
+        for key in self.optional_keys:
+            if key in self.template.variables:
+                shown[key] = objects_in(document.get(key), f"the value of {key!r}", self._notes)
+            elif not is_empty(document.get(key)):
+                self._left_out.add(key)
+        messages = messages_in(value, name, self._notes)
+        parts = self.template.segments(messages, **shown, notes=self._notes)
         return text_of(json.dumps(parts, ensure_ascii=False, allow_nan=False), name)
 
     def described_changes(self) -> list[str]:
         """Return the notes on documents that were read."""
-        keys = " and ".join(map(repr, sorted(self.left_out)))
+        keys = " and ".join(map(repr, sorted(self._left_out)))
         unseen = f"documents have {keys}, which the chat template {self.template.name} does not show"
-        return [*sorted(self.notes), *([unseen] if keys else [])]
+        return [*sorted(self._notes), *([unseen] if keys else [])]
 
     def segments(self, texts: Sequence[str]) -> list[Segment]:
         """Return the parts of a conversation; none for an empty text, which is a null."""
         return [Segment(*part) for part in json.loads(texts[0])] if texts[0] else []
 
 
-class _Encoded(NamedTuple):
-    """Documents as tokens.
-
-    Attributes:
-        ids: concatenated ids of the documents.
-        counts: whether the loss counts each.
-        rows: number of ids of each document.
-    """
-
-    ids: np.ndarray
-    counts: np.ndarray
-    rows: np.ndarray
+# The concatenated ids of documents, whether the loss counts each, and the number of ids of each document.
+_Encoded = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class MaskedEncoder:
@@ -248,7 +172,13 @@ class MaskedEncoder:
                     "encoded separately; use the model's tokenizer.json with HFTokenizer"
                 )
             self._split, self.way = partial(_as_wholes, tokenizer), "as whole texts"
-        self._begin = self._added_to_beginning() if mask.adds_special else []
+        self._begin, added_end = tokenizer.added_ids(_PROBE[0]) if mask.adds_special else ([], [])
+        if added_end:
+            raise TokenizerError(
+                f"{type(tokenizer).__name__} adds {tokenizer.decode(added_end)!r} to the end of each text, "
+                "so that a response would follow the end of its prompt; use a tokenizer that adds nothing "
+                "there, and --append-eod"
+            )
 
     def __call__(self, batch: Sequence[Document], end_of_document: int | None) -> EncodedBatch:
         """Return the tokens and the labels of a batch as two columns."""
@@ -275,22 +205,13 @@ class MaskedEncoder:
         num_bytes = sum(document.num_bytes for document in batch)
         return EncodedBatch(columns, [characters] * 2, len(batch), num_bytes)
 
-    def _added_to_beginning(self) -> list[int]:
-        """Return the ids that the tokenizer adds to the beginning of each text, such as a BOS token."""
-        begin, end = self._tokenizer.added_ids(_PROBE[0])
-        if end:
-            raise TokenizerError(
-                f"{type(self._tokenizer).__name__} adds {self._tokenizer.decode(end)!r} to the end of each "
-                "text, so that a response would follow the end of its prompt; use a tokenizer that adds "
-                "nothing there, and --append-eod"
-            )
-        return begin
-
     def _in_parts(self, documents: Sequence[Sequence[Segment]]) -> _Encoded:
         parts = [*chain(*documents)]
         ids, sizes = self._encode([part.text for part in parts])
         counts = np.fromiter((part.counts for part in parts), bool, len(parts))
-        return _Encoded(ids, np.repeat(counts, sizes), _per_document(sizes, [*map(len, documents)]))
+        begins = np.cumsum([0, *map(len, documents)])
+        rows = np.diff(np.concatenate([[0], np.cumsum(sizes)])[begins])
+        return ids, np.repeat(counts, sizes), rows
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if self._mask.adds_special:
@@ -310,7 +231,7 @@ def _as_wholes(tokenizer: LibraryBackedTokenizer, documents: Sequence[Sequence[S
         for (_, places), parts in zip(encoded, documents, strict=True)
     ]
     ids, rows = flattened([ids for ids, _ in encoded])
-    return _Encoded(ids, np.concatenate([np.empty(0, bool), *counts]), rows)
+    return ids, np.concatenate([np.empty(0, bool), *counts]), rows
 
 
 def _counted(places: np.ndarray, parts: Sequence[Segment]) -> np.ndarray:
@@ -329,9 +250,3 @@ def _counted(places: np.ndarray, parts: Sequence[Segment]) -> np.ndarray:
             found[first:stop] = True
         begin = end
     return found
-
-
-def _per_document(sizes: np.ndarray, counts: list[int]) -> np.ndarray:
-    """Return the number of tokens of each document from those of its parts."""
-    ends = np.concatenate([[0], np.cumsum(sizes)])
-    return np.diff(ends[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])])

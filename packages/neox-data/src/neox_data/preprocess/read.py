@@ -8,10 +8,9 @@ keys.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 
 import ftfy
 
@@ -26,7 +25,6 @@ from neox_data.preprocess.texts import (
     TextFrom,
     cut_text,
     decode,
-    has_chats,
     text_under,
     texts_of_line,
 )
@@ -51,27 +49,19 @@ class Remedies(NamedTuple):
         bad_document: about a document that cannot be read.
         missing_key: about a document without the key of its text.
         missing_column: about a table without it, behind the names of its columns.
-        for_chats: added about documents without it that are conversations, by the names of their keys.
     """
 
     bad_document: str
     missing_key: str
     missing_column: str
-    for_chats: str = ""
 
     @classmethod
-    def with_options(cls, keys: str, *, for_chats: str | None = None) -> "Remedies":
-        """Return those of a command with --skip-bad-lines.
-
-        Args:
-            keys: its options for keys, in words.
-            for_chats: its option for conversations, if it was not given.
-        """
+    def with_options(cls, keys: str) -> "Remedies":
+        """Return those of a command with --skip-bad-lines, given its options for keys, in words."""
         return cls(
             bad_document="correct it, or pass --skip-bad-lines to skip such documents",
             missing_key=f"pass another key with {keys}, or --skip-bad-lines to skip such documents",
             missing_column=f"pass one of them with {keys}",
-            for_chats="" if for_chats is None else f"; for conversations, use {for_chats}",
         )
 
 
@@ -181,12 +171,19 @@ class CorpusReader:
         """
         for number, part in enumerate(self._parts):
             self._file, self._offset, self._name = number, part.first, str(part)
-            with part.path.open("rb", buffering=_BUFFER_BYTES) as raw, self._damage_named():
-                raw.seek(part.first)
-                self._reading = raw, part.first
-                documents = self._documents(part, raw)
-                yield from map(self._mended, documents) if self._mend_text else documents
-                self._reading = None
+            try:
+                with part.path.open("rb", buffering=_BUFFER_BYTES) as raw:
+                    raw.seek(part.first)
+                    self._reading = raw, part.first
+                    for document in self._documents(part, raw):
+                        yield self._mended(document) if self._mend_text else document
+                    self._reading = None
+            except DAMAGES as error:
+                # Not skipped: what is left of it may be most of the corpus.
+                raise CorpusError(
+                    f"{self._name} is damaged or truncated ({error}); copy it again, or move it to another "
+                    "folder to continue without it"
+                ) from error
             self._bytes_before += part.num_bytes
 
     @property
@@ -234,17 +231,14 @@ class CorpusReader:
             if len(line) > self._max_document_bytes:
                 self.num_too_long += 1
                 if not self._split_long:
-                    self._skip_line(line, stream)
+                    while line and not line.endswith(b"\n"):
+                        line = stream.readline(_BUFFER_BYTES)
+                        self._offset += len(line)
                     continue
                 rest = stream.readline()
                 self._offset += len(rest)
                 line += rest
             yield number, line, offset
-
-    def _skip_line(self, line: bytes, stream: BinaryIO) -> None:
-        while line and not line.endswith(b"\n"):
-            line = stream.readline(_BUFFER_BYTES)
-            self._offset += len(line)
 
     def _read_json_lines(self, stream: BinaryIO, stop: int | None) -> Iterator[Document]:
         for number, line, offset in self._lines(stream, stop):
@@ -305,18 +299,17 @@ class CorpusReader:
                 raise CorpusError(f"{self._name} has no length before record {number}; copy the file again")
             length = int(digits)
             self._offset = begin + length
-            is_long = length > self._max_document_bytes
-            self.num_too_long += is_long
-            blocks = _blocks(stream, length)
-            if is_long and not self._split_long:
-                num_bytes = sum(map(len, blocks))
-            else:
-                data = b"".join(blocks)
-                num_bytes = len(data)
-            if num_bytes < length:
+            self.num_too_long += length > self._max_document_bytes
+            is_read = length <= self._max_document_bytes or self._split_long
+            left, blocks = length, []
+            while left and (block := stream.read(min(left, _BUFFER_BYTES))):
+                left -= len(block)
+                if is_read:
+                    blocks.append(block)
+            if left:
                 raise DamageError(f"it ends within record {number}")
-            if not is_long or self._split_long:
-                yield from self._text(f"{self._name}, record {number}", data, begin)
+            if is_read:
+                yield from self._text(f"{self._name}, record {number}", b"".join(blocks), begin)
 
     def _text(self, name: str, data: bytes, offset: int) -> Iterator[Document]:
         try:
@@ -329,72 +322,39 @@ class CorpusReader:
             yield from self._documents_of((text,) * len(self._keys), len(data), offset)
 
     def _documents_of(self, texts: tuple[str | None, ...], num_bytes: int, offset: int) -> Iterator[Document]:
-        if None in texts:
-            self.num_null += 1
+        """Yield a document, or the parts into which it is split."""
+        self.num_null += None in texts
         known = tuple(["" if text is None else text for text in texts])
-        yield from self._small_enough(Document(known, num_bytes, self._file, offset))
-
-    def _small_enough(self, document: Document) -> Iterator[Document]:
-        """Yield the document, or the parts into which it is split."""
-        if document.num_bytes <= self._max_document_bytes:
-            yield document
+        if num_bytes <= self._max_document_bytes:
+            yield Document(known, num_bytes, self._file, offset)
             return
-        parts = (cut_text(text, self._max_document_bytes) for text in document.texts)
-        for texts in zip_longest(*parts, fillvalue=""):
-            yield document._replace(texts=texts, num_bytes=sum(len(text.encode()) for text in texts))
+        parts = (cut_text(text, self._max_document_bytes) for text in known)
+        for pieces in zip_longest(*parts, fillvalue=""):
+            yield Document(pieces, sum(len(piece.encode()) for piece in pieces), self._file, offset)
 
     def _read_rows(self, path: Path) -> Iterator[Document]:
-        remedies = self._remedies
-        rows = rows_of(
-            path,
-            self._keys,
-            lambda columns: remedies.missing_column + remedies.for_chats * has_chats(columns),
-            self._optional_keys,
-        )
+        rows = rows_of(path, self._keys, self._remedies.missing_column, self._optional_keys)
         for number, values in enumerate(rows):
             self._offset = number
-            yield from self._row(f"{path}, row {number + 1}", values)
-
-    def _row(self, name: str, values: tuple[Any, ...]) -> Iterator[Document]:
-        row = dict(zip((*self._keys, *self._optional_keys), values, strict=True))
-        try:
-            texts = tuple(text_under(key, row, self._text_from) for key in self._keys)
-        except ValueError as error:
-            self._skip(name, error)
-            return
-        num_bytes = sum(len(text.encode()) for text in texts if text)
-        is_long = num_bytes > self._max_document_bytes
-        self.num_too_long += is_long
-        if not is_long or self._split_long:
-            yield from self._documents_of(texts, num_bytes, self._offset)
+            row = dict(zip((*self._keys, *self._optional_keys), values, strict=True))
+            try:
+                texts = tuple(text_under(key, row, self._text_from) for key in self._keys)
+            except ValueError as error:
+                self._skip(f"{path}, row {number + 1}", error)
+                continue
+            num_bytes = sum(len(text.encode()) for text in texts if text)
+            self.num_too_long += num_bytes > self._max_document_bytes
+            if num_bytes <= self._max_document_bytes or self._split_long:
+                yield from self._documents_of(texts, num_bytes, number)
 
     def _mended(self, document: Document) -> Document:
         return document._replace(texts=tuple(ftfy.fix_text(text) for text in document.texts))
 
     def _skip(self, place: str, error: ValueError) -> None:
         if not self._skip_bad_lines:
-            remedy = self._remedies.bad_document
-            if isinstance(error, MissingKeyError):
-                remedy = self._remedies.missing_key + self._remedies.for_chats * has_chats(error.keys)
+            is_missing = isinstance(error, MissingKeyError)
+            remedy = self._remedies.missing_key if is_missing else self._remedies.bad_document
             raise CorpusError(f"{place}: {error}; {remedy}")
         self.num_skipped += 1
         if len(self.first_skipped) < _MOST_REASONS:
             self.first_skipped.append(f"{place}: {error}")
-
-    @contextmanager
-    def _damage_named(self) -> Iterator[None]:
-        try:
-            yield
-        except DAMAGES as error:
-            # Not skipped: what is left of it may be most of the corpus.
-            raise CorpusError(
-                f"{self._name} is damaged or truncated ({error}); copy it again, or move it to another "
-                "folder to continue without it"
-            ) from error
-
-
-def _blocks(stream: BinaryIO, count: int) -> Iterator[bytes]:
-    """Yield the next `count` bytes; fewer at the end of the stream."""
-    while count and (block := stream.read(min(count, _BUFFER_BYTES))):
-        count -= len(block)
-        yield block

@@ -7,11 +7,12 @@ manifest is finished. At the end the kernel concatenates the datasets, without d
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from neox_data.amount_progress import Counts, Reporter
 from neox_data.counted import counted
 from neox_data.errors import CorpusError, IndexedDatasetError
 from neox_data.indexed.edit import merge_indexed
@@ -24,19 +25,13 @@ from neox_data.manifest import (
     verify_manifest,
     write_manifest,
 )
+from neox_data.preprocess.encode import batched
 from neox_data.preprocess.inputs import CorpusPart, cut_file
+from neox_data.preprocess.options import Options, no_text_in, output_prefix_of
 from neox_data.preprocess.output import files_without_text
 from neox_data.preprocess.part_hashes import PartHashes, hashed_parts
 from neox_data.preprocess.passed_over import PassedOver
-from neox_data.preprocess.progress import Counts, Reporter
-from neox_data.preprocess.run import (
-    Options,
-    end_by_tokenizer,
-    longest_document,
-    no_text_in,
-    output_prefix_of,
-    preprocess,
-)
+from neox_data.preprocess.run import preprocess
 from neox_data.preprocess.summary import Summary
 from neox_data.sources import merge_offsets
 from neox_data.tokenizers.base import Tokenizer
@@ -104,69 +99,51 @@ def preprocess_resumably(
     _refuse_other_files(folder)
     unread = passed_over if passed_over is not None else PassedOver()
     parts = [part for path in paths for part in cut_file(path, part_bytes)]
-    groups = enumerate(_groups(parts, shard_bytes))
-    shards = {folder / f"{number:06}": group for number, group in groups}
+    shards = {folder / f"{number:06}": group for number, group in enumerate(batched(parts, shard_bytes))}
     with hashed_parts(parts) as hashes:
-        work = _finish(shards, hashes, tokenizer, options, report)
+        made = list(_made(shards, hashes, tokenizer, options, report))
         inputs = hashes.of_files()
         for shard, group in shards.items():
-            _refuse_changed(shard, group, hashes, options.keys[0])
-    counts = [
-        _merge(list(shards), output_prefix, key, inputs, unread, options, work.first_skipped)
-        for key in options.keys
+            # A file may have changed between its encoding and its hashing for the manifest.
+            manifest = read_manifest(output_prefix_of(shard, options.keys[0]))
+            assert manifest is not None, "every shard was finished, and so has a manifest"
+            for source, part in zip(manifest["inputs"], group, strict=True):
+                if not _describes(source, part, hashes):
+                    raise CorpusError(
+                        f"{part.path} changed while it was processed; run again with --resume, which repeats "
+                        "only the changed parts"
+                    )
+    skipped: Sequence[str] = next((each.first_skipped for each in made if each.first_skipped), [])
+    merged = [
+        _merge(list(shards), output_prefix, key, inputs, unread, options, skipped) for key in options.keys
     ]
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
-    prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
+    counts = [contents["counts"] for contents in merged]
+    # Members of archives of shards that an earlier run finished are counted in their manifests.
+    members = [name for each in made for name in each.passed_over.first]
     return Summary(
-        prefixes=prefixes,
-        documents=counts[0]["documents"] + counts[0]["empty"],
-        tokens=sum(count["tokens"] for count in counts),
-        num_bytes=counts[0]["bytes"],
-        characters=sum(count["characters"] for count in counts),
-        empty=sum(count["empty"] for count in counts),
-        skipped=counts[0]["skipped"],
-        first_skipped=work.first_skipped,
-        null=counts[0]["null"],
-        # Members of archives of shards that an earlier run finished are counted in their manifests.
-        passed_over=PassedOver(counts[0]["passed_over"], unread.first + work.first_passed_over),
-        without_text=counts[0]["without_text"],
-        too_long=counts[0]["too_long"],
-        long_ones=options.long_ones,
-        encoder=counts[0]["encoder"],
-        end_by_tokenizer=end_by_tokenizer(tokenizer, options),
-        labels=None if options.loss_mask is None else counts[1],
-        longest=0 if options.loss_mask is None else longest_document(prefixes[0]),
-        seconds=max(work.seconds, 1e-9),
-        resumed_shards=work.resumed,
+        prefixes=tuple(output_prefix_of(output_prefix, key) for key in options.keys),
+        options=options,
+        tokenizer=tokenizer,
+        encoder=merged[0]["options"].get("encoder", "different encoders; see the manifest"),
+        counts=counts,
+        first_skipped=skipped,
+        passed_over=PassedOver(counts[0]["passed_over"], unread.first + members),
+        without_text=files_without_text(merged[0]["inputs"]),
+        seconds=sum(each.seconds for each in made),
+        resumed_shards=len(shards) - len(made),
     )
 
 
-@dataclass
-class _Work:
-    """What this run did for the shards.
-
-    Attributes:
-        seconds: time for encoding.
-        first_skipped: the first lines that were skipped.
-        first_passed_over: the first members of archives that were passed over.
-        resumed: shards that an earlier run had finished.
-    """
-
-    seconds: float = 0.0
-    first_skipped: list[str] = field(default_factory=list)
-    first_passed_over: list[str] = field(default_factory=list)
-    resumed: int = 0
-
-
-def _finish(
+def _made(
     shards: Mapping[Path, Sequence[CorpusPart]],
     hashes: PartHashes,
     tokenizer: Tokenizer,
     options: Options,
     report: Reporter | None,
-) -> _Work:
+) -> Iterator[Summary]:
     """Encode the shards that are not finished.
 
     Args:
@@ -177,51 +154,28 @@ def _finish(
         report: receives the progress of the whole.
     """
     total = sum(part.num_bytes for group in shards.values() for part in group)
-    work, done = _Work(), 0
+    done = 0
     for shard, group in shards.items():
         share = sum(part.num_bytes for part in group)
-        if _is_finished(shard, group, hashes, tokenizer, options):
-            work.resumed += 1
-        else:
-            summary = preprocess(
+        if not _is_finished(shard, group, hashes, tokenizer, options):
+            yield preprocess(
                 group,
                 output_prefix=shard,
                 tokenizer=tokenizer,
                 options=replace(options, may_be_empty=True, num_documents=None),
                 report=report and _part_of(report, done=done, share=share, total=total),
             )
-            work.seconds += summary.seconds
-            work.first_skipped = work.first_skipped or [*summary.first_skipped]
-            work.first_passed_over += summary.passed_over.first
         done += share
-    return work
 
 
 def _refuse_other_files(folder: Path) -> None:
     """Raise an error if the folder of shards contains anything that this program did not write."""
-    if folder.exists() and not folder.is_dir():
-        raise CorpusError(
-            f"{folder} is a file; --resume requires a folder there; move it, or change --output-prefix"
-        )
     for path in sorted(folder.iterdir()) if folder.exists() else ():
         if path.is_dir() or not _SHARD_FILE.fullmatch(path.name):
             raise CorpusError(
                 f"{folder} contains {path.name}, which is not a file of --resume; the folder is removed at "
                 "the end, so move it elsewhere, or change --output-prefix"
             )
-
-
-def _groups(parts: Sequence[CorpusPart], shard_bytes: int) -> Iterator[list[CorpusPart]]:
-    group: list[CorpusPart] = []
-    num_bytes = 0
-    for part in parts:
-        group.append(part)
-        num_bytes += part.num_bytes
-        if num_bytes >= shard_bytes:
-            yield group
-            group, num_bytes = [], 0
-    if group:
-        yield group
 
 
 def _is_finished(
@@ -237,10 +191,7 @@ def _is_finished(
             or manifest["tokenizer"] != describe_tokenizer(tokenizer)
             or options.described(key).items() - manifest["options"].items()
             or len(manifest["inputs"]) != len(group)
-        ):
-            return False
-        if not all(
-            _describes(source, part, hashes) for source, part in zip(manifest["inputs"], group, strict=True)
+            or not all(_describes(*each, hashes) for each in zip(manifest["inputs"], group, strict=True))
         ):
             return False
     return True
@@ -250,19 +201,7 @@ def _describes(source: dict[str, Any], part: CorpusPart, hashes: PartHashes) -> 
     """Return True if a manifest's source is this part, with the same content."""
     is_named = (source["path"], source.get("first")) == (str(part.path), part.first)
     # The hash is last: it waits until the file was read.
-    return is_named and "sha256" in source and source["sha256"] == hashes.of_part(part)
-
-
-def _refuse_changed(shard: Path, group: Sequence[CorpusPart], hashes: PartHashes, key: str) -> None:
-    """Raise an error if a file changed between its encoding and its hashing for the manifest."""
-    manifest = read_manifest(output_prefix_of(shard, key))
-    assert manifest is not None, "every shard was finished, and so has a manifest"
-    for source, part in zip(manifest["inputs"], group, strict=True):
-        if not _describes(source, part, hashes):
-            raise CorpusError(
-                f"{part.path} changed while it was processed; run again with --resume, which repeats only "
-                "the changed parts"
-            )
+    return is_named and "sha256" in source and source["sha256"] == hashes.of_part(part)["sha256"]
 
 
 def _merge(
@@ -274,7 +213,7 @@ def _merge(
     options: Options,
     first_skipped: Sequence[str],
 ) -> dict[str, Any]:
-    """Merge the shards of a key; return the counts, the encoder and the files without text."""
+    """Merge the shards of a key; return the contents of the manifest, as of `merge_manifests`."""
     prefixes = [output_prefix_of(shard, key) for shard in shards]
     contents = merge_manifests(prefixes)
     assert contents is not None, "every shard was finished, and so has a manifest"
@@ -292,10 +231,9 @@ def _merge(
         _discard_damaged(prefixes)
         raise
     merge_offsets(prefixes, output)
-    files = _whole_files(contents["inputs"], inputs)
-    write_manifest(output, **contents | {"inputs": files}, bin_sha256=merged.bin_sha256)
-    encoder = contents["options"].get("encoder", "different encoders; see the manifest")
-    return {**contents["counts"], "encoder": encoder, "without_text": files_without_text(files)}
+    contents["inputs"] = _whole_files(contents["inputs"], inputs)
+    write_manifest(output, **contents, bin_sha256=merged.bin_sha256)
+    return contents
 
 
 def _discard_damaged(prefixes: Sequence[Path]) -> None:

@@ -6,12 +6,24 @@ from pathlib import Path
 
 from neox_data.amounts import bytes_in_words
 from neox_data.counted import counted
+from neox_data.indexed.index import read_index
+from neox_data.preprocess.options import Options
 from neox_data.preprocess.passed_over import PassedOver
+from neox_data.tokenizers.base import Tokenizer
 
-__all__ = ["Summary"]
+__all__ = ["Summary", "end_by_tokenizer"]
 
 # The time of smaller inputs is that of the start.
 _FEWEST_TIMED_BYTES = 1_000_000
+
+
+def end_by_tokenizer(tokenizer: Tokenizer, options: Options) -> str | None:
+    """Return the token that is not appended, because the tokenizer appends it itself; None otherwise.
+
+    With a loss mask, texts are encoded without the tokens that the tokenizer adds to them.
+    """
+    is_doubled = options.append_end and options.loss_mask is None and tokenizer.ends_texts
+    return tokenizer.decode([tokenizer.end_of_document]) if is_doubled else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,90 +32,72 @@ class Summary:
 
     Attributes:
         prefixes: the datasets, one per key.
-        documents: documents read.
-        tokens: tokens written, over all keys.
-        num_bytes: bytes of (uncompressed) corpus.
-        characters: characters of the texts, over all keys.
-        empty: texts without tokens, which were skipped.
-        skipped: documents that could not be read.
-        first_skipped: reasons for the first few of these.
-        null: documents with a null in place of a text.
+        options: of the run.
+        tokenizer: with which the datasets were made.
+        encoder: the encoder, with the reason if it is the slower one.
+        counts: those in the manifest of each dataset.
+        first_skipped: why the first few documents that could not be read were skipped.
         passed_over: files and members of archives that were not read.
         without_text: names of the files without any document that has tokens.
-        too_long: documents above the maximum size.
-        long_ones: how these were handled.
-        encoder: the encoder, with the reason if it is the slower one.
-        end_by_tokenizer: the end-of-document token if --append-eod left it to the tokenizer.
         seconds: duration of this run.
         resumed_shards: shards finished by an earlier run.
-        labels: with a loss mask, the number of labels that the loss leaves out (`masked`), and of documents
-            that have no others (`wholly_masked`).
-        longest: with a loss mask, tokens of the longest document.
     """
 
     prefixes: tuple[Path, ...]
-    documents: int
-    tokens: int
-    num_bytes: int
-    characters: int
-    empty: int
-    skipped: int
+    options: Options
+    tokenizer: Tokenizer
+    encoder: str
+    counts: Sequence[Mapping[str, int]]
     first_skipped: Sequence[str]
-    null: int
     passed_over: PassedOver
     without_text: Sequence[str]
-    too_long: int
-    long_ones: str
-    encoder: str
     seconds: float
-    end_by_tokenizer: str | None = None
     resumed_shards: int = 0
-    labels: Mapping[str, int] | None = None
-    longest: int = 0
+
+    @property
+    def documents(self) -> int:
+        """Return the number of documents that were read."""
+        return self.counts[0]["documents"] + self.counts[0]["empty"]
 
     def lines(self) -> Iterable[str]:
         """Yield the lines of the summary."""
-        # With a loss mask, tokens and labels are counted together, as two datasets.
-        datasets = 1 if self.labels is None else 2
-        tokens, empty = self.tokens // datasets, self.empty // datasets
-        speed = f" ({self.num_bytes / self.seconds / 1e6:,.1f} MB/s)"
+        mask, first = self.options.loss_mask, self.counts[0]
+        # Tokens and labels are of the same documents.
+        tokens, characters, empty = (
+            sum(each[name] for each in (self.counts if mask is None else self.counts[:1]))
+            for name in ("tokens", "characters", "empty")
+        )
+        num_bytes, seconds = first["bytes"], max(self.seconds, 1e-9)
+        speed = f" ({num_bytes / seconds / 1e6:,.1f} MB/s)" if num_bytes >= _FEWEST_TIMED_BYTES else ""
         yield (
-            f"{counted(self.documents, 'document')}, {bytes_in_words(self.num_bytes)} -> {tokens:,} tokens "
-            f"({self.characters / max(self.tokens, 1):.2f} characters per token) in {self.seconds:.1f} s"
-            f"{speed if self.num_bytes >= _FEWEST_TIMED_BYTES else ''}"
+            f"{counted(self.documents, 'document')}, {bytes_in_words(num_bytes)} -> {tokens:,} tokens "
+            f"({characters / max(tokens, 1):.2f} characters per token) in {seconds:.1f} s{speed}"
         )
         yield f"encoded by {self.encoder}"
-        if self.end_by_tokenizer is not None:
-            yield (
-                f"the tokenizer itself ends each document with {self.end_by_tokenizer!r}; --append-eod added "
-                "no second one"
-            )
-        if self.labels is not None:
-            without = self.labels["wholly_masked"]
+        if end := end_by_tokenizer(self.tokenizer, self.options):
+            yield f"the tokenizer itself ends each document with {end!r}; --append-eod added no second one"
+        if mask is not None:
+            without = self.counts[1]["wholly_masked"]
             have = counted(without, "document has", "documents have")
             yield (
-                f"{tokens - self.labels['masked']:,} of {tokens:,} tokens count in the loss; "
+                f"{tokens - self.counts[1]['masked']:,} of {tokens:,} tokens count in the loss; "
                 f"{f'{have} no token that counts; ' if without else ''}"
-                f"the longest document has {self.longest:,} tokens"
+                f"the longest document has {read_index(self.prefixes[0]).sizes.max(initial=0):,} tokens"
             )
-        if self.resumed_shards:
-            yield f"{counted(self.resumed_shards, 'shard was', 'shards were')} finished by an earlier run"
-        if empty:
-            yield counted(
-                empty, "document without tokens was skipped", "documents without tokens were skipped"
-            )
-        if self.null:
-            having = counted(self.null, "document has", "documents have")
-            yield f"{having} a null text, which is read as an empty one"
-        if self.skipped:
-            such_as = ", such as" if self.first_skipped else ""
-            what = ("unreadable document was", "unreadable documents were")
-            yield f"{counted(self.skipped, *what)} skipped{such_as}"
-            yield from (f"  {reason}" for reason in self.first_skipped)
-        if self.too_long:
-            above = "above --max-document-bytes"
-            what = (f"document {above} was", f"documents {above} were")
-            yield f"{counted(self.too_long, *what)} {self.long_ones}"
+        earlier, large = "finished by an earlier run", "above --max-document-bytes"
+        done = "split" if self.options.split_long else "skipped"
+        skipped = "skipped, such as" if self.first_skipped else "skipped"
+        null = "a null text, which is read as an empty one"
+        for number, one, many in (
+            (self.resumed_shards, f"shard was {earlier}", f"shards were {earlier}"),
+            (empty, "document without tokens was skipped", "documents without tokens were skipped"),
+            (first["null"], f"document has {null}", f"documents have {null}"),
+            (first["too_long"], f"document {large} was {done}", f"documents {large} were {done}"),
+            (first["skipped"], f"unreadable document was {skipped}", f"unreadable documents were {skipped}"),
+        ):
+            if number:
+                yield counted(number, one, many)
+        yield from (f"  {reason}" for reason in self.first_skipped)
         yield from self.passed_over.lines()
         if self.without_text:
             files = counted(len(self.without_text), "file contains", "files contain")

@@ -1,7 +1,7 @@
 """Read the rows of parquet files."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 def rows_of(
-    path: Path, keys: Sequence[str], remedy: Callable[[Sequence[str]], str], optional: Sequence[str] = ()
+    path: Path, keys: Sequence[str], remedy: str, optional: Sequence[str] = ()
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the values of the columns `keys` and `optional`, row by row.
 
@@ -28,7 +28,7 @@ def rows_of(
     Args:
         path: the file.
         keys: names of columns.
-        remedy: function of the names of columns that returns what the error about a missing one asks for.
+        remedy: what the error about a missing one asks for.
         optional: names of more columns, whose values are None if the file lacks them.
 
     Raises:
@@ -37,34 +37,28 @@ def rows_of(
         OSError: the file cannot be read.
     """
     # Imported only when needed: it takes longer to import than everything else together.
-    from pyarrow import parquet  # type: ignore[import-untyped]
-
-    with _damage_in(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        present = file.schema_arrow.names
-        _check_columns(path, present, keys, remedy)
-        read = [*keys, *(key for key in optional if key in present)]
-        _refuse_joined(path, file.metadata)
-        number = 0
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=read):
-            columns = [
-                _values(batch.column(key)) if key in read else [None] * len(batch)
-                for key in (*keys, *optional)
-            ]
-            number += len(batch)
-            yield from zip(*columns, strict=True)
-        if number != file.metadata.num_rows:
-            raise DamageError(
-                f"it has {number:,} of the {file.metadata.num_rows:,} rows that its footer counts"
-            )
-
-
-@contextmanager
-def _damage_in(path: Path) -> Iterator[None]:
-    """Turn pyarrow's errors into `DamageError`, and name the file in errors of the disk."""
-    from pyarrow import ArrowException
+    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
 
     try:
-        yield
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            present = file.schema_arrow.names
+            if absent := [key for key in keys if key not in present]:
+                found = first_few([repr(each) for each in present], 8)
+                raise CorpusError(f"{path} has no column {absent[0]!r}; its columns are {found}; {remedy}")
+            read = [*keys, *(key for key in optional if key in present)]
+            _refuse_joined(path, file.metadata)
+            number = 0
+            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=read):
+                columns = [
+                    _values(batch.column(key)) if key in read else [None] * len(batch)
+                    for key in (*keys, *optional)
+                ]
+                number += len(batch)
+                yield from zip(*columns, strict=True)
+            if number != file.metadata.num_rows:
+                raise DamageError(
+                    f"it has {number:,} of the {file.metadata.num_rows:,} rows that its footer counts"
+                )
     except OSError as error:
         if error.errno is None:
             raise DamageError(_first_line(error)) from error
@@ -75,15 +69,6 @@ def _damage_in(path: Path) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _check_columns(
-    path: Path, columns: Sequence[str], keys: Sequence[str], remedy: Callable[[Sequence[str]], str]
-) -> None:
-    for key in keys:
-        if key not in columns:
-            found = first_few([repr(each) for each in columns], 8)
-            raise CorpusError(f"{path} has no column {key!r}; its columns are {found}; {remedy(columns)}")
 
 
 def _values(column: Any) -> list[Any]:
@@ -137,10 +122,14 @@ def _decoded(value: Any, kind: Any) -> Any:
 
 def _refuse_joined(path: Path, metadata: Any) -> None:
     """Raise `DamageError` if several files were joined; the offsets of the last footer are wrong then."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    end = len(_MARK)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for chunk in map(group.column, range(group.num_columns)):
+            dictionary, data = chunk.dictionary_page_offset, chunk.data_page_offset
+            begin = data if dictionary is None else min(dictionary, data)
+            end = max(end, begin + chunk.total_compressed_size)
     stop = path.stat().st_size - metadata.serialized_size - 2 * len(_MARK)
-    end = max((_begin(chunk) + chunk.total_compressed_size for chunk in chunks), default=len(_MARK))
     # Between the last column and the footer there may be indexes.
     with path.open("rb") as file:
         file.seek(end)
@@ -149,8 +138,3 @@ def _refuse_joined(path: Path, metadata: Any) -> None:
             if _MARK + _MARK in last + block:
                 raise DamageError("several parquet files are joined in it; pass them one by one")
             last = block[-2 * len(_MARK) :]
-
-
-def _begin(chunk: Any) -> int:
-    dictionary = chunk.dictionary_page_offset
-    return int(chunk.data_page_offset if dictionary is None else min(dictionary, chunk.data_page_offset))

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -14,8 +14,6 @@ __all__ = [
     "TextFrom",
     "cut_text",
     "decode",
-    "has_chats",
-    "is_list_of_objects",
     "of_json",
     "text_of",
     "text_under",
@@ -25,22 +23,11 @@ __all__ = [
 
 # What keys of conversations with numbers contain.
 _WITH_NUMBERS = (b"tool", b"function_call", b"documents")
-# Usual keys of conversations.
-_OF_CHATS = frozenset(("messages", "conversations"))
 TextFrom = Callable[[Any, str, Mapping[str, Any]], str | None]
 
 
 class MissingKeyError(ValueError):
-    """Raised when a document has no text under a requested key.
-
-    Args:
-        message: the reason.
-        keys: the keys of the document.
-    """
-
-    def __init__(self, message: str, keys: Iterable[str] = ()) -> None:
-        super().__init__(message)
-        self.keys = tuple(keys)
+    """Raised when a document has no text under a requested key."""
 
 
 def texts_of_line(
@@ -54,7 +41,13 @@ def texts_of_line(
         text_from: function of (value, its name, the line) that makes a text of a value; the line must be an
             object then. None: `text_of`.
     """
-    value = _parse(line, is_exact=text_from is not None and any(key in line for key in _WITH_NUMBERS))
+    # The faster parser rounds whole numbers of more than 64 bits.
+    is_exact = text_from is not None and any(key in line for key in _WITH_NUMBERS)
+    try:
+        value = of_json(decode(line.rstrip(b"\r\n"))) if is_exact else orjson.loads(line)
+    except orjson.JSONDecodeError:
+        # Python's parser accepts slightly more (NaN, huge numbers), and has better error messages.
+        value = of_json(decode(line.rstrip(b"\r\n")))
     if not isinstance(value, dict):
         if text_from is not None:
             raise ValueError(
@@ -75,7 +68,7 @@ def text_under(key: str, value: dict[str, Any], text_from: TextFrom | None) -> s
         return text
     if key not in value:
         found = first_few([repr(each) for each in value], 8) or "none"
-        raise MissingKeyError(f"no key {key!r}; its keys are {found}", value)
+        raise MissingKeyError(f"no key {key!r}; its keys are {found}")
     name = f"the value of {key!r}"
     return text_of(text, name) if text_from is None else text_from(text, name, value)
 
@@ -105,17 +98,6 @@ def _place_to_cut(data: bytes, begin: int, end: int) -> int:
     return end
 
 
-def _parse(line: bytes, *, is_exact: bool) -> Any:
-    try:
-        # The faster parser rounds whole numbers of more than 64 bits.
-        if not is_exact:
-            return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        # Python's parser accepts slightly more (NaN, huge numbers), and has better error messages.
-        pass
-    return of_json(decode(line.rstrip(b"\r\n")))
-
-
 def of_json(text: str) -> Any:
     """Return the value of a text of JSON; raise ValueError with the reason if it is not readable as such."""
     try:
@@ -138,7 +120,7 @@ def text_of(value: Any, name: str) -> str | None:
         return decode(value, "utf-8")
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "\n\n".join(value)
-    if is_list_of_objects(value):
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         raise ValueError(
             f"{name} is a list of objects, not text; preprocess_data --loss-mask chat reads conversations"
         )
@@ -149,16 +131,6 @@ def text_of(value: Any, name: str) -> str | None:
     except UnicodeEncodeError as error:
         raise ValueError(f"{name} contains an unpaired surrogate at character {error.start}") from None
     return value
-
-
-def has_chats(keys: Iterable[str]) -> bool:
-    """Return whether a document with these keys is probably a conversation."""
-    return not _OF_CHATS.isdisjoint(keys)
-
-
-def is_list_of_objects(value: Any) -> bool:
-    """Return whether a value is a list of objects, such as the messages of a conversation."""
-    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
 def decode(data: bytes, encoding: str = "utf-8-sig") -> str:

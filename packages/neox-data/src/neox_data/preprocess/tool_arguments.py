@@ -4,7 +4,7 @@ The templates of most models write arguments with `tojson`, which makes of a tex
 them as text. Which of these a template does is found by rendering.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from neox_data.preprocess.texts import of_json
@@ -52,7 +52,14 @@ def decoded_arguments(messages: Sequence[Message], render: Render, notes: set[st
     Raises:
         ValueError: the template requires objects, and a text is not JSON.
     """
-    if not any(map(_is_object, _texts(messages))):
+    found: list[str] = []
+
+    def noted(text: str) -> str:
+        found.append(text)
+        return text
+
+    _replaced(messages, noted)
+    if not any(map(_is_object, found)):
         return messages
     probe = _Probe('{"0probe0": ""}')
     is_text_accepted = True
@@ -69,19 +76,6 @@ def decoded_arguments(messages: Sequence[Message], render: Render, notes: set[st
             return messages
     notes.add(DECODED)
     return decoded
-
-
-def _texts(messages: Sequence[Message]) -> Iterator[str]:
-    """Yield the arguments that are text."""
-    left = [message[key] for message in messages for key in _CALLS & message.keys()]
-    while left:
-        one = left.pop()
-        if isinstance(one, list):
-            left += one
-        elif isinstance(one, dict):
-            if isinstance(one.get("arguments"), str):
-                yield one["arguments"]
-            left.append(one.get("function"))
 
 
 def _replaced(messages: Sequence[Message], change: Callable[[str], Any]) -> list[Message]:

@@ -13,6 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -133,11 +134,6 @@ class IndexFiles:
         """Return the file of a part of the index; see `FILE_NAMES`."""
         return self.folder / f"{self.stem}_{FILE_NAMES[part]}.npy"
 
-    @property
-    def lock(self) -> Path:
-        """Lock file of the process that builds the index."""
-        return self.folder / f".{self.stem}.lock"
-
     def recorded(self) -> dict[str, Any] | None:
         """Return the record; None if there is none.
 
@@ -147,12 +143,12 @@ class IndexFiles:
         for path in self.records:
             try:
                 record = json.loads(path.read_bytes())
+                if not isinstance(record, dict) or not isinstance(record.get(_STAMPS, []), list):
+                    raise ValueError("not their record")
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
                 raise _UnusableError(f"cannot be read ({path.name}: {error}); rebuilding it") from error
-            if not isinstance(record, dict) or not isinstance(record.get(_STAMPS, []), list):
-                raise _UnusableError(f"cannot be read ({path.name} is not their record); rebuilding it")
             return record
         return None
 
@@ -258,17 +254,9 @@ def load_or_build(
         )
 
     def check(index: SampleIndex, is_of_other_data: bool) -> None:
-        fault_for = partial(_find_fault, index, sizes=sizes, num_samples=num_samples, seq_length=seq_length)
-        fault = fault_for(documents)
-        if fault is None:
-            return
-        others = _documents_of(index, len(sizes))
-        if others is not None and fault_for(others) is None:
-            raise _UnusableError(
-                f"was built for another split, with documents {_span(others)} in this part; "
-                f"rebuilding it for documents {_span(documents)}"
-            )
-        raise _UnusableError(f"does not match the data ({fault}); rebuilding it")
+        fault = _find_fault(index, documents, sizes=sizes, num_samples=num_samples, seq_length=seq_length)
+        if fault is not None:
+            raise _UnusableError(f"does not match the data ({fault}); rebuilding it")
 
     def arrays() -> Iterator[np.ndarray]:
         yield sizes[documents.min(initial=len(sizes)) : documents.max(initial=-1) + 1]
@@ -327,74 +315,45 @@ def load_or_build_whole(
     return _load_or_build(beside, origin, build, check, cache_dir)
 
 
-def _documents_of(index: SampleIndex, num_documents: int) -> np.ndarray | None:
-    """Return the consecutive documents that an index may be made of; None if some of them do not exist."""
-    named = index.documents
-    if named.ndim != 1 or named.dtype.kind != "i" or not len(named):
-        return None
-    first, last = int(named.min()), int(named.max())
-    return np.arange(first, last + 1) if first >= 0 and last < num_documents else None
+def _of_same_files(origin: Origin, places: Iterable[IndexFiles]) -> SampleIndex | None:
+    """Return the first index that is recorded for the files of the data as they are."""
+    for files in places:
+        # What is wrong is said under the lock, where the files are read again.
+        with suppress(_UnusableError):
+            is_recorded = origin.stamp in (files.recorded() or {}).get(_STAMPS, [])
+            if is_recorded and (index := files.load()) is not None:
+                return index
+    return None
 
 
-def _span(documents: np.ndarray) -> str:
-    return f"{int(documents.min()):,} to {int(documents.max()):,}"
-
-
-class _Stored:
-    """Stored indexes of the same data in several places.
+def _of_content(
+    content: str, origin: Origin, check: Callable[[SampleIndex, bool], None], places: Iterable[IndexFiles]
+) -> SampleIndex | None:
+    """Return the first index of this content, and record that; the caller must hold the lock.
 
     Args:
+        content: hash of the content.
         origin: the data.
         check: raises `_UnusableError` unless an index is of the data; also receives whether it is recorded
             for other data.
+        places: where indexes may be.
     """
-
-    def __init__(self, origin: Origin, check: Callable[[SampleIndex, bool], None]) -> None:
-        self._origin, self._check = origin, check
-        self._reported: set[str] = set()
-
-    def of_same_files(self, places: Iterable[IndexFiles]) -> SampleIndex | None:
-        """Return the first index that is recorded for the files of the data as they are."""
-
-        def load(files: IndexFiles) -> SampleIndex | None:
-            recorded = files.recorded()
-            return files.load() if self._origin.stamp in (recorded or {}).get(_STAMPS, []) else None
-
-        return self._first(load, places)
-
-    def of_content(self, content: str, places: Iterable[IndexFiles]) -> SampleIndex | None:
-        """Return the first index of this content, and record that; the caller must hold the lock."""
-
-        def load(files: IndexFiles) -> SampleIndex | None:
+    for files in places:
+        try:
             index, recorded = files.load(), files.recorded() or {}
             if index is None:
-                return None
+                continue
             stamps = recorded.get(_STAMPS, [])
             if recorded.get(_CONTENT) != content:
-                self._check(index, _CONTENT in recorded)
+                check(index, _CONTENT in recorded)
                 logger.info("%s*.npy was checked and is the order of this data", files.folder / files.stem)
                 stamps = []
-            files.remember(content, [*stamps, self._origin.stamp])
+            files.remember(content, [*stamps, origin.stamp])
+        except _UnusableError as error:
+            logger.warning("%s*.npy %s", files.folder / files.stem, error)
+        else:
             return index
-
-        return self._first(load, places)
-
-    def _first(
-        self, load: Callable[[IndexFiles], SampleIndex | None], places: Iterable[IndexFiles]
-    ) -> SampleIndex | None:
-        for files in places:
-            try:
-                index = load(files)
-            except _UnusableError as error:
-                # The files are read again under the lock, as another process may have built them meanwhile.
-                problem = f"{files.folder / files.stem}*.npy {error}"
-                if problem not in self._reported:
-                    logger.warning("%s", problem)
-                self._reported.add(problem)
-            else:
-                if index is not None:
-                    return index
-        return None
+    return None
 
 
 def _load_or_build(
@@ -409,8 +368,7 @@ def _load_or_build(
     The content of the data is hashed only if the files of the data are not those of the record, by the
     process that holds the lock; the others then find these files in the record.
     """
-    stored = _Stored(origin, check)
-    index = stored.of_same_files([beside])
+    index = _of_same_files(origin, [beside])
     if index is not None:
         return index
     places = [beside]
@@ -418,18 +376,20 @@ def _load_or_build(
         cache = _private_folder(cache_dir)
         places = [beside.recorded_in(cache), beside.within(cache)]
     files = places[-1]
-    with exclusive_lock(files.lock, purpose=f"building the sample index {files.stem}"):
-        index = stored.of_same_files(places)
+    with exclusive_lock(
+        files.folder / f".{files.stem}.lock", purpose=f"building the sample index {files.stem}"
+    ):
+        index = _of_same_files(origin, places)
         if index is not None:
             return index
         content = origin.content()
-        index = stored.of_content(content, places)
+        index = _of_content(content, origin, check, places)
         if index is None:
             started = time.perf_counter()
             files.save(build(), content, origin.stamp)
             seconds = time.perf_counter() - started
             logger.info("built the sample index %s in %.1f s", files.folder / files.stem, seconds)
-            index = stored.of_content(content, [files])
+            index = _of_content(content, origin, check, [files])
     if index is None:
         raise DataError(f"{files.folder / files.stem}*.npy changed while being written; restart")
     return index
@@ -473,17 +433,13 @@ def _find_fault(
             return f"{name} is {array.dtype} {array.shape}, but {dtypes[0]} {shape} is required"
     if not np.isin([index.documents.min(), index.documents.max()], documents).all():
         return "doc_idx contains documents that are not in this part of the data"
-    if not np.array_equal(_counts(index.documents, len(sizes)), epochs * _counts(documents, len(sizes))):
+    counts = partial(np.bincount, minlength=len(sizes))
+    if not np.array_equal(counts(index.documents), epochs * counts(documents)):
         return "doc_idx does not contain each document once per epoch"
-    if count and (index.shuffle.max() >= count or (_counts(index.shuffle, count) != 1).any()):
+    if count and (index.shuffle.max() >= count or (np.bincount(index.shuffle, minlength=count) != 1).any()):
         return "shuffle_idx does not contain each sample once"
     starts = builder.sample_starts(index.documents, sizes, count, seq_length)
     different = np.flatnonzero((index.starts != starts).any(axis=1))
     if len(different):
         return f"sample_idx begins sample {different[0]:,} elsewhere than the sizes of the documents require"
     return None
-
-
-def _counts(numbers: np.ndarray, length: int) -> np.ndarray:
-    """Return how often each number below `length` occurs."""
-    return np.bincount(numbers, minlength=length)

@@ -1,6 +1,5 @@
 """Compiled versions of the slow functions of `build_index`, with identical results."""
 
-from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -19,21 +18,14 @@ def best_builder() -> IndexBuilder:
 
 def native_builder(extension: ModuleType) -> IndexBuilder:
     """Return the builder implemented by the extension."""
-    return IndexBuilder(extension.MersenneTwister, _counts_with(extension), _starts_with(extension))
 
-
-def _counts_with(extension: ModuleType) -> Callable[[np.ndarray, np.ndarray], int]:
     def count_tokens(documents: np.ndarray, sizes: np.ndarray) -> int:
         tokens: int = extension.count_tokens(documents, np.ascontiguousarray(sizes, np.int32))
         return tokens
 
-    return count_tokens
-
-
-def _starts_with(extension: ModuleType) -> Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]:
     def sample_starts(stream: np.ndarray, sizes: np.ndarray, count: int, seq_length: int) -> np.ndarray:
         starts = np.empty((count + 1, 2), dtype=sample_dtype(len(stream)))
         extension.sample_starts(stream, np.ascontiguousarray(sizes, np.int32), starts, seq_length)
         return starts
 
-    return sample_starts
+    return IndexBuilder(extension.MersenneTwister, count_tokens, sample_starts)

@@ -44,6 +44,16 @@ class Eligible:
     too_long: int
     tokens_cut: int
 
+    def reasons(self, room: int) -> str:
+        """Return how many documents are left out or longer than `room` tokens, in words."""
+        rows = (
+            (self.empty, "is empty", "are empty"),
+            (self.masked, "has no label that counts", "have no label that counts"),
+            (self.late, f"has labels only after {room:,} tokens", f"have labels only after {room:,} tokens"),
+            (self.too_long, f"is longer than {room:,} tokens", f"are longer than {room:,} tokens"),
+        )
+        return ", ".join(counted(*row) for row in rows if row[0])
+
 
 def find_eligible(
     documents: np.ndarray,
@@ -100,7 +110,7 @@ def _until_overflow(
 
     The documents are shuffled again after each pass. As in GPT-NeoX, the last sample has one document.
     """
-    shuffle = _shuffled(num_samples, random)
+    shuffle = random.permutation(num_samples)
     order = np.arange(len(documents))
     taken: list[int] = []
     starts: list[int] = []
@@ -129,7 +139,7 @@ def _one_each(
     random: np.random.RandomState,
 ) -> SampleIndex:
     """Give each sample one document, in file order, again from the first one after the last."""
-    shuffle = _shuffled(num_samples, random)
+    shuffle = random.permutation(num_samples)
     used = documents[is_used]
     # As in GPT-NeoX, there is one document more than samples.
     return _index(np.resize(used, num_samples + 1), range(num_samples + 1), shuffle)
@@ -222,7 +232,10 @@ def build_whole_index(
         DataError: no document may be used.
     """
     if not eligible.is_used.any():
-        raise DataError(_why_none(len(documents), eligible, seq_length + 1))
+        raise DataError(
+            f"no document can be used: of {len(documents):,}, {eligible.reasons(seq_length + 1)}; increase "
+            "seq-length, set allow-chopped: true, or use other documents or labels"
+        )
     room = seq_length + 1
     return PACKERS[pack_impl](
         np.asarray(documents, np.int32),
@@ -232,44 +245,6 @@ def build_whole_index(
         num_samples=num_samples,
         random=np.random.RandomState(seed),
     )
-
-
-def _why_none(count: int, eligible: Eligible, room: int) -> str:
-    """Return why no document can be used, and what to do about each reason."""
-    longer = "increase seq-length"
-    rows = [
-        (eligible.empty, "is empty", "are empty", ""),
-        (
-            eligible.masked,
-            "has no label that counts",
-            "have no label that counts",
-            "create the data again with labels",
-        ),
-        (
-            eligible.late,
-            f"has labels only after its first {room:,} tokens",
-            f"have labels only after their first {room:,} tokens",
-            f"{longer} or shorten the documents",
-        ),
-        (
-            eligible.too_long,
-            f"is longer than {room:,} tokens",
-            f"are longer than {room:,} tokens",
-            f"{longer} or set allow-chopped: true",
-        ),
-    ]
-    found = [(counted(number, one, many), remedy) for number, one, many, remedy in rows if number]
-    remedies = [remedy for _, remedy in found if remedy] or ["use other data"]
-    return (
-        f"no document can be used: of {count:,}, {', '.join(what for what, _ in found)}; "
-        f"{'; '.join(remedies)}"
-    )
-
-
-def _shuffled(count: int, random: np.random.RandomState) -> np.ndarray:
-    order = np.arange(count)
-    random.shuffle(order)
-    return order
 
 
 def _index(documents: np.ndarray, starts: list[int] | range, shuffle: np.ndarray) -> SampleIndex:

@@ -1,7 +1,6 @@
 """Tokenizers by name."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 
 from neox_data.errors import TokenizerError
@@ -40,8 +39,6 @@ def build_tokenizer(
     """
     kind = GPT_NEOX_NAMES.get(kind, kind)
     if kind not in TOKENIZERS:
-        close = get_close_matches(kind, TOKENIZERS, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise TokenizerError(f"unknown tokenizer_type {kind!r}; {hint}use one of {', '.join(TOKENIZERS)}")
+        raise TokenizerError(f"unknown tokenizer_type {kind!r}; use one of {', '.join(TOKENIZERS)}")
     paths = (None if file is None else Path(file) for file in (vocab_file, merge_file))
     return TOKENIZERS[kind](*paths)

@@ -4,23 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from neox_data.tokenizers.continued import ContinuedText
 
 __all__ = ["Tokenizer", "flattened"]
-
-# Attributes of tokenizers of transformers -> what to use.
-_OF_TRANSFORMERS = {
-    **dict.fromkeys(("eos_token_id", "eos_token"), "use end_of_document, its id"),
-    **dict.fromkeys(("pad_token_id", "pad_token"), "use padding, its id"),
-    "convert_tokens_to_ids": "use token_id(TEXT)",
-    "batch_decode": "use decode(IDS) for each",
-    "apply_chat_template": "use neox_model.load_model(...).chat(MESSAGES), which renders and answers them",
-    "save_pretrained": "its files are those that vocab_file and merge_file name",
-}
 
 
 def flattened(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -32,40 +21,17 @@ def flattened(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 class Tokenizer(ABC):
     """Converts text to token ids and back."""
 
-    # Type checkers would accept every name.
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            # Called for names that are not there, and after an AttributeError in a property.
-            if name in _OF_TRANSFORMERS:
-                raise AttributeError(
-                    f"{type(self).__name__} has no attribute {name!r}; {_OF_TRANSFORMERS[name]}"
-                )
-            return object.__getattribute__(self, name)
-
-        def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
-            """Raise an error that names what encodes texts."""
-            raise TypeError("a tokenizer is not called; use encode(TEXT), which returns a list of ids")
-
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """Return the number of ids, including added ones, before the model's padding."""
+    vocab_size: int
+    """Number of ids, including added ones, before the model's padding."""
+    end_of_document: int
+    """Id of the end-of-document token."""
+    padding: int | None
+    """Id of the padding token; None if the vocabulary has none."""
 
     @property
     def largest_id(self) -> int:
         """Return the largest id that is used."""
         return self.vocab_size - 1
-
-    @property
-    @abstractmethod
-    def end_of_document(self) -> int:
-        """Return the id of the end-of-document token."""
-
-    @property
-    @abstractmethod
-    def padding(self) -> int | None:
-        """Return the id of the padding token; None if the vocabulary has none."""
 
     @abstractmethod
     def token_id(self, token: str) -> int | None:

@@ -26,30 +26,21 @@ class CharLevelTokenizer(Tokenizer):
         TokenizerError: a file was given.
     """
 
+    # The 256 bytes, four special tokens, and 252 unused ids.
+    vocab_size = 512
+    # These are also bytes.
+    end_of_document = 0
+    padding = 1
+
     def __init__(self, vocab_file: Path | None = None, merge_file: Path | None = None) -> None:
         for file in (vocab_file, merge_file):
             if file is not None:
                 raise TokenizerError(f"CharLevelTokenizer uses no files, but {file} was given; remove it")
 
     @property
-    def vocab_size(self) -> int:
-        """Return 512: the 256 bytes, four special tokens, and 252 unused ids."""
-        return 512
-
-    @property
     def largest_id(self) -> int:
         """Return the id of the last special token."""
         return max(_SPECIAL.values())
-
-    @property
-    def end_of_document(self) -> int:
-        """Return 0, which is also the byte 0."""
-        return 0
-
-    @property
-    def padding(self) -> int:
-        """Return 1, which is also the byte 1."""
-        return 1
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a special token or a character of one byte."""

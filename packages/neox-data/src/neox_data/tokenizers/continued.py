@@ -59,17 +59,13 @@ class ContinuedText:
         found = text[len(known) : len(text) - held]
         if found:
             self._known = text[: len(text) - held]
-            self._shorten(held)
+        if found and len(self._window) >= 2 * _CONTEXT_TOKENS:
+            # Drop the first tokens of a long window, unless the text that is held is theirs.
+            window = self._window[-_CONTEXT_TOKENS:]
+            text = self._decode(window)
+            if len(text) >= held:
+                self._window, self._known = window, text[: len(text) - held]
         return found
-
-    def _shorten(self, held: int) -> None:
-        """Drop the first tokens of a long window, unless the text that is held is theirs."""
-        if len(self._window) < 2 * _CONTEXT_TOKENS:
-            return
-        window = self._window[-_CONTEXT_TOKENS:]
-        text = self._decode(window)
-        if len(text) >= held:
-            self._window, self._known = window, text[: len(text) - held]
 
 
 def _end(

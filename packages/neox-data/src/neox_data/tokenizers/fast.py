@@ -65,36 +65,29 @@ class FastEncoder:
         Raises:
             TokenizerError: the ids differ from those of the tokenizers library.
         """
-        different = self._different([texts[len(texts) // 2][:_CHECKED_CHARACTERS]] if texts else [])
-        if different is not None:
-            raise TokenizerError(f"{different}; pass --exact, which uses the tokenizers library alone")
+        checked = [texts[len(texts) // 2][:_CHECKED_CHARACTERS]] if texts else []
+        self.check(checked, remedy="; pass --exact, which uses the tokenizers library alone")
         result = self._encode(texts)
         if _memory_bytes() > self._memory_bytes + _MOST_GROWTH_BYTES:
             self._start()
         return result
 
-    def check(self, texts: Sequence[str]) -> None:
+    def check(self, texts: Sequence[str], *, remedy: str = "") -> None:
         """Encode texts with both, and compare.
 
         Raises:
             TokenizerError: the ids differ.
         """
-        different = self._different(texts)
-        if different is not None:
-            raise TokenizerError(different)
-
-    def _different(self, texts: Sequence[str]) -> str | None:
-        """Return for which of the texts the ids differ, in words; None if they are the same."""
         ids, sizes = self._encode(texts)
         rows = np.split(ids, np.cumsum(sizes)[:-1]) if len(sizes) else []
         for text, row, expected in zip(texts, rows, self._tokenizer.encode_batch(texts), strict=True):
             if row.tolist() != expected:
-                if not text and expected:
-                    return (
+                what = f"gigatoken encodes {text[:60]!r} differently from the tokenizers library"
+                if not text:
+                    what = (
                         "gigatoken does not add the tokens (BOS, EOS) that this tokenizer adds to each text"
                     )
-                return f"gigatoken encodes {text[:60]!r} differently from the tokenizers library"
-        return None
+                raise TokenizerError(f"{what}{remedy}")
 
     def _start(self) -> None:
         try:

@@ -7,8 +7,6 @@ from neox_data.errors import TokenizerError
 
 __all__ = ["require_files"]
 
-_TRAIN = "train one with neox-data train-tokenizer"
-
 
 def require_files(kind: str, given: Mapping[str, tuple[Path | None, str]]) -> list[Path]:
     """Return the files of a tokenizer.
@@ -20,22 +18,13 @@ def require_files(kind: str, given: Mapping[str, tuple[Path | None, str]]) -> li
     Raises:
         TokenizerError: names all that are not given, are folders or do not exist.
     """
-    absent = [name for name, (path, _) in given.items() if path is None]
-    problems = [f"{kind} requires {' and '.join(absent)}"] if absent else []
-    found, remedies, can_train = [], [], False
+    found, problems = [], []
     for name, (path, usual) in given.items():
         if path is not None and path.is_file():
             found.append(path)
-            continue
-        inside = None if path is None else path / usual
-        if path is not None:
-            problems.append(f"{name} {path} {'is a folder' if path.is_dir() else 'does not exist'}")
-        if inside is not None and inside.is_file():
-            remedies.append(f"give {inside}")
         else:
-            remedies.append(f"give the path of {usual}")
-            can_train = can_train or name == "vocab_file"
+            wrong = "is not given" if path is None else f"{path} is not a file"
+            problems.append(f"{name} {wrong}; give the path of {usual}")
     if problems:
-        hint = f", or {_TRAIN}{'' if kind == 'HFTokenizer' else ' for HFTokenizer'}" if can_train else ""
-        raise TokenizerError(f"{', '.join(problems)}; {' and '.join(remedies)}{hint}")
+        raise TokenizerError(f"{kind}: {', and '.join(problems)}")
     return found

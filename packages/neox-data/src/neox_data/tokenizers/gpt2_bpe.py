@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers.files import require_files
-from neox_data.tokenizers.huggingface import END_OF_DOCUMENT, LibraryBackedTokenizer, is_tokenizer_json
+from neox_data.tokenizers.huggingface import END_OF_DOCUMENT, LibraryBackedTokenizer
 
 __all__ = ["GPT2BPETokenizer"]
 
@@ -29,11 +29,6 @@ class GPT2BPETokenizer(LibraryBackedTokenizer):
     """
 
     def __init__(self, vocab_file: Path | None, merge_file: Path | None) -> None:
-        if vocab_file is not None and is_tokenizer_json(vocab_file):
-            raise TokenizerError(
-                f"{vocab_file} is a tokenizer.json, which GPT2BPETokenizer does not read; set tokenizer_type "
-                "to HFTokenizer, which requires no merge_file"
-            )
         vocabulary, merges = require_files(
             "GPT2BPETokenizer",
             {"vocab_file": (vocab_file, "vocab.json"), "merge_file": (merge_file, "merges.txt")},

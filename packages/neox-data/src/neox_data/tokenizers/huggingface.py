@@ -27,7 +27,6 @@ __all__ = [
     "HFGPT2Tokenizer",
     "HFTokenizer",
     "LibraryBackedTokenizer",
-    "is_tokenizer_json",
     "load_tokenizer_json",
 ]
 
@@ -63,24 +62,9 @@ class LibraryBackedTokenizer(Tokenizer):
                 f"{source} has no end-of-document token {end_of_document!r}; "
                 f"add it to the vocabulary or use another tokenizer"
             )
-        self._end_of_document: int = end
-        self._padding: int | None = tokenizer.token_to_id(PADDING)
-        self._vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, including added tokens."""
-        return self._vocab_size
-
-    @property
-    def end_of_document(self) -> int:
-        """Id of the end-of-document token."""
-        return self._end_of_document
-
-    @property
-    def padding(self) -> int | None:
-        """Id of `<|padding|>`; None if the vocabulary does not contain it."""
-        return self._padding
+        self.end_of_document: int = end
+        self.padding: int | None = tokenizer.token_to_id(PADDING)
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
 
     def token_id(self, token: str) -> int | None:
         """Id of the token with this text; None if the vocabulary does not contain it."""
@@ -96,15 +80,15 @@ class LibraryBackedTokenizer(Tokenizer):
     def ends_texts(self) -> bool:
         """Whether the library appends the end-of-document token to each text."""
         (inner,) = self._without_special([_PROBE])
-        end = [self._end_of_document]
+        end = [self.end_of_document]
         return self.encode(_PROBE)[-1:] == end != inner[-1:]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokens that the library marks as special, of both of our own, and unused ids."""
         marked = {token["id"] for token in self._parts["added_tokens"] if token["special"]}
-        unused = set(range(self._vocab_size)) - set(self.library_tokenizer.get_vocab().values())
-        ours = {self._end_of_document, self._padding}
+        unused = set(range(self.vocab_size)) - set(self.library_tokenizer.get_vocab().values())
+        ours = {self.end_of_document, self.padding}
         return frozenset(number for number in marked | unused | ours if number is not None)
 
     @cached_property
@@ -260,17 +244,18 @@ class HFGPT2Tokenizer(LibraryBackedTokenizer):
                 f"HFGPT2Tokenizer uses no merge_file, but {merge_file} was given; remove merge_file"
             )
         end_of_document = END_OF_DOCUMENT
-        if vocab_file is not None and vocab_file.is_file():
-            raise TokenizerError(
-                f"{vocab_file} is a file, and HFGPT2Tokenizer reads a folder with a tokenizer.json, or a "
-                "tokenizer of the Hugging Face hub; use HFTokenizer for a tokenizer.json, and "
-                "GPT2BPETokenizer for vocab.json and merges.txt"
-            )
-        if vocab_file is not None and vocab_file.is_dir():
+        if vocab_file is not None and vocab_file.exists():
             tokenizer = load_tokenizer_json(vocab_file / "tokenizer.json")
             end_of_document = _folder_end_of_document(vocab_file)
         else:
-            tokenizer = _load_from_hub(str(vocab_file or "gpt2"))
+            name = str(vocab_file or "gpt2")
+            try:
+                tokenizer = LibraryTokenizer.from_pretrained(name)
+            except Exception as error:  # tokenizers raises Exception itself.
+                raise TokenizerError(
+                    f"the tokenizer {name!r} is not a folder and was not found on the Hugging Face hub "
+                    f"({error}); set vocab_file to a folder with its tokenizer.json"
+                ) from error
         tokenizer.add_special_tokens([AddedToken(PADDING, special=True)])
         super().__init__(tokenizer, source=str(vocab_file or "gpt2"), end_of_document=end_of_document)
 
@@ -285,42 +270,9 @@ def load_tokenizer_json(path: Path) -> LibraryTokenizer:
     try:
         return LibraryTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises Exception itself.
-        if _is_vocab_json(path):
-            raise TokenizerError(
-                f"{path} is a vocab.json, not a tokenizer.json; set tokenizer_type to GPT2BPETokenizer, "
-                "which also requires a merges.txt as merge_file"
-            ) from error
         raise TokenizerError(
             f"{path} is not a valid tokenizer.json of the tokenizers library: {error}; "
             f"train one with neox-data train-tokenizer, or copy it again"
-        ) from error
-
-
-def _is_vocab_json(path: Path) -> bool:
-    """Return whether a file has tokens and their ids alone, as vocab.json of GPT-2 has."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and bool(content) and all(isinstance(i, int) for i in content.values())
-
-
-def is_tokenizer_json(path: Path) -> bool:
-    """Return whether a file is a tokenizer of the tokenizers library."""
-    try:
-        load_tokenizer_json(path)
-    except TokenizerError:
-        return False
-    return True
-
-
-def _load_from_hub(name: str) -> LibraryTokenizer:
-    try:
-        return LibraryTokenizer.from_pretrained(name)
-    except Exception as error:  # tokenizers raises Exception itself.
-        raise TokenizerError(
-            f"the tokenizer {name!r} is not a folder and was not found on the Hugging Face hub ({error}); "
-            f"set vocab_file to a folder with its tokenizer.json"
         ) from error
 
 

@@ -21,7 +21,6 @@ from neox_data.errors import TokenizerError
 from neox_data.tokenizers.base import Tokenizer, flattened
 from neox_data.tokenizers.files import require_files
 from neox_data.tokenizers.gigatoken_encoding import encode_exactly, encode_flat
-from neox_data.tokenizers.huggingface import is_tokenizer_json
 from neox_data.tokenizers.sentencepiece_model import (
     BYTE,
     CONTROL,
@@ -63,19 +62,20 @@ class RankedFileTokenizer(Tokenizer):
         if merge_file is not None:
             raise TokenizerError(f"{kind} has all ranks in vocab_file; remove merge_file {merge_file}")
         (file,) = require_files(kind, {"vocab_file": (vocab_file, self.usual_file)})
-        if is_tokenizer_json(file):
-            raise TokenizerError(
-                f"{file} is a tokenizer.json, which {kind} does not read; set tokenizer_type to HFTokenizer"
-            )
         try:
             self._entries = self._load(file)
         except (ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise TokenizerError(f"{kind} cannot read {file}: {reason}; use another file") from error
-        self._source = file
         self._ids = {entry: number for number, entry in self._entries.items()}
-        self._vocab_size = max(self._entries) + 1
-        self._end_of_document = self._needed(self.end_text)
+        self.vocab_size = max(self._entries) + 1
+        end = self.token_id(self.end_text)
+        if end is None:
+            raise TokenizerError(
+                f"{file} has no end-of-document token {self.end_text!r}; use another tokenizer"
+            )
+        self.end_of_document = end
+        self.padding = self.token_id("<pad>")
         self._fingerprint = hashlib.sha256(kind.encode() + file.read_bytes()).hexdigest()
 
     @abstractmethod
@@ -91,21 +91,6 @@ class RankedFileTokenizer(Tokenizer):
     def _encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the concatenated ids of the texts, and the number of ids of each."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of ids: the highest id plus one."""
-        return self._vocab_size
-
-    @property
-    def end_of_document(self) -> int:
-        """Return the id of the end-of-document token."""
-        return self._end_of_document
-
-    @property
-    def padding(self) -> int | None:
-        """Return the id of `<pad>`; None if it is not in the vocabulary."""
-        return self._ids.get(b"<pad>")
-
     def token_id(self, token: str) -> int | None:
         """Return the id of the token with this text; None if the vocabulary does not contain it."""
         return self._ids.get(token.encode())
@@ -120,7 +105,7 @@ class RankedFileTokenizer(Tokenizer):
         """Return the ids of tokens in the form of special ones, `<pad>` or `<|im_start|>`, and unused ids."""
         return frozenset(
             number
-            for number in range(self._vocab_size)
+            for number in range(self.vocab_size)
             if number not in self._entries or _SPECIAL_FORM.fullmatch(self.entry(number) or "")
         )
 
@@ -150,14 +135,6 @@ class RankedFileTokenizer(Tokenizer):
             return self._encode_flat(texts)
         except UnicodeEncodeError as error:
             raise TokenizerError(f"a text cannot be encoded as UTF-8: {error}; repair or skip it") from error
-
-    def _needed(self, token: str) -> int:
-        number = self._ids.get(token.encode())
-        if number is None:
-            raise TokenizerError(
-                f"{self._source} has no end-of-document token {token!r}; use another tokenizer"
-            )
-        return number
 
 
 class SentencePieceTokenizer(RankedFileTokenizer):
@@ -210,14 +187,12 @@ class SentencePieceTokenizer(RankedFileTokenizer):
         Raises:
             TokenizerError: a text contains an unpaired surrogate, which cannot be encoded.
         """
-        return flattened([self._encode_rendered(text) for text in texts])
-
-    def _encode_rendered(self, text: str) -> list[int]:
-        parts = self._control.split(text)
-        ids: list[int] = []
-        for place, part in enumerate(parts):
-            ids += [self._ids[part.encode()]] if place % 2 else self.encode(part)
-        return ids
+        rows: list[list[int]] = []
+        for text in texts:
+            rows.append([])
+            for place, part in enumerate(self._control.split(text)):
+                rows[-1] += [self._ids[part.encode()]] if place % 2 else self.encode(part)
+        return flattened(rows)
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
@@ -231,7 +206,7 @@ class SentencePieceTokenizer(RankedFileTokenizer):
         removes_all = self._model.removes_spaces
         is_beginning = self._model.adds_space or removes_all
         for number in ids:
-            if not 0 <= number < self._vocab_size:
+            if not 0 <= number < self.vocab_size:
                 continue
             text, piece = self._texts[number], pieces[number]
             if is_beginning:
@@ -339,7 +314,7 @@ class TiktokenTokenizer(RankedFileTokenizer):
 
     def token_bytes(self) -> Sequence[bytes]:
         """Return the bytes of each id."""
-        return [self._entries.get(number, b"") for number in range(self._vocab_size)]
+        return [self._entries.get(number, b"") for number in range(self.vocab_size)]
 
 
 def _spelled(entry: bytes) -> str:

@@ -11,7 +11,6 @@ Source: arXiv:1607.06450.
 """
 
 import importlib
-import importlib.util
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from neox_kernels import native, shapes
 from neox_kernels.availability import Availability
 from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
+from neox_kernels.operators.norm_gradients import register_gradients
 from neox_kernels.precision import widen
 
 __all__ = ["add_layer_norm", "apex_layer_norm", "layer_norm"]
@@ -110,8 +110,7 @@ def _empty_statistics(x: Tensor, rows: int) -> Tensor:
 
 def _addresses(statistics: Tensor, rows: int) -> tuple[int, int]:
     """Return the addresses of the means and of the inverse standard deviations, both of float32."""
-    start = statistics.data_ptr()
-    return start, start + 4 * rows
+    return statistics.data_ptr(), statistics.data_ptr() + 4 * rows
 
 
 @_forward.register_fake
@@ -161,46 +160,11 @@ def _backward(
 def _(
     gradient: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, statistics: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_weight = torch.empty_like(weight)
-    return torch.empty_like(x, memory_format=torch.contiguous_format), of_weight, torch.empty_like(weight)
+    of_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return of_x, torch.empty_like(weight), torch.empty_like(weight)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _, _ = inputs
-    ctx.save_for_backward(x, weight, output[1])
-
-
-def _differentiate(ctx: Any, gradient: Tensor, *_unused: None) -> tuple[Tensor, Tensor, Tensor, None]:
-    return *_backward(gradient, None, *ctx.saved_tensors), None
-
-
-def _differentiate_with_input(
-    ctx: Any, of_input: Tensor | None, gradient: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-    # Nothing depends on the normalized x.
-    if gradient is None:
-        return of_input, None, None, None
-    return *_backward(gradient, of_input, *ctx.saved_tensors), None
-
-
-def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[0], inputs[2], output[2])
-
-
-def _differentiate_sum(
-    ctx: Any, of_sum: Tensor | None, gradient: Tensor | None, *_unused: None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
-    total, weight, statistics = ctx.saved_tensors
-    # Nothing depends on the normalized sum.
-    gradient = torch.zeros_like(total) if gradient is None else gradient
-    of_x, of_weight, of_bias = _backward(gradient, of_sum, total, weight, statistics)
-    return of_x, of_x, of_weight, of_bias, None
-
-
-_backward.refuse_gradient()
-_forward.register_autograd(_differentiate, setup_context=_keep)
-_forward_with_input = _forward.with_input(_differentiate_with_input, setup_context=_keep)
-_forward_of_sum.register_autograd(_differentiate_sum, setup_context=_keep_sum)
+_forward_with_input = register_gradients(_forward, _forward_of_sum, _backward)
 
 
 def _fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
@@ -241,20 +205,15 @@ def _apex_availability(device: torch.device, dtype: torch.dtype, *, may_build: b
         return Availability(
             False, f"apex's layer norm requires an NVIDIA GPU, and the tensors are on {device.type!r}"
         )
-    if importlib.util.find_spec("fused_layer_norm_cuda") is None:
-        return Availability(
-            False,
-            "NVIDIA apex with its layer norm extension is not installed (apex on PyPI is a different "
-            "package); clone github.com/NVIDIA/apex and run in it: APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip "
-            "install -v --no-build-isolation .",
-        )
     try:
+        importlib.import_module("fused_layer_norm_cuda")
         importlib.import_module(_APEX_MODULE)
     except ImportError as error:
         return Availability(
             False,
-            f"NVIDIA apex is installed but cannot be imported ({error}); rebuild it for this PyTorch, "
-            "and uninstall the package apex from PyPI",
+            f"NVIDIA apex with its layer norm extension cannot be imported ({error}; apex on PyPI is a "
+            "different package); clone github.com/NVIDIA/apex and run in it: APEX_CPP_EXT=1 APEX_CUDA_EXT=1 "
+            "pip install -v --no-build-isolation .",
         )
     return Availability(True, "NVIDIA apex")
 

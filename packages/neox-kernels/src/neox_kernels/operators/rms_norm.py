@@ -17,6 +17,7 @@ from torch import Tensor
 from neox_kernels import native, shapes
 from neox_kernels.custom_operator import custom_operator
 from neox_kernels.operator import Operator
+from neox_kernels.operators.norm_gradients import register_gradients
 from neox_kernels.precision import widen
 
 __all__ = ["add_rms_norm", "rms_norm"]
@@ -95,8 +96,7 @@ def _plain_results(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, T
 
 
 def _empty_inverse(x: Tensor) -> Tensor:
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.new_empty(shapes.rows(x), dtype=wide)
+    return x.new_empty(shapes.rows(x), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
 @_forward.register_fake
@@ -145,42 +145,7 @@ def _(
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(weight)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _ = inputs
-    ctx.save_for_backward(x, weight, output[1])
-
-
-def _differentiate(ctx: Any, gradient: Tensor, *_unused: None) -> tuple[Tensor, Tensor, None]:
-    return *_backward(gradient, None, *ctx.saved_tensors), None
-
-
-def _differentiate_with_input(
-    ctx: Any, of_input: Tensor | None, gradient: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, None]:
-    # Nothing depends on the normalized x.
-    if gradient is None:
-        return of_input, None, None
-    return *_backward(gradient, of_input, *ctx.saved_tensors), None
-
-
-def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[0], inputs[2], output[2])
-
-
-def _differentiate_sum(
-    ctx: Any, of_sum: Tensor | None, gradient: Tensor | None, *_unused: None
-) -> tuple[Tensor, Tensor, Tensor, None]:
-    total, weight, inverse = ctx.saved_tensors
-    # Nothing depends on the normalized sum.
-    gradient = torch.zeros_like(total) if gradient is None else gradient
-    of_x, of_weight = _backward(gradient, of_sum, total, weight, inverse)
-    return of_x, of_x, of_weight, None
-
-
-_backward.refuse_gradient()
-_forward.register_autograd(_differentiate, setup_context=_keep)
-_forward_with_input = _forward.with_input(_differentiate_with_input, setup_context=_keep)
-_forward_of_sum.register_autograd(_differentiate_sum, setup_context=_keep_sum)
+_forward_with_input = register_gradients(_forward, _forward_of_sum, _backward)
 
 
 def _fused_rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:

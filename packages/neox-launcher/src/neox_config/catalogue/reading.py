@@ -24,9 +24,6 @@ optimizer: {type: Adam, params: {lr: 0.001}}
 """
 
 
-_WEIGHTS = ", which has no weights (import those that you have with neox-convert from-hf FOLDER --output NEW)"
-
-
 @dataclass(frozen=True)
 class Model:
     """A model of the catalogue.
@@ -78,7 +75,6 @@ def find_model(name: str) -> Model:
     """
     if name not in PUBLISHED:
         # Names of the Hugging Face Hub begin with their owner.
-        owner, _, own = name.rpartition("/")
-        near = did_you_mean(own, PUBLISHED) or f"the models are {', '.join(PUBLISHED)}"
-        raise ConfigError(f"{name} is not a model of the catalogue{_WEIGHTS if owner else ''}; {near}")
+        near = did_you_mean(name.rpartition("/")[2], PUBLISHED) or f"the models are {', '.join(PUBLISHED)}"
+        raise ConfigError(f"{name} is not a model of the catalogue; {near}")
     return Model(name, PUBLISHED[name])

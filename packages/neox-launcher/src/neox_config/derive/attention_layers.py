@@ -40,7 +40,8 @@ def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[
     described = sum(len(names) * count for names, count in runs)
     if described != num_layers:
         raise ValueError(
-            f"describes {counted(described, 'layer')}, but num-layers is {num_layers}; {_remedy(pattern)}"
+            f"describes {counted(described, 'layer')}, but num-layers is {num_layers}; change the counts, or "
+            'write "all" as the count to repeat the types up to the last layer'
         )
     return tuple(name for names, count in runs for name in names * count)
 
@@ -63,14 +64,6 @@ def has_qkv_bias(config: NeoXConfig) -> bool:
     """Return whether the query-key-value projection has a bias."""
     model = config.model
     return model.use_bias_in_attn_linear if model.use_bias_in_qkv is None else model.use_bias_in_qkv
-
-
-def _remedy(pattern: tuple[Any, ...]) -> str:
-    if not pattern:
-        return _PATTERN
-    if len(pattern) == 1 and isinstance(pattern[0], tuple):
-        return 'write "all" as the count to repeat the types up to the last layer'
-    return "change the counts: each is the number of times that its types are repeated"
 
 
 def _repeated(item: Any, num_layers: int, *, is_alone: bool) -> _Run:

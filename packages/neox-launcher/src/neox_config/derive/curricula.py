@@ -1,6 +1,6 @@
 """Enabled curricula, how they grow, and those that set the length of samples."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from neox_config.errors import ConfigError
@@ -16,7 +16,6 @@ from neox_config.schema.sections.data_efficiency import (
 
 __all__ = [
     "CUSTOM",
-    "DIFFICULTY_SCHEDULES",
     "LEGACY",
     "METRICS",
     "NO_DIFFICULTIES",
@@ -115,29 +114,15 @@ def difficulty_schedule(
                 "fixed_linear, fixed_root or fixed_discrete, or train with neox_model.Trainer"
             )
         return custom
-    return DIFFICULTY_SCHEDULES[str(block.schedule_type)](block)
-
-
-def _growth(block: Any) -> dict[str, Any]:
-    return {
+    schedule: Any = block.schedule_config
+    if block.schedule_type == "fixed_discrete":
+        return fixed_discrete(difficulties=schedule.difficulty, last_iterations=schedule.max_step)
+    growth: dict[str, Any] = {
         "smallest": block.min_difficulty,
         "largest": block.max_difficulty,
-        "iterations": block.schedule_config.total_curriculum_step,
-        "multiple": block.schedule_config.difficulty_step,
+        "iterations": schedule.total_curriculum_step,
+        "multiple": schedule.difficulty_step,
     }
-
-
-def _by_root(block: Any) -> DifficultySchedule:
-    return fixed_root(**_growth(block), degree=block.schedule_config.root_degree)
-
-
-def _by_steps(block: Any) -> DifficultySchedule:
-    schedule = block.schedule_config
-    return fixed_discrete(difficulties=schedule.difficulty, last_iterations=schedule.max_step)
-
-
-DIFFICULTY_SCHEDULES: dict[str, Callable[[Any], DifficultySchedule]] = {
-    "fixed_linear": lambda block: fixed_linear(**_growth(block)),
-    "fixed_root": _by_root,
-    "fixed_discrete": _by_steps,
-}
+    if block.schedule_type == "fixed_linear":
+        return fixed_linear(**growth)
+    return fixed_root(**growth, degree=schedule.root_degree)

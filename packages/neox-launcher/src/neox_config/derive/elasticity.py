@@ -7,9 +7,10 @@ model parallelism, and chooses a separate batch size for numbers of hosts that t
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from neox_config.counted import counted
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.elasticity import Elasticity
 
@@ -77,12 +78,14 @@ def elastic_batch(elasticity: Elasticity, *, devices: int, devices_per_copy: int
             or devices % unit
             or not elasticity.min_gpus <= devices <= elasticity.max_gpus
         ):
-            raise ValueError(f"allows no batch size for {_devices(devices)}; {_nearest(devices, valid)}")
+            near = sorted(valid, key=lambda count: abs(count - devices))[:_LISTED]
+            listed = ", ".join(f"{count:,}" for count in sorted(near))
+            raise ValueError(f"allows no batch size for {counted(devices, 'device')}; use {listed}")
         shares = [size * (most // (size * copies)) for size in elasticity.micro_batch_sizes]
         share = max(shares) if elasticity.prefer_large_batch else min(filter(None, shares), default=0)
         if not share:
             raise ValueError(
-                f"allows no batch size for {_devices(devices)}: the smallest possible is "
+                f"allows no batch size for {counted(devices, 'device')}: the smallest possible is "
                 f"{min(elasticity.micro_batch_sizes) * copies:,}; raise max_train_batch_size"
             )
         batch = share * copies
@@ -172,23 +175,7 @@ def _candidates(micro_batch_sizes: Sequence[int], largest: int) -> set[int]:
 def _counts(batch: int, micro_batch_sizes: Sequence[int], fewest: int, most: int) -> tuple[int, ...]:
     """Return the numbers of copies for which each copy gets whole micro-batches of one size."""
     found: set[int] = set()
-    for size in micro_batch_sizes:
-        if batch % size == 0:
-            found.update(count for count in _divisors(batch // size) if fewest <= count <= most)
-    return tuple(sorted(found))
-
-
-def _divisors(number: int) -> Iterator[int]:
-    for small in range(1, math.isqrt(number) + 1):
-        if number % small == 0:
-            yield small
-            yield number // small
-
-
-def _devices(count: int) -> str:
-    return f"{count:,} device{'' if count == 1 else 's'}"
-
-
-def _nearest(devices: int, valid: Sequence[int]) -> str:
-    near = sorted(sorted(valid, key=lambda count: abs(count - devices))[:_LISTED])
-    return f"use {', '.join(f'{count:,}' for count in near)}"
+    for share in (batch // size for size in micro_batch_sizes if batch % size == 0):
+        for small in (small for small in range(1, math.isqrt(share) + 1) if share % small == 0):
+            found |= {small, share // small}
+    return tuple(sorted(count for count in found if fewest <= count <= most))

@@ -1,6 +1,6 @@
 """The engine of a configuration, why it was chosen, and what it offers there."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from neox_config.facts.engines import ENGINES, Capability, EngineName
@@ -31,45 +31,9 @@ class EngineChoice:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _OnlyDeepSpeeds:
-    """A setting that the torch engine does not carry out.
-
-    Args:
-        is_asked_for: function that returns True for configurations with it.
-        remedy: what to change to use the torch engine.
-    """
-
-    is_asked_for: Callable[[NeoXConfig], bool]
-    remedy: str
-
-
 def _stage(config: NeoXConfig) -> int:
     return config.zero.zero_optimization.stage
 
-
-_ONLY_DEEPSPEEDS: Mapping[str, _OnlyDeepSpeeds] = {
-    "zero_optimization.offload_param.device": _OnlyDeepSpeeds(
-        lambda config: config.zero.zero_optimization.offload_param.device != "none", "remove offload_param"
-    ),
-    "zero_optimization.offload_optimizer.device": _OnlyDeepSpeeds(
-        lambda config: config.zero.zero_optimization.offload_optimizer.device != "none",
-        "remove offload_optimizer",
-    ),
-    "zero_optimization.zero_quantized_weights": _OnlyDeepSpeeds(
-        lambda config: config.zero.zero_optimization.zero_quantized_weights, "remove it"
-    ),
-    # Its forward passes wait for all ranks, whose weights they gather.
-    "straggler_threshold": _OnlyDeepSpeeds(
-        lambda config: config.logging.straggler_threshold is not None and _stage(config) in (1, 2),
-        "remove it, or set zero_optimization.stage: 0",
-    ),
-    # It keeps no copies of weights between updates.
-    "sdc_check_interval": _OnlyDeepSpeeds(
-        lambda config: config.training.sdc_check_interval is not None and _stage(config) in (1, 2),
-        "remove it, or set zero_optimization.stage: 0",
-    ),
-}
 
 _BY_LAYER = "each layer's {} are one message"
 _GATHERED = "each layer is gathered before it is used"
@@ -102,9 +66,24 @@ _NO_EFFECT_FROM_STAGE_2: Mapping[str, str] = {
 
 def only_deepspeeds(config: NeoXConfig) -> Iterator[Problem]:
     """Yield each setting that DeepSpeed alone carries out, with the change that the torch engine requires."""
-    for name, row in _ONLY_DEEPSPEEDS.items():
-        if row.is_asked_for(config):
-            yield Problem(name, "is carried out by DeepSpeed's engine alone", row.remedy)
+    zero, what = config.zero.zero_optimization, "is carried out by DeepSpeed's engine alone"
+    # The torch engine keeps no copies of weights between updates at these stages, and its forward passes wait
+    # for all ranks, whose weights they gather.
+    gathers, remedy = zero.stage in (1, 2), "remove it, or set zero_optimization.stage: 0"
+    asked = {
+        "zero_optimization.offload_param.device": (
+            zero.offload_param.device != "none",
+            "remove offload_param",
+        ),
+        "zero_optimization.offload_optimizer.device": (
+            zero.offload_optimizer.device != "none",
+            "remove offload_optimizer",
+        ),
+        "zero_optimization.zero_quantized_weights": (zero.zero_quantized_weights, "remove it"),
+        "straggler_threshold": (config.logging.straggler_threshold is not None and gathers, remedy),
+        "sdc_check_interval": (config.training.sdc_check_interval is not None and gathers, remedy),
+    }
+    yield from (Problem(name, what, how) for name, (is_asked_for, how) in asked.items() if is_asked_for)
 
 
 def chosen_engine(config: NeoXConfig) -> EngineChoice:

@@ -1,6 +1,5 @@
 """Learning rate and momentum of every update, computed from the configuration."""
 
-from collections.abc import Callable, Mapping
 from math import floor
 from typing import Any
 
@@ -37,11 +36,11 @@ def decay_iterations(config: NeoXConfig) -> int:
 
 def learning_rate_curve(config: NeoXConfig, *, decay_iterations: int) -> Curve:
     """Return the configured learning rate by the number of the update."""
-    scheduler, optimizer = config.optimizer.scheduler, config.optimizer.optimizer
-    if scheduler.type is not None:
-        return _SCHEDULES[scheduler.type](scheduler.params, optimizer.params.lr, decay_iterations)
-    kind = _one_bit_curve if optimizer.kind == "onebitadam" else _own_curve
-    return kind(config, decay_iterations)
+    if config.optimizer.scheduler.type is not None:
+        return _scheduler_curve(config, decay_iterations)
+    if config.optimizer.optimizer.kind == "onebitadam":
+        return _one_bit_curve(config, decay_iterations)
+    return _own_curve(config, decay_iterations)
 
 
 def minimum_rate(config: NeoXConfig) -> float:
@@ -123,44 +122,44 @@ def _one_bit_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
     )
 
 
-def _warmup(params: SchedulerParams, lr: float) -> dict[str, Any]:
-    return {
+def _scheduler_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
+    """Return the curve of a scheduler of DeepSpeed's."""
+    kind, params, lr = (
+        config.optimizer.scheduler.type,
+        config.optimizer.scheduler.params,
+        config.optimizer.optimizer.params.lr,
+    )
+    iterations = params.total_num_steps or decay_iterations
+    warmup: dict[str, Any] = {
         "warmup_min_lr": params.warmup_min_lr,
         "warmup_max_lr": lr if params.warmup_max_lr is None else params.warmup_max_lr,
         "warmup_num_steps": params.warmup_num_steps,
         "warmup_type": params.warmup_type,
     }
+    if kind == "WarmupLR":
+        return WarmupLR(**warmup)
+    if kind == "WarmupDecayLR":
+        return WarmupDecayLR(**warmup, total_num_steps=iterations)
+    if kind == "WarmupCosineLR":
+        return WarmupCosineLR(
+            lr=lr,
+            total_num_steps=iterations,
+            warmup_min_ratio=params.warmup_min_ratio,
+            warmup_num_steps=params.warmup_num_steps,
+            cos_min_ratio=params.cos_min_ratio,
+            warmup_type=params.warmup_type,
+        )
+    if kind == "LRRangeTest":
+        return LRRangeTest(
+            lr_range_test_min_lr=params.lr_range_test_min_lr,
+            lr_range_test_step_size=params.lr_range_test_step_size,
+            lr_range_test_step_rate=params.lr_range_test_step_rate,
+            lr_range_test_staircase=params.lr_range_test_staircase,
+        )
+    return _one_cycle(params)
 
 
-def _warmup_curve(params: SchedulerParams, lr: float, decay_iterations: int) -> Curve:
-    return WarmupLR(**_warmup(params, lr))
-
-
-def _warmup_decay(params: SchedulerParams, lr: float, decay_iterations: int) -> Curve:
-    return WarmupDecayLR(**_warmup(params, lr), total_num_steps=params.total_num_steps or decay_iterations)
-
-
-def _warmup_cosine(params: SchedulerParams, lr: float, decay_iterations: int) -> Curve:
-    return WarmupCosineLR(
-        lr=lr,
-        total_num_steps=params.total_num_steps or decay_iterations,
-        warmup_min_ratio=params.warmup_min_ratio,
-        warmup_num_steps=params.warmup_num_steps,
-        cos_min_ratio=params.cos_min_ratio,
-        warmup_type=params.warmup_type,
-    )
-
-
-def _range_test(params: SchedulerParams, lr: float, decay_iterations: int) -> Curve:
-    return LRRangeTest(
-        lr_range_test_min_lr=params.lr_range_test_min_lr,
-        lr_range_test_step_size=params.lr_range_test_step_size,
-        lr_range_test_step_rate=params.lr_range_test_step_rate,
-        lr_range_test_staircase=params.lr_range_test_staircase,
-    )
-
-
-def _one_cycle(params: SchedulerParams, lr: float, decay_iterations: int) -> Curve:
+def _one_cycle(params: SchedulerParams) -> Curve:
     assert params.cycle_min_lr is not None, "required by a rule"
     assert params.cycle_max_lr is not None, "required by a rule"
     first, second = params.cycle_first_step_size, params.cycle_second_step_size
@@ -179,12 +178,3 @@ def _one_cycle(params: SchedulerParams, lr: float, decay_iterations: int) -> Cur
         cycle_max_mom=params.cycle_max_mom,
         decay_mom_rate=params.decay_mom_rate,
     )
-
-
-_SCHEDULES: Mapping[str, Callable[[SchedulerParams, float, int], Curve]] = {
-    "WarmupLR": _warmup_curve,
-    "WarmupDecayLR": _warmup_decay,
-    "WarmupCosineLR": _warmup_cosine,
-    "LRRangeTest": _range_test,
-    "OneCycle": _one_cycle,
-}

@@ -76,16 +76,10 @@ def unused_values(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[P
     """
     yield from _in_blocks_that_are_off(config, places)
     for name, place in places.items():
-        declared = field_named(name)
-        condition = None if declared is None else condition_of(declared)
-        if declared is None or name in NO_EFFECT:
+        declared, value = field_named(name), config.value_of(name)
+        if declared is None or name in NO_EFFECT or value == declared.default:
             continue
-        value = config.value_of(name)
-        if value == declared.default or _is_switched_off(config, name):
-            continue
-        what = "" if condition is None else _why_unused(name, condition, config)
-        what = what or why_unused_by_engine(name, config)
-        if what:
+        if _block_that_is_off(config, name) is None and (what := _why_unused(name, config)):
             yield Problem(name, f"has no effect: {what}", value=in_words(value), place=place)
 
 
@@ -106,13 +100,15 @@ def _in_blocks_that_are_off(config: NeoXConfig, places: Mapping[str, Place]) -> 
 
 def is_in_use(name: str, config: NeoXConfig) -> bool:
     """Return False if a parameter has no effect under the other settings; True if that is not known."""
+    return _block_that_is_off(config, name) is None and not _why_unused(name, config)
+
+
+def _why_unused(name: str, config: NeoXConfig) -> str:
+    """Return why a parameter has no effect under the other settings; empty if it has, or is not known."""
     declared = field_named(name)
     condition = None if declared is None else condition_of(declared)
-    if _is_switched_off(config, name):
-        return False
-    if why_unused_by_engine(name, config):
-        return False
-    return condition is None or not _why_unused(name, condition, config)
+    what = "" if condition is None else _why_false(name, condition, config)
+    return what or why_unused_by_engine(name, config)
 
 
 def is_understood(name: str, condition: str) -> bool:
@@ -122,7 +118,7 @@ def is_understood(name: str, condition: str) -> bool:
     return by_value or condition in _OTHERS or _LAYERS.fullmatch(condition) is not None
 
 
-def _why_unused(name: str, condition: str, config: NeoXConfig) -> str:
+def _why_false(name: str, condition: str, config: NeoXConfig) -> str:
     """Return why a condition does not hold; empty if it holds or cannot be evaluated."""
     if condition in _OTHERS:
         return "" if _OTHERS[condition](config) else f"it is used only when {condition}"
@@ -171,11 +167,6 @@ def _is(choice: str, value: object) -> bool:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return number_from(choice) == value
     return in_words(value).casefold() == choice.casefold()
-
-
-def _is_switched_off(config: NeoXConfig, name: str) -> bool:
-    """Return True if a block around the parameter is not enabled, so that its content is unused."""
-    return _block_that_is_off(config, name) is not None
 
 
 def _block_that_is_off(config: NeoXConfig, name: str) -> str | None:

@@ -16,7 +16,7 @@ READERS = {
     "checkpoint": "neox_model.train.saving",
     "compression": "neox_config.spec.read_run",
     "data": "neox_model.train.data.datasets",
-    "data_efficiency": "neox_model.train.data.curriculum",
+    "data_efficiency": "neox_model.train.data.datasets",
     "data_efficiency.data_routing": "neox_model.assembly.token_dropping",
     "elasticity": "neox_config.derive.elasticity",
     "engine": "neox_config.derive.engine",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from neox_config.counted import counted
+from neox_config.describe.tables import table
 from neox_config.estimate import Estimate
 from neox_config.estimate.setup import Setup
 from neox_config.estimate.step import Collective, not_counted
@@ -18,8 +19,9 @@ __all__ = [
 ]
 
 Row = tuple[str, str, str]
-# Part, operation and group are aligned at the left.
-_TEXT_COLUMNS = 3
+_NAME_AND_NOTE = (0, 2)
+# Part, operation and group.
+_TEXT_COLUMNS = (0, 1, 2)
 
 
 def render_estimate(result: Estimate, *, device_memory: int | None, vocabulary_origin: str = "") -> str:
@@ -32,7 +34,8 @@ def render_estimate(result: Estimate, *, device_memory: int | None, vocabulary_o
     """
     sections = [_layout_rows(result), _parameter_rows(result, vocabulary_origin), _memory_rows(result)]
     sections += [_work_rows(result), _communication_rows(result)]
-    text = _table([row for section in sections for row in (*section, ("", "", ""))][:-1])
+    rows = [row for section in sections for row in (*section, ("", "", ""))][:-1]
+    text = table(rows, left=_NAME_AND_NOTE)
     return text if device_memory is None else f"{text}\n\n{_verdict(result, device_memory)}"
 
 
@@ -49,15 +52,7 @@ def render_step(result: Estimate, collectives: Sequence[Collective]) -> str:
         lines.append(
             (f"  {each.part}", each.operation, each.group, f"{each.calls:,}", shown, f"{each.bytes:,}")
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    table = "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < _TEXT_COLUMNS else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-    return f"\n{table}{note}"
+    return f"\n{table(lines, left=_TEXT_COLUMNS)}{note}"
 
 
 def render_training_time(result: Estimate, *, iterations: int, tflops: float) -> str:
@@ -73,7 +68,7 @@ def render_training_time(result: Estimate, *, iterations: int, tflops: float) ->
         ("  in total", f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} hours", ""),
         ("  device-hours", f"{hours * result.setup.devices:,.0f}", ""),
     ]
-    return _table(rows)
+    return table(rows, left=_NAME_AND_NOTE)
 
 
 def render_suggestions(
@@ -90,8 +85,6 @@ def render_suggestions(
         )
     names = ("model", "pipe", "data", "zero", "micro-batch", "accumulation", "recomputed", "memory", "time")
     lines = [(*names, "tokens/s")] + [_suggestion_cells(one, samples * seq_length) for one in found]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    table = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     best = found[0].setup
     layout, batch = best.run.layout, best.run.batch
     settings = [
@@ -103,7 +96,7 @@ def render_suggestions(
         *recomputation_settings(best),
     ]
     first = "settings of the first layout:\n  " + "\n  ".join(settings)
-    return f"{job}; use the estimates to compare layouts\n\n" + "\n".join(table) + f"\n\n{first}"
+    return f"{job}; use the estimates to compare layouts\n\n{table(lines, left=())}\n\n{first}"
 
 
 def recomputation_settings(setup: Setup) -> list[str]:
@@ -240,12 +233,3 @@ def _flops(count: int) -> str:
         if count >= scale:
             return f"{count / scale:,.2f} {unit}"
     return f"{count / 1e6:,.2f} MFLOP"
-
-
-def _table(rows: Sequence[Row]) -> str:
-    """Format rows as a table: names left-aligned, values right-aligned, then notes."""
-    names = max(len(name) for name, _, _ in rows)
-    values = max(len(value) for _, value, _ in rows)
-    return "\n".join(
-        f"{name.ljust(names)}  {value.rjust(values)}  {note}".rstrip() for name, value, note in rows
-    )

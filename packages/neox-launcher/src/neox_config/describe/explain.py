@@ -2,7 +2,7 @@
 
 import difflib
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 
 from neox_config.describe.reference import describe_parameter
@@ -24,8 +24,7 @@ from neox_config.schema.config import all_parameters, parameter_named
 __all__ = ["explain"]
 
 _MOST_LISTED = 10
-_MOST_NEAR = 3
-_LONGEST_NAME = 100
+_LONGEST_NAME, _NEAR = 100, 0.75
 _WIDEST_NAME = 46
 _LONGEST_DOC = 110
 
@@ -36,29 +35,27 @@ def explain(text: str) -> str:
     Raises:
         ConfigError: Nothing was found; the message has the names with the most similar spelling.
     """
-    name = _as_name(text)
+    name = "_".join(text.strip().lstrip("-").replace("-", "_").split())
+    name = _by_case().get(name.casefold(), name)
     answer = _about_name(name)
     if answer:
-        return answer + _see_also(name)
+        subject = subject_of(name)
+        named = subject.parameters if subject else ()
+        others = [other for other in named if f"\n{other}\n" not in f"\n{answer}"]
+        return answer + (f"\n\nSee also: {', '.join(others)}" if others else "")
     answer = _about_word(text) or _inside_blocks(name)
     if answer:
         return answer
     hits = search(text, every_word=True)
-    near = [] if hits else _similar(name)
+    known = _names_by_spelling()
+    near = [] if hits else difflib.get_close_matches(name.casefold()[:_LONGEST_NAME], known, 1, _NEAR)
     hits = hits or ([] if near else search(text, every_word=False))
     if hits:
         return _listed(f"{in_words(text)} is not a parameter; these are about it:", hits)
-    has_dashes = "-" in text and "_" not in text
-    meant = _alternatives(near).replace("_", "-") if near and has_dashes else _alternatives(near)
-    remedy = f"did you mean {meant}?" if near else "try another word (all parameters: neox-config docs)"
-    shown = in_words(name.replace("_", "-") if has_dashes else name)
-    raise ConfigError(f"{shown} is not a parameter; {remedy}")
-
-
-def _as_name(text: str) -> str:
-    """Return a name as it is declared: `--num-layers` and `Num Layers` as num_layers."""
-    name = "_".join(text.strip().lstrip("-").replace("-", "_").split())
-    return _by_case().get(name.casefold(), name)
+    remedy = "try another word (all parameters: neox-config docs)"
+    if near:
+        remedy = f"did you mean {known[near[0]]}?"
+    raise ConfigError(f"{in_words(text)} is not a parameter; {remedy}")
 
 
 def _about_name(name: str) -> str | None:
@@ -80,15 +77,6 @@ def _about_name(name: str) -> str | None:
         feature = feature_of(name)
         return f"{name} belongs to a feature that {feature.outcome}: {feature.title}; {feature.instead}"
     return _described(name) if _is_declared(name) else None
-
-
-def _see_also(name: str) -> str:
-    """Return a line with the other parameters that a name means as a word."""
-    subject = subject_of(name)
-    own = [name, SHORTHANDS.get(name), FOREIGN_NAMES.get(name)]
-    own += OLDER_SPELLINGS[name].targets[:1] if name in OLDER_SPELLINGS else []
-    others = [other for other in subject.parameters if other not in own] if subject else []
-    return f"\n\nSee also: {', '.join(others)}" if others else ""
 
 
 def _about_word(text: str) -> str | None:
@@ -123,30 +111,15 @@ def _listed(head: str, hits: Iterable[Hit]) -> str:
     """Return the head and one line for each hit."""
     hits = list(hits)
     width = min(max(len(hit.name) for hit in hits[:_MOST_LISTED]), _WIDEST_NAME)
-    lines = [f"  {hit.name:<{width}}  {_first_sentence(hit.doc)}" for hit in hits[:_MOST_LISTED]]
+    lines = [
+        f"  {hit.name:<{width}}  "
+        + textwrap.shorten(hit.doc.partition(". ")[0], _LONGEST_DOC, placeholder=" ...")
+        for hit in hits[:_MOST_LISTED]
+    ]
     more = len(hits) - _MOST_LISTED
     if more > 0:
         lines.append(f"  and {more} more; add a word to narrow the search")
     return "\n".join([head, "", *lines, "", "neox-config explain NAME describes one of them."])
-
-
-def _first_sentence(doc: str) -> str:
-    sentence, dot, _ = doc.partition(". ")
-    return textwrap.shorten(sentence + dot.strip(), _LONGEST_DOC, placeholder=" ...")
-
-
-def _similar(name: str) -> list[str]:
-    """Return the names of the most similar spelling, closest first."""
-    matches = (
-        difflib.get_close_matches(name.casefold()[:_LONGEST_NAME], _names_by_spelling(), _MOST_NEAR, cutoff)
-        for cutoff in (0.85, 0.75)
-    )
-    return next(filter(None, matches), [])
-
-
-def _alternatives(names: Sequence[str]) -> str:
-    known = [_names_by_spelling()[name] for name in names]
-    return "".join(known) if len(known) < 2 else f"{', '.join(known[:-1])} or {known[-1]}"
 
 
 def _is_declared(name: str) -> bool:

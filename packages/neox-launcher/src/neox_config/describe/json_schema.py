@@ -4,13 +4,11 @@ The schema accepts the same values as the reader: case-insensitive choices, quot
 false, and null for parameters that are not given. No name is required, because a configuration can be split
 into several files.
 
-Types that several parameters have are written once, under `$defs`; the spelling with dashes refers to the one
-with underscores.
+The spelling with dashes refers to the one with underscores.
 """
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,14 +40,13 @@ def json_schema() -> dict[str, Any]:
     others = (*SHORTHANDS, *OLDER_SPELLINGS, *COMPUTED, *RETIRED, *names_of_features(), EXTRA_BLOCK)
     for name in others:
         _add_other_name(name, properties, blocks)
-    shared = _share_types([properties, *(block["properties"] for block in blocks.values())])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "NeoX configuration",
         "type": "object",
         "additionalProperties": False,
         "properties": properties,
-        "$defs": blocks | shared | _WRITTEN,
+        "$defs": blocks | _WRITTEN,
     }
 
 
@@ -69,43 +66,6 @@ def _written(value: Any, name: str = "", margin: str = "") -> str:
         for key, each in value.items()
     )
     return "{\n" + ",\n".join(entries) + f"\n{margin}}}"
-
-
-def _share_types(homes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Replace the types that several parameters have by references, and return their definitions."""
-    typed = [found for home in homes for found in home.values() if _is_plain(found)]
-    uses = Counter(_type_name(found["anyOf"]) for found in typed)
-    shared: dict[str, Any] = {}
-    for found in typed:
-        name = _type_name(found["anyOf"])
-        if uses[name] > 1:
-            own = found.pop("anyOf")
-            kinds = shared.setdefault(name, {"anyOf": own})
-            assert kinds["anyOf"] == own, f"two types are named {name}"
-            found["$ref"] = f"#/$defs/{name}"
-    return shared
-
-
-def _is_plain(parameter: dict[str, Any]) -> bool:
-    """Return True if the parameter's types have neither choices nor definitions of their own."""
-    own = {"type", "items", "const", *_LIMITS}
-    return "anyOf" in parameter and all(
-        kind in _OTHER_FORMS or (set(kind) <= own and set(kind.get("items", {})) <= own)
-        for kind in parameter["anyOf"]
-    )
-
-
-def _type_name(kinds: list[dict[str, Any]]) -> str:
-    """Return a name that describes the types, such as `integer_minimum_0_or_null`."""
-    return "_or_".join(_kind_name(kind) for kind in kinds if kind not in _OTHER_FORMS)
-
-
-def _kind_name(kind: dict[str, Any]) -> str:
-    words = [str(kind.get("const", kind.get("type", "any")))]
-    words += [f"{limit}_{kind[limit]}" for limit in _LIMITS if limit in kind]
-    if "items" in kind:
-        words.append(f"of_{_kind_name(kind['items'])}")
-    return "_".join(words)
 
 
 def _block(definition: dict[str, Any]) -> dict[str, Any]:
@@ -153,19 +113,11 @@ def _in_any_case(pattern: str) -> str:
     return re.sub("[a-zA-Z]", lambda found: f"[{found[0].upper()}{found[0].lower()}]", pattern)
 
 
-_LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "minLength", "minItems")
-
 # Values that are text for editors, and numbers or true or false for the reader.
 _WRITTEN = {
     "written_number": {"type": "string", "pattern": rf"^\s*{NUMBER.pattern}\s*$"},
     "written_switch": {"type": "string", "pattern": f"^({_in_any_case('true|false|yes|no|on|off')})$"},
 }
-# Forms that follow from the declared type, and therefore are not part of its name.
-_OTHER_FORMS = [
-    {"$ref": "#/$defs/written_number"},
-    {"$ref": "#/$defs/written_switch"},
-    {"type": "string", "pattern": f"^({_in_any_case('auto')})$"},
-]
 
 
 def _add_other_name(name: str, properties: dict[str, Any], blocks: dict[str, Any]) -> None:

@@ -3,25 +3,17 @@
 from collections.abc import Sequence
 
 from neox_config.catalogue import Model
+from neox_config.describe.tables import table
 
 __all__ = ["render_model", "render_models"]
 
 _COLUMNS = ("name", "family", "parameters", "layers", "width", "heads", "positions", "rows", "licence")
-_NUMBERS = slice(2, 8)
+_TEXTS = (0, 1, 8)
 
 
 def render_models(models: Sequence[Model]) -> str:
     """Format models as a table."""
-    lines = [_COLUMNS, *(_cells(model) for model in models)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
-    numbers = range(*_NUMBERS.indices(len(_COLUMNS)))
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return table([_COLUMNS, *map(_cells, models)], left=_TEXTS)
 
 
 def _cells(model: Model) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from neox_config.derive.engine import NO_EFFECT_ON_TORCH
 from neox_config.describe.effect import declared_in, read_by, reason_without_effect
@@ -83,6 +83,10 @@ def reference() -> str:
 def describe_parameter(parameter: Parameter) -> str:
     """Return the description of one parameter for the terminal."""
     no_effect = None if parameter.is_block else reason_without_effect(parameter)
+    others = (each.name.rpartition(".") for each in all_parameters())
+    inside = [own for outer, _, own in others if outer == parameter.name]
+    spellings = OLDER_SPELLINGS.items()
+    older = [f"{name} ({found.doc})" for name, found in spellings if parameter.name in found.targets]
     rows = [
         ("type", parameter.type),
         ("choices", ", ".join(parameter.choices)),
@@ -93,8 +97,8 @@ def describe_parameter(parameter: Parameter) -> str:
         ("origin", parameter.origin),
         ("source", parameter.source or ""),
         ("also called", ", ".join(name for name, target in SHORTHANDS.items() if target == parameter.name)),
-        ("older names", ", ".join(_older_names(parameter.name))),
-        ("holds", ", ".join(_names_inside(parameter))),
+        ("older names", ", ".join(older)),
+        ("holds", ", ".join(inside)),
         ("no effect", no_effect or ""),
         ("with torch", _without_effect_on_torch(parameter)),
         ("declared in", declared_in(parameter)),
@@ -191,31 +195,15 @@ def _aliases() -> str:
             _pairs(("name", "reason"), ((name, f"it {why}") for name, why in RETIRED.items())),
             "### Features of GPT-NeoX that are not supported\n",
             "Accepted with a note if the value leaves the feature off; any other value is refused.\n",
-            _pairs(("name", "belongs to"), _names_of_features()),
+            _pairs(
+                ("name", "belongs to"),
+                ((name, feature.title) for feature in FEATURES for name in feature.names),
+            ),
         ]
     )
-
-
-def _names_of_features() -> Iterator[tuple[str, str]]:
-    for feature in FEATURES:
-        yield from ((name, feature.title) for name in feature.names)
 
 
 def _pairs(heads: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
     lines = [f"| {heads[0]} | {heads[1]} |", "| --- | --- |"]
     lines += [f"| `{name}` | {_cell(text)} |" for name, text in rows]
     return "\n".join(lines) + "\n"
-
-
-def _names_inside(block: Parameter) -> Iterator[str]:
-    """Yield the names of the parameters and blocks directly inside a block."""
-    for parameter in all_parameters():
-        outer, _, own = parameter.name.rpartition(".")
-        if outer == block.name:
-            yield own
-
-
-def _older_names(name: str) -> Iterator[str]:
-    for older, spelling in OLDER_SPELLINGS.items():
-        if name in spelling.targets:
-            yield f"{older} ({spelling.doc})"

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = [
@@ -71,13 +70,7 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     Raises:
         OSError: the folder exists, but it or a checkpoint in it cannot be read.
     """
-    return [path for _, path in sorted(_complete(directory), key=lambda found: found[0])]
-
-
-def _complete(directory: Path) -> Iterator[tuple[int, Path]]:
-    if not directory.is_dir():
-        return
-    for path in directory.iterdir():
-        iteration = iteration_of(path.name)
-        if iteration is not None and (path / MANIFEST).is_file():
-            yield iteration, path
+    paths = directory.iterdir() if directory.is_dir() else ()
+    named = [(iteration_of(path.name), path) for path in paths]
+    complete = [each for each in named if each[0] is not None and (each[1] / MANIFEST).is_file()]
+    return [path for _, path in sorted(complete)]

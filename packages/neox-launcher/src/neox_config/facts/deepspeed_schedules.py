@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from neox_config.facts.learning_rate import Count, Curve, Rate, raised_cosine
 
@@ -50,8 +50,6 @@ class WarmupLR(Curve):
         warmup_num_steps: updates of the warmup; 1 counts as 2.
         warmup_type: shape of the warmup.
     """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     warmup_min_lr: Rate
     warmup_max_lr: Rate
@@ -110,8 +108,6 @@ class WarmupCosineLR(Curve):
         warmup_type: shape of the warmup.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
     lr: Rate
     total_num_steps: Count
     warmup_min_ratio: Rate
@@ -154,8 +150,6 @@ class LRRangeTest(Curve):
     Source: arXiv:1803.09820.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
     lr_range_test_min_lr: Rate
     lr_range_test_step_size: Count
     lr_range_test_step_rate: Rate
@@ -197,8 +191,6 @@ class OneCycle(Curve):
 
     Source: arXiv:1803.09820.
     """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     cycle_min_lr: Rate
     cycle_max_lr: Rate

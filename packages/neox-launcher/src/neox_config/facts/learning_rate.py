@@ -42,6 +42,8 @@ class Curve:
     values.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     def rate(self, update: int) -> float:
         """Return the learning rate of an update."""
         raise NotImplementedError
@@ -144,8 +146,6 @@ class WarmupThenDecay(Curve):
     Source: the formulas of GPT-NeoX's annealing schedule, with the decay counted from the end of the warmup.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
     style: DecayStyle
     peak: Rate
     floor: Rate
@@ -186,8 +186,6 @@ class WarmupStableDecay(Curve):
 
     Source: arXiv:2404.06395 (the schedule), arXiv:2405.18392 (its forms).
     """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     style: StableDecayStyle
     peak: Rate

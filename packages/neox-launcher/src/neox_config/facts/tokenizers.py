@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from neox_config.files import why_not_readable
 
-__all__ = ["TOKENIZER_FACTS", "TokenizerFacts", "TokenizerName", "is_tokenizer_json", "is_vocab_json"]
+__all__ = ["TOKENIZER_FACTS", "TokenizerFacts", "TokenizerName"]
 
 TokenizerName = Literal[
     "GPT2BPETokenizer",
@@ -18,24 +18,6 @@ TokenizerName = Literal[
     "SentencePieceTokenizer",
     "TiktokenTokenizer",
 ]
-
-
-def is_tokenizer_json(path: str) -> bool:
-    """Return whether a file is a tokenizer.json, with vocabulary and merges."""
-    return _has_model(_read(path))
-
-
-def is_vocab_json(path: str) -> bool:
-    """Return whether a file is a vocab.json, with tokens and their ids alone."""
-    return _has_ids_alone(_read(path))
-
-
-def _read(path: str) -> Any:
-    """Return the content of a file of JSON; None if it cannot be read or is not JSON."""
-    try:
-        return json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
-        return None
 
 
 def _has_model(content: Any) -> bool:

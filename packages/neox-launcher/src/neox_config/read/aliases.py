@@ -5,13 +5,11 @@ There is one table per kind, and the documentation lists them all: *shorthands* 
 and *retired* (without effect here). Names of features that this project does not have are in `features.py`.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neox_config.facts.checkpoints import checkpoint_name, iteration_of
-from neox_config.facts.stores import is_url
+from neox_config.facts.checkpoints import checkpoint_name
 from neox_config.problems import Problem, as_block, in_words
 from neox_config.read.features import features_off
 from neox_config.read.reading import Leaf
@@ -19,7 +17,6 @@ from neox_config.read.reading import Leaf
 __all__ = [
     "COMPUTED",
     "EXTRA_BLOCK",
-    "FOREIGN_CHOICES",
     "FOREIGN_NAMES",
     "FOREIGN_REMEDIES",
     "OLDER_SPELLINGS",
@@ -28,7 +25,6 @@ __all__ = [
     "OlderSpelling",
     "Unfolded",
     "fold_aliases",
-    "foreign_remedy",
     "has_no_effect",
     "shorthand_of",
     "usual_value",
@@ -287,63 +283,6 @@ FOREIGN_REMEDIES: Mapping[str, str] = {
     **dict.fromkeys(("nproc_per_node", "num_processes"), "use num-gpus for the processes of each host"),
 }
 
-# What to do about some values of such names, in lower case, in place of the remedy above.
-_FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
-    "report_to": {
-        "none": "remove it, and set use-wandb: false (by default, it is used if you are logged in)",
-        "wandb": "use use-wandb: true",
-        "tensorboard": "use tensorboard-dir: FOLDER",
-        "comet_ml": "use comet: {enabled: true}",
-    },
-    "bias": dict.fromkeys(("none", "all", "lora_only"), "remove it: adapters train no biases"),
-    "resume_from_checkpoint": {
-        "true": "use load: FOLDER, the folder that save names, and finetune: false",
-        **dict.fromkeys(
-            ("false", "null"), "remove it: a training without load, or with finetune: true, starts anew"
-        ),
-    },
-    "do_sample": {"false": "set temperature to 0, which takes the most likely token"},
-    "adafactor": {"false": "remove it: the optimizer is that in its block, such as optimizer: {type: AdamW}"},
-    "use_cache": {"false": "use recompute: true, with which generation caches nothing"},
-    "push_to_hub": {"false": "remove it: nothing is uploaded"},
-    "packing": {
-        "false": "use pack-impl: unpacked (one document per sample, then padding)",
-        "true": "remove it: by default, documents are joined (pack-impl: packed); best_fit keeps them whole",
-    },
-    **{
-        name: {"false": "remove it: without labels, all tokens count in the loss"}
-        for name in ("completion_only_loss", "assistant_only_loss")
-    },
-    **{
-        name: {"false": "remove it: here it is always false"}
-        for name in ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit")
-    },
-    "optim": {
-        **dict.fromkeys(
-            ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"), "use optimizer: {type: AdamW}"
-        ),
-        "adafactor": "use optimizer: {type: Adafactor}",
-        "sgd": "use optimizer: {type: SGD}",
-        **dict.fromkeys(
-            ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit"),
-            "use optimizer: {type: AdamW}; the optimizers of bitsandbytes are not supported",
-        ),
-    },
-}
-
-# Values of other programs in lower case, by parameter: suggested, not accepted.
-FOREIGN_CHOICES: Mapping[str, Mapping[str, str]] = {
-    "pos_emb": {"rope": "rotary"},
-    "top_k": {"-1": "0"},
-    "lora_target_modules": {
-        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "query_key_value", "c_attn"), "qkv"),
-        "o_proj": "dense",
-        **dict.fromkeys(("up_proj", "dense_h_to_4h"), "up"),
-        "gate_proj": "gate",
-        **dict.fromkeys(("down_proj", "dense_4h_to_h"), "down"),
-    },
-}
-
 _DEEPSCALE = "is the old name of the deepspeed switch, which is always on"
 
 _LOSS_SCALING = (
@@ -409,7 +348,18 @@ def _switch(target: str, chosen: Any) -> OlderSpelling:
     def translate(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
         return {target: chosen} if _boolean(value) else {}
 
-    return OlderSpelling((target,), f"true is {target}: {chosen}", translate)
+    return OlderSpelling((target,), f"true is {target}: {in_words(chosen)}", translate)
+
+
+def _only(accepted: Any, target: str, doc: str, why_no_other: str) -> OlderSpelling:
+    """Describe a name with one possible value, which has no effect."""
+
+    def translate(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if value not in (*_EMPTY, accepted):
+            raise ValueError(why_no_other)
+        return {}
+
+    return OlderSpelling((target,), doc, translate)
 
 
 def _beta(place: int) -> OlderSpelling:
@@ -435,41 +385,7 @@ def _sparsity(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _zero_switch(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    if value in _EMPTY:
-        return {}
-    if isinstance(value, list):
-        raise ValueError("must be a block, not a list; a dash or a bracket starts a list")
-    return {"zero_optimization.stage": 1 if _boolean(value) else 0}
-
-
-def _cpu_offload(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"zero_optimization.offload_optimizer.device": "cpu"} if _boolean(value) else {}
-
-
-def _offload_switch(name: str) -> OlderSpelling:
-    """Describe `offload_param: false`, the documented default of a block."""
-
-    def translate(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        if value not in _EMPTY and _boolean(value):
-            raise ValueError(f"requires a device; write {name}: {{device: cpu}}")
-        return {}
-
-    target = f"zero_optimization.{name}.device"
-    return OlderSpelling((target,), f"false is {target}: none", translate)
-
-
-def _fp32_allreduce(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"communication_data_type": "fp32"} if _boolean(value) else {}
-
-
-def _disable_allgather(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"zero_optimization.allgather_partitions": False} if _boolean(value) else {}
-
-
-def _activation_checkpointing(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    if value in _EMPTY:
-        return {}
-    raise ValueError("must be a block of parameters")
+    return {} if value in _EMPTY else {"zero_optimization.stage": 1 if _boolean(value) else 0}
 
 
 def _fp16_type(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -492,20 +408,6 @@ _FOR_CAST_WEIGHTS = {
     # What O1 is.
     "patch_torch_functions": True,
 }
-
-
-def _of_cast_weights(name: str) -> OlderSpelling:
-    """Describe an argument of apex that has one possible value with torch.autocast."""
-
-    def translate(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        if value not in (None, _FOR_CAST_WEIGHTS[name]):
-            raise ValueError(
-                "belongs to apex's levels O2 and O3, which cast the weights, and amp here is O1 "
-                "(torch.autocast); remove it, or use the fp16 block in place of amp"
-            )
-        return {}
-
-    return OlderSpelling(("amp.opt_level",), "only the value of O1 is accepted", translate)
 
 
 def _checkpoint_factor(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -550,21 +452,23 @@ OLDER_SPELLINGS: Mapping[str, OlderSpelling] = {
     "zero_optimization": OlderSpelling(
         ("zero_optimization.stage",), "true is stage 1, false is stage 0", _zero_switch
     ),
-    "zero_optimization.cpu_offload": OlderSpelling(
-        ("zero_optimization.offload_optimizer.device",), "true is device: cpu", _cpu_offload
-    ),
-    "zero_optimization.offload_param": _offload_switch("offload_param"),
-    "zero_optimization.offload_optimizer": _offload_switch("offload_optimizer"),
-    "fp32_allreduce": OlderSpelling(
-        ("communication_data_type",), "true is communication_data_type: fp32", _fp32_allreduce
-    ),
-    "disable_allgather": OlderSpelling(
-        ("zero_optimization.allgather_partitions",), "true is allgather_partitions: false", _disable_allgather
-    ),
-    "activation_checkpointing": OlderSpelling(
-        ("partition_activations",),
+    "zero_optimization.cpu_offload": _switch("zero_optimization.offload_optimizer.device", "cpu"),
+    **{
+        f"zero_optimization.{name}": _only(
+            False,
+            f"zero_optimization.{name}.device",
+            f"false is zero_optimization.{name}.device: none",
+            f"requires a device; write {name}: {{device: cpu}}",
+        )
+        for name in ("offload_param", "offload_optimizer")
+    },
+    "fp32_allreduce": _switch("communication_data_type", "fp32"),
+    "disable_allgather": _switch("zero_optimization.allgather_partitions", False),
+    "activation_checkpointing": _only(
+        None,
+        "partition_activations",
         "a block whose entries are the parameters of those names outside it",
-        _activation_checkpointing,
+        "must be a block of parameters",
     ),
     "checkpoint_factor": OlderSpelling(
         ("save_interval", "save_growth"),
@@ -575,7 +479,16 @@ OLDER_SPELLINGS: Mapping[str, OlderSpelling] = {
         ("save_growth",), "log makes checkpoint_factor a save_growth", _checkpoint_scale
     ),
     "deepspeed_slurm": _switch("launcher", "slurm"),
-    **{f"amp.{name}": _of_cast_weights(name) for name in _FOR_CAST_WEIGHTS},
+    **{
+        f"amp.{name}": _only(
+            accepted,
+            "amp.opt_level",
+            "only the value of O1 is accepted",
+            "belongs to apex's levels O2 and O3, which cast the weights, and amp here is O1 "
+            "(torch.autocast); remove it, or use the fp16 block in place of amp",
+        )
+        for name, accepted in _FOR_CAST_WEIGHTS.items()
+    },
     "fp16.type": OlderSpelling(
         ("bf16.enabled",), "bfloat16 is bf16.enabled instead of fp16.enabled", _fp16_type
     ),
@@ -596,11 +509,6 @@ EXTRA_BLOCK = "deepspeed_extra_args"
 
 # Names for which null means dynamic loss scaling, like 0.
 _NULL_MEANS_ZERO = ("loss_scale", "fp16.loss_scale", "amp.loss_scale")
-
-
-def foreign_remedy(name: str, value: str) -> str:
-    """Return what to do about a name in `FOREIGN_REMEDIES` with this value."""
-    return _FOREIGN_VALUES.get(name, {}).get(value.lower(), FOREIGN_REMEDIES[name])
 
 
 def shorthand_of(name: str) -> str | None:
@@ -630,14 +538,19 @@ def has_no_effect(leaf: Leaf, given: Mapping[str, Any]) -> Problem | None:
 
 def fold_aliases(leaves: Sequence[Leaf]) -> Unfolded:
     """Replace aliases by the names of their parameters, and collect errors and notes."""
-    leaves = [_without_extra(leaf) for leaf in leaves]
+    leaves = [
+        replace(leaf, path=leaf.path[1:]) if leaf.path[0] == EXTRA_BLOCK and len(leaf.path) > 1 else leaf
+        for leaf in leaves
+    ]
     given = {leaf.name: leaf.value for leaf in leaves}
     result = Unfolded([], [], [])
     replaced: set[str] = set()
     for leaf in leaves:
         unused = has_no_effect(leaf, given)
         if leaf.path == (_ITERATION,) and leaf.value:
-            result.problems.append(_chosen_checkpoint(leaf, given))
+            what = "chooses the checkpoint that GPT-NeoX loads; here, load may name one checkpoint"
+            remedy = f"remove it, and set load: CHECKPOINTS/{checkpoint_name(leaf.value)}"
+            result.problems.append(replace(_note(leaf, what), remedy=remedy))
         elif unused is not None:
             result.notices.append(unused)
         elif leaf.path == (EXTRA_BLOCK,):
@@ -645,11 +558,7 @@ def fold_aliases(leaves: Sequence[Leaf]) -> Unfolded:
         elif leaf.name in OLDER_SPELLINGS:
             replaced.update(_translate(leaf, given, result))
         else:
-            own = _own_name(leaf)
-            result.leaves.append(own)
-            if own.name == "attention_config" and own.value != leaf.value:
-                what = "requests flash attention, which is how global attention is computed where possible"
-                result.notices.append(_note(leaf, what))
+            result.leaves.append(_own_name(leaf))
     # fp16.type replaces fp16.enabled by bf16.enabled, so the given fp16.enabled is dropped.
     if "fp16.enabled" in replaced:
         result.leaves[:] = [
@@ -658,29 +567,14 @@ def fold_aliases(leaves: Sequence[Leaf]) -> Unfolded:
     return result
 
 
-def _chosen_checkpoint(leaf: Leaf, given: Mapping[str, Any]) -> Problem:
-    """Return the problem of a value that would choose the checkpoint to load in GPT-NeoX."""
-    what = "chooses the checkpoint that GPT-NeoX loads; here, load may name one checkpoint"
-    load = given.get("load")
-    if isinstance(load, str) and is_url(load):
-        return replace(_note(leaf, what), remedy="remove it: of a store, the latest checkpoint is loaded")
-    folder = "CHECKPOINTS" if load is None or iteration_of(os.path.basename(str(load))) is not None else load
-    return replace(
-        _note(leaf, what), remedy=f"remove it, and set load: {folder}/{checkpoint_name(leaf.value)}"
-    )
-
-
-def _without_extra(leaf: Leaf) -> Leaf:
-    is_inside = leaf.path[0] == EXTRA_BLOCK and len(leaf.path) > 1
-    return replace(leaf, path=leaf.path[1:]) if is_inside else leaf
-
-
 def _translate(leaf: Leaf, given: Mapping[str, Any], result: Unfolded) -> Mapping[str, Any]:
     older = OLDER_SPELLINGS[leaf.name]
     try:
         found = older.translate(leaf.value, given)
     except ValueError as error:
-        result.problems.append(replace(_note(leaf, str(error)), remedy=_instead(older.targets[0])))
+        target = older.targets[0]
+        remedy = f"write {as_block(target) if '.' in target else target} instead"
+        result.problems.append(replace(_note(leaf, str(error)), remedy=remedy))
         return {}
     for name, value in found.items():
         result.leaves.append(Leaf(tuple(name.split(".")), value, leaf.place))
@@ -711,10 +605,6 @@ def _usual_attention(value: Any) -> Any:
     if isinstance(value, list):
         return [_usual_attention(item) for item in value]
     return _SAME_ATTENTION.get(value.lower(), value) if isinstance(value, str) else value
-
-
-def _instead(target: str) -> str:
-    return f"write {as_block(target) if '.' in target else target} instead"
 
 
 def _boolean(value: Any) -> bool:

@@ -250,14 +250,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _refusal(feature: Feature, leaves: Sequence[Leaf]) -> Problem:
     first, *others = leaves
-    also = dict.fromkeys(_located(leaf, first.place.file) for leaf in others)
+    also = dict.fromkeys(leaf.place.spelling or leaf.name for leaf in others)
     remedy = f"{feature.instead}; the same applies to {', '.join(also)}" if also else feature.instead
     what = f"{feature.outcome}: it requires {feature.title}"
     return Problem(first.name, what, remedy, value=in_words(first.value), place=first.place)
-
-
-def _located(leaf: Leaf, file: str) -> str:
-    name, place = leaf.place.spelling or leaf.name, leaf.place
-    if place.file == file and place.line is not None:
-        return f"{name} (line {place.line})"
-    return f"{name} ({place})"

@@ -1,9 +1,7 @@
 """Load a checked configuration from files and the command line, or report everything that is wrong."""
 
-import os
 import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,7 +13,6 @@ from pydantic_core import ErrorDetails
 
 from neox_config.derive.implied import fill_in, implied_settings
 from neox_config.derive.unused import unused_values
-from neox_config.errors import ConfigError
 from neox_config.problems import (
     Place,
     Problem,
@@ -34,7 +31,7 @@ from neox_config.read.aliases import (
     fold_aliases,
 )
 from neox_config.read.features import missing_features, names_of_features
-from neox_config.read.reading import Leaf, Reading, Text, add_text, normal_name, read_files, read_override
+from neox_config.read.reading import Leaf, Text, add_text, read_files, read_override
 from neox_config.read.wording import homes_of, sentence_about, written_elsewhere
 from neox_config.rules import broken_rules
 from neox_config.schema.config import (
@@ -47,9 +44,9 @@ from neox_config.schema.config import (
 )
 from neox_config.schema.parameter import Section, entry_section, inner_section, scalars_of
 from neox_config.schema.paths import PathError, expand_paths, is_path
-from neox_config.schema.scalars import QUOTE, WORDS
+from neox_config.schema.scalars import WORDS
 
-__all__ = ["Draft", "draft_config", "is_valid_setting", "load_config"]
+__all__ = ["Draft", "draft_config", "load_config"]
 
 _INSTEAD_OF_EMPTY = (
     "write a configuration, copy one from configs, or make one for your texts: neox-launch init --data FOLDER"
@@ -119,12 +116,8 @@ def draft_config(
         resume_overrides: settings of `--resume-set`, which also override `overrides`.
         directory: directory that the paths are relative to.
         texts: YAML that is not in a file, for programs.
-
-    Raises:
-        ConfigError: A file is given twice.
     """
     reading = read_files(paths, directory)
-    _refuse_repeated(paths, reading.files)
     for given in texts:
         add_text(given, reading)
     for text in overrides:
@@ -141,37 +134,17 @@ def draft_config(
     problems = reading.problems + missing + unfolded.problems
     # Rules would report what is wrong with a model that this project does not build.
     assembly = _Assembly(problems, is_complete=reading.is_complete and not missing)
-    repeated: list[Problem] = []
-    different: list[tuple[Leaf, Leaf]] = []
-    for leaf in _merge(unfolded.leaves, different, repeated):
+    merged, repeated = _merge(unfolded.leaves, problems)
+    for leaf in merged:
         assembly.put(leaf)
-    problems += _disagreements(different, written={leaf.place: leaf.value for leaf in reading.leaves})
     config, notices = assembly.build(), (*unfolded.notices, *repeated, *assembly.notices)
     if problems:
-        refused = [*(problem.name for problem in problems), *(leaf.name for leaf, _ in different)]
-        config = _without_refused(config, refused)
+        config = _without_refused(config, [problem.name for problem in problems])
     else:
         config, implied = implied_settings(config, assembly.places)
         notices = (*notices, *implied, *unused_values(config, assembly.places))
     config = config.with_origin(sources=assembly.places, notices=notices, files=tuple(reading.files))
     return Draft(config=config, problems=tuple(problems), is_complete=assembly.is_complete)
-
-
-def _refuse_repeated(paths: Sequence[str | Path], files: Sequence[str]) -> None:
-    """Refuse a file that is given twice, such as a word that was meant as a command and names a file.
-
-    Args:
-        paths: the files as they are given.
-        files: the same, as they were found.
-    """
-    first: dict[str, str] = {}
-    for path, file in zip(map(str, paths), files, strict=True):
-        real = os.path.realpath(file)
-        if real in first and os.path.isfile(real):
-            both = f"{first[real]} and {path} are the same configuration file"
-            what = both if path != first[real] else f"the configuration file {path} is given twice"
-            raise ConfigError(f"{what}; give it once")
-        first[real] = path
 
 
 def _without_refused(config: NeoXConfig, names: Iterable[str]) -> NeoXConfig:
@@ -204,127 +177,46 @@ def _not_overridden(leaves: Sequence[Leaf]) -> list[Leaf]:
     return [leaf for leaf in leaves if leaf.place.precedence == strongest[leaf.name]]
 
 
-def _merge(leaves: Sequence[Leaf], different: list[tuple[Leaf, Leaf]], notices: list[Problem]) -> list[Leaf]:
-    """Return one leaf per name, with the highest precedence.
+def _merge(leaves: Sequence[Leaf], problems: list[Problem]) -> tuple[list[Leaf], list[Problem]]:
+    """Return one leaf per name, with the highest precedence, and notes; `problems` receives the errors.
 
-    `different` receives different values of files. On the command line the last one is used, with a notice,
-    so that a command can be repeated with another value at its end.
+    Files may not give different values. On the command line the last one is used, with a note, so that a
+    command can be repeated with another value at its end.
     """
     by_name: dict[str, list[Leaf]] = {}
     for leaf in leaves:
         by_name.setdefault(leaf.name, []).append(leaf)
-    merged = []
-    for found in by_name.values():
+    merged, notices = [], []
+    for name, found in by_name.items():
         strongest = max(leaf.place.precedence for leaf in found)
         candidates = [leaf for leaf in found if leaf.place.precedence == strongest]
-        if strongest:
-            *earlier, used = candidates
-            notices += [_replaced(used, other) for other in earlier if not _equal(other.value, used.value)]
-        else:
-            used, *others = candidates
-            different += [(used, other) for other in others if not _equal(other.value, used.value)]
+        used = candidates[-1 if strongest else 0]
         merged.append(used)
-    return merged
+        for other in candidates:
+            shown, given = _shown(name, other.value), other.place.spelling
+            if _equal(other.value, used.value):
+                continue
+            if strongest:
+                what = f"is used: it is given after {given}={shown}"
+                notices.append(Problem(name, what, value=_shown(name, used.value), place=used.place))
+            else:
+                what = f"has a different value in {used.place}, as {used.place.spelling}: "
+                what += _shown(name, used.value)
+                remedy = "keep only one of them, or replace both with --set"
+                problems.append(Problem(name, what, remedy, value=shown, place=other.place))
+    return merged, notices
 
 
 def _equal(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
-def _replaced(used: Leaf, earlier: Leaf) -> Problem:
-    what = f"is used: it is given after {earlier.place.spelling}={_shown(used.name, earlier.value)}"
-    return Problem(used.name, what, "", value=_shown(used.name, used.value), place=used.place)
-
-
-def _is_secret(name: str) -> bool:
-    with suppress(KeyError):
-        return parameter_named(name).type == WORDS[SecretStr]
-    return False
-
-
 def _shown(name: str, value: Any) -> str:
     """Return a value for a message, which may be kept in a log: without secrets."""
-    return "(hidden)" if _is_secret(name) else in_words(value)
-
-
-def _disagreements(different: Sequence[tuple[Leaf, Leaf]], *, written: Mapping[Place, Any]) -> list[Problem]:
-    """Return one problem for each two files that give parameters different values.
-
-    Args:
-        different: values of the same parameter, after older spellings were translated.
-        written: values as they were written.
-    """
-    by_files: dict[tuple[str, str], list[tuple[Leaf, Leaf]]] = {}
-    for first, other in different:
-        by_files.setdefault((first.place.file, other.place.file), []).append((first, other))
-    return [_disagreement(found, written) for found in by_files.values()]
-
-
-def _disagreement(different: Sequence[tuple[Leaf, Leaf]], written: Mapping[Place, Any]) -> Problem:
-    def value(leaf: Leaf) -> str:
-        return _shown(leaf.name, written.get(leaf.place, leaf.value))
-
-    found = (_valid_setting(other, first) for first, other in different)
-    settings = [setting for setting in found if setting is not None]
-    can_replace = len(settings) == len(different) and not any(
-        _is_secret(first.name) for first, _ in different
-    )
-    replacing = f", or replace both with {_overriding(different, settings)}" if can_replace else ""
-    (first, other), *more = different
-    if not more:
-        return Problem(
-            other.name,
-            f"has a different value in {first.place}, as {first.place.spelling}: {value(first)}",
-            f"keep only one of them{replacing}",
-            value=value(other),
-            place=other.place,
-        )
-    elsewhere = "other lines" if first.place.file == other.place.file else first.place.file
-    what = f"gives {len(different)} parameters other values than {elsewhere}:"
-    rows = (_row(first, other, value) for first, other in different)
-    return Problem(
-        "",
-        "\n".join([what, *rows]),
-        f"keep only one of each{replacing}",
-        place=Place(other.place.file),
-    )
-
-
-def _overriding(different: Sequence[tuple[Leaf, Leaf]], settings: Iterable[tuple[str, Any]]) -> str:
-    """Return how to override values: as options, or in Python, where dictionaries are given."""
-    if any(leaf.place.line is None for found in different for leaf in found):
-        return f"overrides={dict(settings)}"
-    options = (f"{name}={in_words(value, whole=True)}" for name, value in settings)
-    return " ".join(f"--set {shlex.quote(option)}" for option in options)
-
-
-def _row(first: Leaf, other: Leaf, value: Callable[[Leaf], str]) -> str:
-    here, there = ("" if leaf.place.line is None else f"line {leaf.place.line}" for leaf in (other, first))
-    return f"{here}  {other.place.spelling}: {value(other)} (there {there}: {value(first)})".strip()
-
-
-def _valid_setting(*leaves: Leaf) -> tuple[str, Any] | None:
-    """Return name and value of the first that is valid alone; None if none is."""
-    for leaf in leaves:
-        assembly = _Assembly([], is_complete=False)
-        assembly.put(leaf)
-        assembly.build()
-        if not assembly.problems:
-            is_older = normal_name(leaf.place.spelling) in OLDER_SPELLINGS
-            return (leaf.name if is_older else leaf.place.spelling or leaf.name), leaf.value
-    return None
-
-
-def is_valid_setting(text: str) -> bool:
-    """Return whether `name=value` of the command line is valid by itself, without rules on other values."""
-    reading = Reading()
-    read_override(text, reading)
-    unfolded = fold_aliases(reading.leaves)
-    assembly = _Assembly([*reading.problems, *unfolded.problems], is_complete=False)
-    for leaf in unfolded.leaves:
-        assembly.put(leaf)
-    assembly.build()
-    return not assembly.problems
+    with suppress(KeyError):
+        if parameter_named(name).type == WORDS[SecretStr]:
+            return "(hidden)"
+    return in_words(value)
 
 
 @dataclass
@@ -382,9 +274,9 @@ class _Assembly:
         elif inner is not None:
             self._whole_block(leaf, inner)
         elif entry is not None:
-            self._no_entry(leaf, entry)
+            self._whole_block(leaf, entry, is_named=True)
         else:
-            if leaf.value is not None or _takes_none(declared.annotation):
+            if leaf.value is not None or type(None) in getattr(declared.annotation, "__args__", ()):
                 # A section refuses 10.000 as a whole number, which 10.0 is.
                 is_whole = {int, float, str}.intersection(scalars_of(kind, part)) == {int}
                 at[part] = leaf.written if leaf.written and is_whole else leaf.value
@@ -412,14 +304,6 @@ class _Assembly:
             at.setdefault(name, {})
         else:
             self._whole_block(leaf, kind)
-
-    def _no_entry(self, leaf: Leaf, kind: type[Section]) -> None:
-        if leaf.value is None or leaf.value == {}:
-            return
-        some = next(iter(kind.model_fields))
-        self._complain(
-            leaf, "must be a mapping of named blocks", f"write {leaf.path[-1]}: {{NAME: {{{some}: ...}}}}"
-        )
 
     def build(self) -> NeoXConfig:
         """Return the configuration, without the values that are invalid; `problems` receives the errors."""
@@ -456,52 +340,41 @@ class _Assembly:
         entries = (place for given, place in self.places.items() if given.startswith(f"{name}."))
         place = place_of(self.places, name) or next(entries, None)
         value = None if details[0]["type"] == "missing" else _shown(name, _given(self.values, name))
-        if remedy == QUOTE and place is not None and value is not None:
-            remedy += place.within_quotes_of_shell(value)
         return Problem(name, what, remedy, value=value, place=place)
 
-    def _whole_block(self, leaf: Leaf, kind: type[Section]) -> None:
-        if leaf.value is None or leaf.value == {}:
-            self._note_on_empty_block(leaf, kind)
-            return
-        some = ", ".join(f"{name}: ..." for name in list(kind.model_fields)[:2])
-        if isinstance(leaf.value, bool) and "enabled" in kind.model_fields:
-            some = f"enabled: {in_words(leaf.value)}"
-        elif isinstance(leaf.value, str) and "type" in kind.model_fields:
-            some = f"type: {in_words(leaf.value)}, params: ..."
-        remedy = f"write {leaf.path[-1]}: {{{some}}}"
-        if leaf.value is True and leaf.name in ("bf16", "fp16"):
-            # A block beside a given precision would contradict it.
-            is_option = leaf.place.precedence > 0
-            remedy = f"write {f'--set precision={leaf.name}' if is_option else f'precision: {leaf.name}'}"
-        self._complain(leaf, "must be a block of parameters", remedy)
+    def _whole_block(self, leaf: Leaf, kind: type[Section], *, is_named: bool = False) -> None:
+        """Report a value in place of a block; an empty one is noted on the command line, and usual in files.
 
-    def _note_on_empty_block(self, leaf: Leaf, kind: type[Section]) -> None:
-        """Note that the name of a block on the command line removes nothing; in files it is usual."""
-        if not leaf.place.precedence:
-            return
-        some = "enabled=false" if "enabled" in kind.model_fields else f"{next(iter(kind.model_fields))}=VALUE"
-        what = f"has no effect: {in_words(leaf.value)} leaves the block as the files and the defaults set it"
-        remedy = f"set its parameters one by one, such as --set {leaf.name}.{some}"
-        self.notices.append(Problem(leaf.name, what, remedy, value=in_words(leaf.value), place=leaf.place))
+        Args:
+            leaf: the value.
+            kind: section of the block.
+            is_named: it is the section of the entries of the block, which have names.
+        """
+        first = "enabled" if "enabled" in kind.model_fields else next(iter(kind.model_fields))
+        inside = f"NAME: {{{first}: ...}}" if is_named else f"{first}: ..."
+        value = in_words(leaf.value)
+        if leaf.value not in (None, {}):
+            what, remedy = "must be a block of parameters", f"write {leaf.path[-1]}: {{{inside}}}"
+            self._complain(leaf, what, remedy)
+        elif leaf.place.precedence:
+            what = f"has no effect: {value} leaves the block as the files and the defaults set it"
+            remedy = f"set its parameters one by one, such as --set {leaf.name}.{first}=VALUE"
+            self.notices.append(Problem(leaf.name, what, remedy, value=value, place=leaf.place))
 
     def _unknown(self, leaf: Leaf, names: Sequence[str], *, dashes: bool) -> None:
         """Report an unknown name; `dashes` is True for names outside all blocks."""
         name = leaf.path[0] if dashes else leaf.path[-1]
         homes = [] if name in names else homes_of(leaf.path, is_outside=dashes)
-        remedy = written_elsewhere(leaf.path, leaf.value, homes, is_outside=dashes)
+        remedy = written_elsewhere(leaf.path, homes, is_outside=dashes)
         self.unknown += 1
         # In a file of another kind, every name is unknown, and similar names mean nothing.
         near = None if remedy or self.unknown > _MOST_SUGGESTIONS else closest(name, names)
         if near is not None:
             remedy = f"did you mean {near.replace('_', '-') if dashes else near}?"
         self.meant.update(_meant(leaf, near, homes, is_outside=dashes))
-        searched = name if re.fullmatch(r"\w{1,40}", name) else "WORD"
-        if not remedy and not dashes:
-            remedy = f"use one of: {', '.join(names)}"
-        self._complain(
-            leaf, "is not a parameter", remedy or f"search for one: neox-config explain {searched}"
-        )
+        search = "search for one: neox-config explain WORD"
+        remedy = remedy or (search if dashes else f"use one of: {', '.join(names)}")
+        self._complain(leaf, "is not a parameter", remedy)
 
     def _complain(self, leaf: Leaf, what: str, remedy: str = "") -> None:
         self.problems.append(Problem(leaf.name, what, remedy, value=in_words(leaf.value), place=leaf.place))
@@ -522,10 +395,6 @@ def _all_names() -> list[str]:
     names = [parameter.name for parameter in all_parameters()]
     names += [*SHORTHANDS, *OLDER_SPELLINGS, *COMPUTED, *RETIRED, *names_of_features(), EXTRA_BLOCK]
     return [name for name in names if "." not in name]
-
-
-def _takes_none(annotation: Any) -> bool:
-    return type(None) in getattr(annotation, "__args__", ())
 
 
 def _takes_any_name(annotation: Any) -> bool:
@@ -586,10 +455,7 @@ def _without(kind: type[Section], values: Mapping[str, Any], wrong: Sequence[tup
     good = _pruned(kind, values, wrong)
     section = kind.model_validate(good)
     for path in wrong:
-        holder: Any = section
-        for part in path[:-1]:
-            holder = getattr(holder, part)
-        holder.__dict__.pop(path[-1], None)
+        section = _without_value(section, path)
     return section
 
 

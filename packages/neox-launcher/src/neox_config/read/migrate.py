@@ -114,7 +114,7 @@ def migrate_text(text: str, file: str) -> tuple[str, list[str]]:
         ConfigError: See `migrate_file`.
     """
     meant = _meaning(text, file)
-    given = _given(read_text(text, file)[0])
+    given = {leaf.name: leaf.value for leaf in read_text(text, file)[0]}
     changes: list[str] = []
     given_up: set[tuple[_Names, str]] = set()
     while (step := _next_step(text, given, given_up)) is not None:
@@ -124,16 +124,11 @@ def migrate_text(text: str, file: str) -> tuple[str, list[str]]:
             given_up.add((entry.path, entry.text_of_value(text)))
             continue
         text = changed
-        changes.append(f"{entry.name} -> {_as_change(entry, targets)}")
+        written = targets.get(entry.name) or ", ".join(targets) or "removed: it has no effect"
+        changes.append(f"{entry.name} -> {written}")
     if _meaning(text, file) != meant:
         raise ConfigError(f"{file}: cannot be migrated without changing its meaning; edit it by hand")
     return text, changes
-
-
-def _as_change(entry: _Entry, targets: Mapping[str, str]) -> str:
-    if targets.keys() == {entry.name}:
-        return targets[entry.name]
-    return ", ".join(targets) or "removed: it has no effect"
 
 
 def _meaning(text: str, file: str) -> dict[str, Any]:
@@ -180,10 +175,6 @@ def _next_step(
         if targets is not None:
             return entry, targets
     return None
-
-
-def _given(leaves: Sequence[Leaf]) -> dict[str, Any]:
-    return {leaf.name: leaf.value for leaf in leaves}
 
 
 def _entries(node: yaml.Node | None, path: _Names) -> Iterator[_Entry]:

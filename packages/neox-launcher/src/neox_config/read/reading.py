@@ -6,22 +6,19 @@ name given twice in a file is an error; PyYAML would silently keep the last one.
 deeply nested or too repetitive to be written by hand are refused.
 """
 
-import codecs
-import difflib
+import json
 import os
 import re
 import shlex
-import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from neox_config.facts.checkpoints import complete_checkpoints, is_checkpoint
-from neox_config.files import configuration_in, names_in, nearest_folder, why_not_readable
-from neox_config.problems import COMMAND_LINE, Place, Problem, in_words
+from neox_config.files import configuration_in, names_in, why_not_readable
+from neox_config.problems import COMMAND_LINE, Place, Problem, closest, in_words
 from neox_config.read.syntax import TOO_DEEP, explain_syntax, lines_of
 from neox_config.schema.scalars import has_points, number_from
 
@@ -29,22 +26,18 @@ __all__ = [
     "Leaf",
     "Reading",
     "Text",
-    "about_folder",
     "add_text",
+    "as_yaml",
     "compose",
-    "import_of_model",
     "normal_name",
     "read_files",
     "read_override",
     "read_text",
-    "text_as_yaml",
     "text_of",
 ]
 
 _ENDINGS = (".yml", ".yaml", ".json")
 _NOT_HERE = "check the path (relative to the working directory, or to FOLDER with -d FOLDER)"
-# The file that describes a model of transformers.
-_TRANSFORMERS = "config.json"
 _LARGEST_FILE_BYTES = 2**20
 _DEEPEST = 40
 # Of brackets and blocks while scanning: far more than any value may have.
@@ -163,7 +156,14 @@ def read_files(paths: Sequence[str | Path], directory: str | Path | None) -> Rea
             reading.is_complete = False
             continue
         reading.files.append(str(found))
-        _read_file(found, reading)
+        try:
+            text = text_of(found)
+        except (OSError, ValueError) as error:
+            what, remedy = f"cannot be read: {error}", "give a YAML file in UTF-8"
+            reading.problems.append(Problem("", what, remedy, place=Place(str(found))))
+            reading.is_complete = False
+        else:
+            _add(text, _Reader(Place(str(found))), reading)
     return reading
 
 
@@ -195,124 +195,30 @@ def _find_file(path: Path, directory: Path | None) -> Path | Problem:
             return candidate
     place = Place(str(base))
     if os.path.isdir(base):
-        return Problem("", *about_folder(base), place=place)
+        meant = configuration_in(base)
+        inside = f"give the configuration files in it: -d {shlex.quote(str(base))} FILE ..."
+        remedy = inside if meant is None else f"did you mean {meant}?"
+        return Problem("", "is a directory, not a file", remedy, place=place)
     reason = why_not_readable(base)
     if reason != "does not exist":
         return Problem("", str(reason), "give a YAML file that you can read", place=place)
-    if not os.path.isdir(base.parent):
-        folder = nearest_folder(base.parent)
-        remedy = f"did you mean {folder}?" if folder else _NOT_HERE
-        return Problem("", f"folder {base.parent} does not exist", remedy, place=place)
-    endings = (*_ENDINGS, base.suffix) if base.suffix else _ENDINGS
-    siblings = names_in(base.parent, lambda entry: entry.name.endswith(endings))
-    near = difflib.get_close_matches(base.name, siblings, n=1) or difflib.get_close_matches(
-        f"{base.name}.yml", siblings, n=1
-    )
-    remedy = f"did you mean {base.parent / near[0]}?" if near else _NOT_HERE
+    siblings = names_in(base.parent, lambda entry: entry.name.endswith(_ENDINGS))
+    near = closest(base.name, siblings, cutoff=0.6)
+    remedy = _NOT_HERE if near is None else f"did you mean {base.parent / near}?"
     return Problem("", "file not found", remedy, place=place)
-
-
-def about_folder(folder: Path) -> tuple[str, str]:
-    """Return what is wrong with a folder that is given as a configuration, and what to do."""
-    meant = configuration_in(folder)
-    if meant is not None:
-        return "is a directory, not a file", f"did you mean {meant}?"
-    imported = import_of_model(folder)
-    if imported is not None:
-        return "is a model of transformers, not a configuration of a training", imported
-    if _has_checkpoints(folder):
-        return "is a folder of checkpoints, not a configuration", _about_checkpoints(folder)
-    return (
-        "is a directory, not a file",
-        f"give the configuration files in it: -d {shlex.quote(str(folder))} FILE ...",
-    )
-
-
-def _has_checkpoints(folder: Path) -> bool:
-    try:
-        return is_checkpoint(folder) or bool(complete_checkpoints(folder))
-    except OSError:
-        return False
-
-
-def _about_checkpoints(folder: Path) -> str:
-    """Return what is done with a folder of checkpoints, or with one checkpoint."""
-    near = filter(None, map(configuration_in, folder.absolute().parents[:2]))
-    file = next((shlex.quote(os.path.relpath(each)) for each in near), "FILE")
-    return (
-        f"to train or use the model, give the configuration of its training: {file}; to describe what is "
-        f"saved there: neox-checkpoint inspect {shlex.quote(str(folder))}"
-    )
-
-
-def import_of_model(folder: Path) -> str | None:
-    """Return how to train or use the model of transformers in a folder; None if the folder contains none."""
-    path = folder / _TRANSFORMERS
-    if why_not_readable(path) is not None:
-        return None
-    try:
-        leaves, _ = read_text(text_of(path), str(path))
-    except (OSError, ValueError):  # Such a file describes no model.
-        return None
-    return _import(folder) if _is_of_transformers({leaf.path[0] for leaf in leaves}, path.name) else None
-
-
-def _import(folder: str | Path) -> str:
-    return (
-        f"run neox-convert from-hf {shlex.quote(str(folder))} --output NEW, which writes a checkpoint and a "
-        "configuration that loads it, and give NEW/model.yml"
-    )
-
-
-def _read_file(path: Path, reading: Reading) -> None:
-    place = Place(str(path))
-    try:
-        text = text_of(path)
-    except (OSError, ValueError) as error:
-        why, remedy = str(error), "give a YAML file in UTF-8"
-        if isinstance(error, UnicodeDecodeError):
-            place = Place(str(path), error.object.count(b"\n", 0, error.start) + 1)
-            why, convert = _other_encoding(error)
-            remedy = f"{remedy}; {convert}"
-        # Such as the weights of a model.
-        remedy = import_of_model(path.parent) or remedy
-        reading.problems.append(Problem("", f"cannot be read: {why}", remedy, place=place))
-        reading.is_complete = False
-        return
-    _add(text, place, reading)
-
-
-def _other_encoding(error: UnicodeDecodeError) -> tuple[str, str]:
-    """Return why a file is not UTF-8, and how it is converted."""
-    if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "it is in UTF-16", "to convert this one: iconv -f utf-16 -t utf-8 FILE > NEW"
-    why = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
-    return why, "to convert one in Latin-1: iconv -f latin1 -t utf-8 FILE > NEW"
 
 
 def add_text(given: Text, reading: Reading) -> None:
     """Add the values of a text that is not in a file."""
     reading.files.append(given.name)
-    _add(given.content, Place(given.name, precedence=given.precedence), reading, has_lines=given.has_lines)
+    place = Place(given.name, precedence=given.precedence)
+    _add(given.content, _Reader(place, has_lines=given.has_lines), reading)
 
 
-def _add(text: str, place: Place, reading: Reading, *, has_lines: bool = True) -> None:
-    reader = _Reader(place, has_lines=has_lines)
-    leaves = reader.leaves_of(text, ())
-    folder, name = os.path.split(place.file)
-    if _is_of_transformers({leaf.path[0] for leaf in leaves}, name):
-        what = "is a config.json of transformers, not a configuration of a training"
-        reading.problems.append(Problem("", what, _import(folder or "."), place=place))
-        reading.is_complete = False
-        return
-    reading.leaves.extend(leaves)
-    reading.problems.extend(reader.problems)
+def _add(text: str, reader: "_Reader", reading: Reading) -> None:
+    reading.leaves += reader.leaves_of(text, ())
+    reading.problems += reader.problems
     reading.is_complete &= reader.is_complete
-
-
-def _is_of_transformers(names: Collection[str], file: str) -> bool:
-    is_called_so = file == _TRANSFORMERS or "architectures" in names
-    return "transformers_version" in names or ("model_type" in names and is_called_so)
 
 
 def compose(text: str) -> yaml.Node | None:
@@ -331,12 +237,17 @@ def read_text(text: str, file: str) -> tuple[list[Leaf], list[Problem]]:
     return reader.leaves_of(text, ()), reader.problems
 
 
-def text_as_yaml(text: str) -> str:
-    """Return a text as a value of `--set`, quoted where it would be read as something else."""
+def as_yaml(value: Any) -> str:
+    """Return a value of `--set` that is read as exactly this one: text is quoted where that is necessary."""
+    if not isinstance(value, str):
+        return json.dumps(value, allow_nan=False)
     reader = _Reader(Place(COMMAND_LINE))
-    found = [leaf.value for leaf in reader.leaves_of(text, ("text",))]
-    is_plain = found == [text] and isinstance(found[0], str) and not reader.problems
-    return text if is_plain else "'" + text.replace("'", "''") + "'"
+    leaves = reader.leaves_of(value, ("text",))
+    if [(type(leaf.value), leaf.value) for leaf in leaves] == [(str, value)] and not reader.problems:
+        return value
+    quoted = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # Characters that YAML changes or refuses unless they are escaped.
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 
 def text_of(path: Path) -> str:
@@ -392,43 +303,27 @@ class _Reader:
             self.is_complete = False
             return []
         value = self._value(node, depth=0)
-        return [] if self.problems else [Leaf(path, value, self._place, _with_points(node))]
+        return [] if self.problems else [Leaf(path, value, self._place, _written(node))]
 
     def _compose(self, text: str) -> Any:
+        line: int | None = None
         try:
             return yaml.compose(text, Loader=_Loader)
         except yaml.MarkedYAMLError as error:
-            self._syntax_problem(error, text)
+            line, what, remedy = explain_syntax(error)
         except yaml.reader.ReaderError as error:
-            self._unprintable(error, text)
-        except yaml.YAMLError as error:
-            self._whole("is not valid YAML", str(error))
+            line = len(lines_of(text[: error.position]))
+            # The parser has the character of a text as a number, whatever its annotation says.
+            what = f"it contains the character U+{int(error.character):04X}"
+            remedy = "delete it, or write the text in UTF-8"
         except RecursionError:
-            self._whole("is nested too deeply", "reduce the nesting; no parameter needs it")
-        self.is_complete = False
-        return None
-
-    def _syntax_problem(self, error: yaml.MarkedYAMLError, text: str) -> None:
-        slip = explain_syntax(error, text)
-        place = self._place
-        if not place.spelling:
-            place = Place(place.file, slip.line, _line_of(text, slip.line))
-        self.problems.append(Problem("", f"is not valid YAML: {slip.what}", slip.remedy, place=place))
-
-    def _unprintable(self, error: yaml.reader.ReaderError, text: str) -> None:
-        line = len(lines_of(text[: error.position]))
+            what, remedy = f"it is {TOO_DEEP}", "reduce the nesting; no parameter needs it"
         place = self._place
         if not place.spelling:
             place = Place(place.file, line, _line_of(text, line))
-        # The parser has the character of a text as a number, whatever its annotation says.
-        number, remedy = int(error.character), "delete it"
-        what = f"contains the character U+{number:04X}, which YAML does not allow"
-        if 0xDC80 <= number <= 0xDCFF:
-            # Python represents bytes that it cannot decode by these characters.
-            encoding = sys.getfilesystemencoding()
-            what = f"contains the byte 0x{number - 0xDC00:02x}, which cannot be decoded as {encoding}"
-            remedy = "write it in UTF-8" if encoding == "utf-8" else "set PYTHONUTF8=1"
-        self.problems.append(Problem("", what, remedy, place=place))
+        self.problems.append(Problem("", f"is not valid YAML: {what}", remedy, place=place))
+        self.is_complete = False
+        return None
 
     def _walk(self, node: yaml.MappingNode, at: "_Names", leaves: list[Leaf], depth: int) -> None:
         """Add the values below a mapping to `leaves`."""
@@ -437,7 +332,7 @@ class _Reader:
         first_lines: dict[str, int] = {}
         merged: list[yaml.MappingNode] = []
         for key, value in node.value:
-            if _is_merge(key):
+            if isinstance(key, yaml.ScalarNode) and key.value == "<<":
                 merged += self._merged_mappings(value)
             elif not isinstance(key, yaml.ScalarNode) or not key.value:
                 self._complain(key, "", "is not a parameter name", "write a single word as the name")
@@ -458,7 +353,7 @@ class _Reader:
             self._walk(node, at, leaves, depth + 1)
         else:
             value, place = self._value(node, depth + 1), self._at(key, at.spelling)
-            leaves.append(Leaf(at.path, value, place, _with_points(node)))
+            leaves.append(Leaf(at.path, value, place, _written(node)))
 
     def _walk_merged(
         self, node: yaml.MappingNode, at: "_Names", leaves: list[Leaf], taken: set[str], depth: int
@@ -486,21 +381,10 @@ class _Reader:
             return {self._key(key): self._value(value, depth + 1) for key, value in node.value}
         is_text = node.tag == _STR_TAG and getattr(node, "style", None) is not None
         if not is_text and _LEADING_ZERO.fullmatch(str(node.value)):
-            self._complain_of_zero(node, is_whole=depth == 0)
+            what = "starts with a zero: YAML 1.2 reads a decimal number, YAML 1.1 an octal one"
+            self._complain(node, node.value, what, "write it without the zero, or put text in quotes")
             return None
         return node.value if is_text else _plain_value(node.value)
-
-    def _complain_of_zero(self, node: yaml.Node, *, is_whole: bool) -> None:
-        digits = node.value.replace("_", "")
-        what, text = "starts with a zero: YAML 1.2 reads a decimal number", "or put text in quotes"
-        if is_whole:
-            text += self._place.within_quotes_of_shell(node.value)
-        remedy = f"write {int(digits)}, {text}"
-        if not set(digits) & set("89"):
-            what += ", YAML 1.1 an octal one"
-            numbers = dict.fromkeys((int(digits), int(digits, 8)))
-            remedy = f"write {' or '.join(map(str, numbers))}, {text}"
-        self._complain(node, node.value, what, remedy)
 
     def _key(self, node: yaml.Node) -> str:
         if isinstance(node, yaml.ScalarNode):
@@ -535,26 +419,15 @@ class _Reader:
         return Place(self._place.file, line, spelling, self._place.precedence)
 
     def _complain(self, node: yaml.Node, spelling: str, what: str, remedy: str) -> None:
-        self.problems.append(
-            Problem("", what, remedy, place=self._at(node, in_words(spelling or _line_at(node.start_mark))))
-        )
-
-    def _whole(self, what: str, remedy: str) -> None:
-        self.problems.append(Problem("", what, remedy, place=self._place))
-
-
-def _is_merge(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.value == "<<"
+        mark = node.start_mark
+        line = "" if mark.buffer is None else _line_of(mark.buffer.replace("\0", ""), mark.line + 1)
+        place = self._at(node, in_words(spelling or line))
+        self.problems.append(Problem("", what, remedy, place=place))
 
 
 def normal_name(name: str) -> str:
     """Return a name with underscores instead of dashes: `rotary-pct` becomes `rotary_pct`."""
     return name.strip().replace("-", "_")
-
-
-def _line_at(mark: Any) -> str:
-    """Return the text of the line that a mark points to."""
-    return "" if mark.buffer is None else _line_of(mark.buffer.replace("\0", ""), mark.line + 1)
 
 
 def _line_of(text: str, line: int | None) -> str:
@@ -563,8 +436,8 @@ def _line_of(text: str, line: int | None) -> str:
     return in_words(lines[line - 1].strip()) if line is not None and line <= len(lines) else ""
 
 
-def _with_points(node: yaml.Node) -> str | None:
-    """Return the text of a number whose points may separate thousands."""
+def _written(node: yaml.Node) -> str | None:
+    """Return the text of a number whose points may separate thousands; None for other nodes."""
     is_one = isinstance(node, yaml.ScalarNode) and has_points(node.value)
     return str(node.value) if is_one else None
 

@@ -19,16 +19,6 @@ def attention_config_fits_the_layers(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem("attention_config", what, remedy)
 
 
-def keys_are_shared_evenly(c: NeoXConfig) -> Iterator[Problem]:
-    """Require every key-value head to be shared by the same number of query heads."""
-    shared, heads = c.model.num_kv_heads, c.model.num_attention_heads
-    if shared is not None and heads % shared:
-        fitting = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-        yield Problem(
-            "num_kv_heads", f"does not divide num-attention-heads: {heads}", f"use one of {fitting}"
-        )
-
-
 def rotary_turns_pairs_of_channels(c: NeoXConfig) -> Iterator[Problem]:
     """Require rotary embeddings to rotate an even number of each head's dimensions."""
     if c.attention.pos_emb != "rotary" or c.model.hidden_size % c.model.num_attention_heads:
@@ -42,16 +32,6 @@ def rotary_turns_pairs_of_channels(c: NeoXConfig) -> Iterator[Problem]:
             "use 1, 0.5 or 0.25, or another head size"
             if width % 2 == 0
             else "change hidden-size or num-attention-heads",
-        )
-
-
-def rope_fusion_needs_rotary_positions(c: NeoXConfig) -> Iterator[Problem]:
-    """Require rotary embeddings for the fused rotary kernel."""
-    if c.attention.rope_fusion is True and c.attention.pos_emb != "rotary":
-        yield Problem(
-            "rope_fusion",
-            f"requires pos-emb: rotary, not {c.attention.pos_emb}",
-            "set rope-fusion: false, or pos-emb: rotary",
         )
 
 
@@ -69,36 +49,8 @@ def far_distances_share_buckets(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
-def one_softmax_fusion(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse both fused softmax kernels at the same time."""
-    attention = c.attention
-    if (
-        attention.scaled_upper_triang_masked_softmax_fusion is True
-        and attention.scaled_masked_softmax_fusion is True
-    ):
-        yield Problem(
-            "scaled_masked_softmax_fusion",
-            "and scaled-upper-triang-masked-softmax-fusion cannot both be true",
-            "keep only scaled-upper-triang-masked-softmax-fusion, the causal one",
-        )
-
-
-def blocks_divide_the_samples(c: NeoXConfig) -> Iterator[Problem]:
-    """Require the sequence length to be a multiple of the block size."""
-    block, length = c.attention.sparsity_config.block, c.model.seq_length
-    is_in_blocks = any(ATTENTION_FACTS[kind].is_in_blocks for kind in types_in(c))
-    if is_in_blocks and length % block:
-        near = [n for n in range(1, min(length, 1024) + 1) if length % n == 0]
-        near = sorted(sorted(near, key=lambda n: abs(n - block))[:3])
-        yield Problem(
-            "sparsity_config.block",
-            f"does not divide seq-length: {length}",
-            f"use {', '.join(map(str, near))}",
-        )
-
-
-def global_blocks_divide_the_window(c: NeoXConfig) -> Iterator[Problem]:
-    """Require num_global_blocks to divide a fixed window, and the patterns of the heads to fit into it."""
+def patterns_of_global_blocks_fit_the_window(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the patterns of global blocks of all heads to fit into a fixed window."""
     sparsity = c.attention.sparsity_config
     window, seen, patterns = (
         sparsity.num_local_blocks,
@@ -107,12 +59,6 @@ def global_blocks_divide_the_window(c: NeoXConfig) -> Iterator[Problem]:
     )
     if not any("num_different_global_patterns" in ATTENTION_FACTS[kind].settings for kind in types_in(c)):
         return
-    if window % seen:
-        yield Problem(
-            "sparsity_config.num_global_blocks",
-            f"does not divide num_local_blocks: {window}",
-            f"use a divisor of {window}",
-        )
     name = "sparsity_config.num_different_global_patterns"
     if patterns * seen > window:
         yield Problem(

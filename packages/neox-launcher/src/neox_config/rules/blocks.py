@@ -35,23 +35,6 @@ def what_nothing_carries_out_is_refused(c: NeoXConfig) -> Iterator[Problem]:
             yield Problem(name, why, "remove it")
 
 
-def autotuning_times_at_least_one_iteration(c: NeoXConfig) -> Iterator[Problem]:
-    """Require at least one timed iteration per trial."""
-    tuning = c.autotuning.autotuning
-    if tuning.end_profile_step < tuning.start_profile_step:
-        yield Problem(
-            "autotuning.end_profile_step",
-            f"is before start_profile_step: {tuning.start_profile_step}",
-            f"use at least {tuning.start_profile_step}",
-        )
-
-
-def one_run_of_wandb(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse two Weights & Biases runs in one process."""
-    if c.monitors.wandb.enabled and c.logging.use_wandb:
-        yield Problem("wandb.enabled", "cannot be combined with use-wandb: true", "disable one of the two")
-
-
 def timed_operations_exist(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse a list of operations to time that is empty, or names one that does not exist."""
     logger = c.engine.comms_logger

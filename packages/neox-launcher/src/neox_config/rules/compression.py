@@ -221,18 +221,6 @@ def fp32_weights_are_quantized_forward(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem(name, what, "set it to true, or zero_optimization.stage: 0")
 
 
-def pruning_ends_after_it_starts(c: NeoXConfig) -> Iterator[Problem]:
-    """Require pruning to end after it starts."""
-    shared = c.compression.compression_training.sparse_pruning.shared_parameters
-    end = shared.schedule_offset_end
-    if end is not None and end < shared.schedule_offset:
-        yield Problem(
-            f"{_SPARSE}.schedule_offset_end",
-            f"is before schedule_offset: {shared.schedule_offset}",
-            f"use at least {shared.schedule_offset}",
-        )
-
-
 def patterns_of_weights_have_their_density(c: NeoXConfig) -> Iterator[Problem]:
     """Require N < M, and the density N / M for N:M patterns."""
     block = c.compression.compression_training.sparse_pruning

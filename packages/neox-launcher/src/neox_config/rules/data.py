@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import isfinite
 
+from neox_config.counted import counted
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -27,21 +28,26 @@ def data_comes_one_way(c: NeoXConfig) -> Iterator[Problem]:
             yield Problem(name, "is empty", "name at least one dataset")
 
 
-def labels_match_the_paths(c: NeoXConfig) -> Iterator[Problem]:
-    """Require one dataset of labels per dataset."""
+def lists_match_the_paths(c: NeoXConfig) -> Iterator[Problem]:
+    """Require one dataset of labels and one weight per dataset, no weight negative and not all zero."""
     for part in ("train", "valid", "test"):
-        name = f"{part}_label_data_paths"
-        labels, paths = getattr(c.data, name), getattr(c.data, f"{part}_data_paths")
-        if labels is None:
-            continue
-        if paths is None:
-            what = f"is given without {part}-data-paths"
-            yield Problem(name, what, f"name the tokens in {part}-data-paths, not in data-path")
-        elif len(labels) != len(paths):
+        paths, weights = getattr(c.data, f"{part}_data_paths"), getattr(c.data, f"{part}_data_weights")
+        labels = getattr(c.data, f"{part}_label_data_paths")
+        for name, given, entries in (
+            (f"{part}_label_data_paths", labels, ("dataset of labels", "datasets of labels")),
+            (f"{part}_data_weights", weights, ("weight", "weights")),
+        ):
+            if given is not None and paths is None:
+                what = f"is given without {part}-data-paths"
+                yield Problem(name, what, f"name the datasets in {part}-data-paths, not in data-path")
+            elif given is not None and len(given) != len(paths):
+                what = f"has {counted(len(given), *entries)} for {counted(len(paths), 'dataset')}"
+                yield Problem(name, what, "give one entry per dataset, in the same order")
+        if weights is not None and (min(weights, default=0) < 0 or not any(weights)):
             yield Problem(
-                name,
-                f"has {_count(len(labels), 'dataset')} of labels for {_count(len(paths), 'dataset')}",
-                "name the labels of each dataset, in the same order",
+                f"{part}_data_weights",
+                "must not contain a negative weight, or only zeros",
+                "give each dataset a weight of at least 0, and one a positive weight",
             )
 
 
@@ -50,34 +56,6 @@ def whole_documents_have_an_order(c: NeoXConfig) -> Iterator[Problem]:
     if c.data.sample_order == "lazy" and c.data.pack_impl != "packed":
         what = f"cannot order samples of whole documents (pack-impl: {c.data.pack_impl})"
         yield Problem("sample_order", what, "use gpt_neox, or pack-impl: packed")
-
-
-def weights_match_the_paths(c: NeoXConfig) -> Iterator[Problem]:
-    """Require one weight per dataset, none of them negative and not all zero."""
-    for part in ("train", "valid", "test"):
-        weights = getattr(c.data, f"{part}_data_weights")
-        paths = getattr(c.data, f"{part}_data_paths")
-        name = f"{part}_data_weights"
-        if weights is None:
-            continue
-        if paths is None:
-            yield Problem(name, f"is given without {part}-data-paths", f"add {part}-data-paths, or remove it")
-        elif len(weights) != len(paths):
-            yield Problem(
-                name,
-                f"has {_count(len(weights), 'weight')} for {_count(len(paths), 'dataset')}",
-                "give one weight per dataset",
-            )
-        if any(weight < 0 for weight in weights) or not any(weights):
-            yield Problem(
-                name,
-                "must not contain a negative weight, or only zeros",
-                "give each dataset a weight of at least 0, and one a positive weight",
-            )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def split_keeps_something(c: NeoXConfig) -> Iterator[Problem]:

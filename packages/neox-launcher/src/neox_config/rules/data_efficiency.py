@@ -30,8 +30,6 @@ def token_dropping_names_its_layers(c: NeoXConfig) -> Iterator[Problem]:
     if count is not None and total is not None and count > total:
         what = f"is more than total_layer_num: {total}"
         yield Problem(f"{name}.random_ltd_layer_num", what, f"use at most {total}")
-    schedule = ltd.random_ltd_schedule
-    yield from _in_order(f"{name}.random_ltd_schedule", "value", schedule.min_value, schedule.max_value)
 
 
 def token_dropping_fits_the_model(c: NeoXConfig) -> Iterator[Problem]:
@@ -97,15 +95,12 @@ def curricula_cut_to_lengths_that_there_are(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def curricula_grow_as_their_schedule_says(c: NeoXConfig) -> Iterator[Problem]:
-    """Require the parameters of each schedule, and difficulties that do not decrease."""
+    """Require the parameters of each schedule, and listed difficulties that increase."""
     legacy = c.data_efficiency.curriculum_learning
-    name = "curriculum_learning"
-    yield from _in_order(name, "difficulty", legacy.min_difficulty, legacy.max_difficulty)
     if legacy.enabled:
-        yield from _difficulty_schedule(name, legacy.schedule_type, legacy.schedule_config)
+        yield from _difficulty_schedule("curriculum_learning", legacy.schedule_type, legacy.schedule_config)
     metrics = c.data_efficiency.data_efficiency.data_sampling.curriculum_learning.curriculum_metrics
     for key, metric in metrics.items():
-        yield from _in_order(f"{METRICS}.{key}", "difficulty", metric.min_difficulty, metric.max_difficulty)
         yield from _difficulty_schedule(f"{METRICS}.{key}", metric.schedule_type, metric.schedule_config)
 
 
@@ -127,10 +122,3 @@ def _difficulty_schedule(name: str, schedule: str | None, config: ScheduleConfig
         what = f"has {entries} for {counted(len(config.difficulty), 'difficulty', 'difficulties')}"
         remedy = "give one entry fewer than difficulties; the last difficulty has no end"
         yield Problem(f"{name}.schedule_config.max_step", what, remedy)
-
-
-def _in_order(name: str, what: str, smallest: int | None, largest: int | None) -> Iterator[Problem]:
-    if smallest is not None and largest is not None and largest < smallest:
-        yield Problem(
-            f"{name}.max_{what}", f"is less than min_{what}: {smallest}", f"use at least {smallest}"
-        )

@@ -6,12 +6,9 @@ from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
 
-def elastic_sizes_are_in_order(c: NeoXConfig) -> Iterator[Problem]:
-    """Require max_gpus >= min_gpus, and micro-batches no larger than max_train_batch_size."""
+def micro_batches_fit_an_elastic_batch(c: NeoXConfig) -> Iterator[Problem]:
+    """Require micro-batches no larger than max_train_batch_size."""
     elastic = c.elasticity.elasticity
-    if elastic.max_gpus < elastic.min_gpus:
-        what = f"is less than min_gpus: {elastic.min_gpus}"
-        yield Problem("elasticity.max_gpus", what, f"use at least {elastic.min_gpus}")
     largest = max(elastic.micro_batch_sizes)
     if largest > elastic.max_train_batch_size:
         yield Problem(

@@ -13,12 +13,6 @@ _ALL = -1
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]+")
 
 
-def one_choice_of_slots(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse `include` together with `exclude`."""
-    if c.launch.include is not None and c.launch.exclude is not None:
-        yield Problem("exclude", "cannot be combined with include", "remove one of them")
-
-
 def slots_are_named_or_counted(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse num_gpus together with `include` or `exclude`, because the result would be ambiguous."""
     named = next((name for name in ("include", "exclude") if getattr(c.launch, name) is not None), None)

@@ -9,25 +9,21 @@ from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
 
-def the_noise_scale_reads_gradients_before_the_update(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse the noise scale if the engine reduces, clips and applies gradients in one call."""
-    if c.logging.log_gradient_noise_scale:
-        yield from _requires_the_seam(c, "log_gradient_noise_scale")
-
-
-def zero_gradients_are_counted_before_the_update(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse log_zero_gradients if the engine reduces, clips and applies gradients in one call."""
-    if c.logging.log_zero_gradients:
-        yield from _requires_the_seam(c, "log_zero_gradients")
-
-
-def _requires_the_seam(c: NeoXConfig, name: str) -> Iterator[Problem]:
-    if not engine_offers(c, "before_update"):
-        yield Problem(
-            name,
-            "reads gradients before the update, which DeepSpeed's engine does not show under ZeRO",
-            "remove it, or set engine: torch, or zero_optimization.stage: 0",
-        )
+def gradients_are_read_before_the_update(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse what reads gradients before the update if the engine reduces and applies them in one call."""
+    reads = "reads gradients before the update, which DeepSpeed's engine does not show under ZeRO"
+    leaves_out = (
+        "leaves out updates, which is not possible under ZeRO with DeepSpeed's engine, which reduces and "
+        "applies gradients in one call"
+    )
+    asked = {
+        "log_gradient_noise_scale": (c.logging.log_gradient_noise_scale, reads),
+        "log_zero_gradients": (c.logging.log_zero_gradients, reads),
+        "on_spike": (c.training.on_spike == "skip", leaves_out),
+    }
+    for name, (is_asked, what) in asked.items():
+        if is_asked and not engine_offers(c, "before_update"):
+            yield Problem(name, what, "remove it, or set engine: torch, or zero_optimization.stage: 0")
 
 
 def the_noise_scale_reads_averaged_gradients(c: NeoXConfig) -> Iterator[Problem]:

@@ -80,16 +80,6 @@ def the_parts_of_wsd_fit_the_schedule(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
-def one_schedule_after_loading(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse both ways of choosing the schedule when resuming."""
-    if c.lr_schedule.override_lr_scheduler and c.lr_schedule.use_checkpoint_lr_scheduler:
-        yield Problem(
-            "override_lr_scheduler",
-            "and use-checkpoint-lr-scheduler cannot both be true",
-            "set one of them to false",
-        )
-
-
 def a_scheduler_has_a_type(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse arguments of a scheduler, other than their defaults, without its type."""
     scheduler = c.optimizer.scheduler

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.engine import chosen_engine, engine_offers, only_deepspeeds
+from neox_config.derive.engine import chosen_engine, engine_offers
 from neox_config.derive.learning_rate import peak_instead_of_lr, peak_rate
 from neox_config.facts.optimizers import ARGUMENT_LIMITS, OPTIMIZER_FACTS
 from neox_config.problems import Problem, did_you_mean
@@ -113,32 +113,23 @@ def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
     if facts is None or facts.is_elementwise or facts.replica_states:
         return
-    if facts.joins_rows is not None:
-        yield from _flat_partitions(c)
-    elif not engine_offers(c, "whole_weights"):
+    if facts.joins_rows is not None and not engine_offers(c, "whole_rows"):
+        engine = chosen_engine(c)
+        yield Problem(
+            "optimizer.type",
+            "needs whole weights for its update, but DeepSpeed's ZeRO updates flat parts of them "
+            f"(the engine is {engine.name}: {engine.reason}); zero_allow_untested_optimizer does not change "
+            "that",
+            "remove what requires DeepSpeed, so that the torch engine trains, or set "
+            "zero_optimization.stage: 0, or use Adam",
+        )
+    elif facts.joins_rows is None and not engine_offers(c, "whole_weights"):
         yield Problem(
             "optimizer.type",
             "needs whole weights for its update, but ZeRO partitions weights; "
             "zero_allow_untested_optimizer does not change that",
             "set zero_optimization.stage: 0, or use Adam",
         )
-
-
-def _flat_partitions(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse DeepSpeed's ZeRO with optimizers that compute with whole rows."""
-    if engine_offers(c, "whole_rows"):
-        return
-    engine = chosen_engine(c)
-    changes = [f"remove {problem.name.removesuffix('.device')}" for problem in only_deepspeeds(c)]
-    if c.engine.engine == "deepspeed":
-        changes.append("set engine: torch")
-    yield Problem(
-        "optimizer.type",
-        "needs whole weights for its update, but DeepSpeed's ZeRO updates flat parts of them "
-        f"(the engine is {engine.name}: {engine.reason}); zero_allow_untested_optimizer does not change that",
-        f"{' and '.join(changes)}, so that the torch engine trains, or set zero_optimization.stage: 0, or "
-        "use Adam",
-    )
 
 
 def tensor_parallelism_splits_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:

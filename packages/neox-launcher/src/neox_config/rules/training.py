@@ -1,50 +1,23 @@
 """Rules about batch sizes, checkpoints and the engine."""
 
-from collections import Counter
 from collections.abc import Iterator
 
 from neox_config.derive.curricula import enabled_sampling
-from neox_config.derive.engine import engine_offers
 from neox_config.facts.stores import has_credentials, is_url
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
-
-_BLEND_REPORT = "set train-iters (neox-data blend-report --config shows the passes), or pack-impl: packed"
-# Reason and remedy, by whether every pass reads every document once.
-_PASSES_OF_WHOLE_DOCUMENTS = {
-    False: ("is not defined with samples that repeat documents as they fit", _BLEND_REPORT),
-    True: (
-        "cannot be computed before the training: the samples of a pass are known only after all "
-        "documents are packed",
-        _BLEND_REPORT,
-    ),
-}
 
 
 def the_length_of_training_is_given_once(c: NeoXConfig) -> Iterator[Problem]:
     """Require train_iters or train_epochs, and refuse both."""
     iterations, epochs = c.training.train_iters, c.training.train_epochs
     if iterations is None and epochs is None:
-        what, remedy = (
-            "is missing, and so is train_epochs",
-            "add train_iters: 1000 (iterations of the training)",
-        )
-        yield Problem("train_iters", what, remedy, value="")
+        remedy = "add train_iters: 1000 (iterations of the training)"
+        yield Problem("train_iters", "is missing, and so is train_epochs", remedy, value="")
     elif iterations is not None and epochs is not None:
-        yield _two_lengths(c)
-
-
-def _two_lengths(c: NeoXConfig) -> Problem:
-    """Return the problem of train_epochs and train_iters, with the place of the second one."""
-    what, names = "and train-iters cannot both be set", ("train_epochs", "train_iters")
-    places = {name: c.sources[name] for name in names if name in c.sources}
-    if "train_iters" in places:
-        what += f" ({places['train_iters']})"
-    # A value of the command line is meant, and replaces that of a file.
-    of_files = [name for name, place in places.items() if place.precedence == 0]
-    if len(of_files) == 1 and len(places) == 2:
-        return Problem("train_epochs", what, f"add --set {of_files[0].replace('_', '-')}=null")
-    return Problem("train_epochs", what, "remove one of them")
+        place = f" ({c.sources['train_iters']})" if "train_iters" in c.sources else ""
+        remedy = "remove one of them, or set it to null"
+        yield Problem("train_epochs", f"and train-iters cannot both be set{place}", remedy)
 
 
 def a_pass_reads_one_dataset_in_order(c: NeoXConfig) -> Iterator[Problem]:
@@ -60,8 +33,11 @@ def a_pass_reads_one_dataset_in_order(c: NeoXConfig) -> Iterator[Problem]:
             "set train-iters (neox-data blend-report shows the passes), or merge them with neox-data merge",
         )
     if c.data.pack_impl != "packed":
-        what, remedy = _PASSES_OF_WHOLE_DOCUMENTS[c.data.pack_impl == "best_fit"]
-        yield Problem("train_epochs", f"{what} (pack-impl: {c.data.pack_impl})", remedy)
+        yield Problem(
+            "train_epochs",
+            f"cannot be computed before documents are packed whole (pack-impl: {c.data.pack_impl})",
+            "set train-iters (neox-data blend-report --config shows the passes), or pack-impl: packed",
+        )
     if enabled_sampling(c.data_efficiency) is not None:
         yield Problem(
             "train_epochs",
@@ -98,26 +74,11 @@ def saving_needs_an_interval(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
-def one_spacing_of_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse save_growth together with save_interval."""
-    if c.checkpoint.save_growth is not None and c.checkpoint.save_interval is not None:
-        yield Problem("save_growth", "and save-interval cannot both be set", "remove one of them")
-
-
 def extra_saves_are_different_iterations(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse negative and repeated numbers in extra_save_iters."""
-    counts = Counter(c.checkpoint.extra_save_iters or ())
-    for iteration, times in sorted(counts.items()):
-        if iteration < 0:
-            what, remedy = (
-                f"contains {iteration:,}, but iterations are counted from 0",
-                "remove it from the list",
-            )
-        elif times > 1:
-            what, remedy = f"contains {iteration:,} more than once", "list it once"
-        else:
-            continue
-        yield Problem("extra_save_iters", what, remedy)
+    given = c.checkpoint.extra_save_iters or ()
+    if len(set(given)) < len(given) or min(given, default=0) < 0:
+        yield Problem("extra_save_iters", "must be a list of different numbers from 0", "list each once")
 
 
 def checkpoints_are_saved_locally_first(c: NeoXConfig) -> Iterator[Problem]:
@@ -170,17 +131,6 @@ def stores_are_urls(c: NeoXConfig) -> Iterator[Problem]:
             what = "contains a user name, and every checkpoint would record it"
             remedy = "remove it, and set credentials in the variables or files that the store's package reads"
             yield Problem(name, what, remedy)
-
-
-def skipping_a_spike_requires_the_gradients(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse on_spike: skip if the engine reduces, clips and applies gradients in one call."""
-    if c.training.on_spike == "skip" and not engine_offers(c, "before_update"):
-        yield Problem(
-            "on_spike",
-            "leaves out updates, which is not possible under ZeRO with DeepSpeed's engine, which reduces and "
-            "applies gradients in one call",
-            "set on-spike: rollback, engine: torch, or zero_optimization.stage: 0",
-        )
 
 
 def a_rollback_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:

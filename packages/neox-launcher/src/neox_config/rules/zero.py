@@ -8,33 +8,29 @@ from neox_config.schema.config import NeoXConfig
 _ADAM_STATES = 4
 
 
-def offload_param_needs_stage_3(c: NeoXConfig) -> Iterator[Problem]:
-    """Require stage 3 for offloading parameters."""
+def offloading_has_its_stage(c: NeoXConfig) -> Iterator[Problem]:
+    """Require ZeRO for offloading states, and stage 3 for offloading them to NVMe, or parameters."""
     zero = c.zero.zero_optimization
-    if zero.offload_param.device != "none" and zero.stage != 3:
-        yield Problem(
-            "zero_optimization.offload_param.device", f"requires stage 3, not {zero.stage}", "set stage: 3"
-        )
-
-
-def offload_optimizer_needs_zero(c: NeoXConfig) -> Iterator[Problem]:
-    """Require stage 1, 2 or 3 for offloading optimizer states, and stage 3 for offloading them to NVMe."""
-    zero = c.zero.zero_optimization
+    parameters, states = zero.offload_param.device, zero.offload_optimizer.device
+    if parameters != "none" and zero.stage != 3:
+        what = f"requires stage 3, not {zero.stage}"
+        yield Problem("zero_optimization.offload_param.device", what, "set stage: 3")
     name = "zero_optimization.offload_optimizer.device"
-    if zero.offload_optimizer.device != "none" and zero.stage == 0:
+    if states != "none" and zero.stage == 0:
         yield Problem(name, "requires ZeRO", "set stage: 1, 2 or 3")
-    elif zero.offload_optimizer.device == "nvme" and zero.stage != 3:
+    elif states == "nvme" and zero.stage != 3:
         yield Problem(name, f"requires stage 3, not {zero.stage}", "set stage: 3, or device: cpu")
 
 
 def offloading_says_where(c: NeoXConfig) -> Iterator[Problem]:
-    """Require `device` in every offload block, which has no effect without it."""
-    zero = c.zero.zero_optimization
-    for name, given in (("offload_param", zero.offload_param), ("offload_optimizer", zero.offload_optimizer)):
+    """Require `device` in every offload block, which has no effect without it, and the folder on NVMe."""
+    for block in ("offload_param", "offload_optimizer"):
+        given = getattr(c.zero.zero_optimization, block)
+        name = f"zero_optimization.{block}.device"
         if given.device == "none" and given.model_fields_set and "device" not in given.model_fields_set:
-            yield Problem(
-                f"zero_optimization.{name}.device", "is missing", "add device: cpu, nvme or none", value=""
-            )
+            yield Problem(name, "is missing", "add device: cpu, nvme or none", value="")
+        if given.device == "nvme" and given.nvme_path is None:
+            yield Problem(name, "requires nvme_path", "add nvme_path: /path/to/directory")
 
 
 def nvme_has_a_buffer_per_state(c: NeoXConfig) -> Iterator[Problem]:
@@ -46,19 +42,6 @@ def nvme_has_a_buffer_per_state(c: NeoXConfig) -> Iterator[Problem]:
             f"is less than the {_ADAM_STATES} tensors that Adam keeps per parameter",
             f"use at least {_ADAM_STATES}",
         )
-
-
-def nvme_needs_a_path(c: NeoXConfig) -> Iterator[Problem]:
-    """Require nvme_path for offloading to NVMe."""
-    zero = c.zero.zero_optimization
-    for name, device, path in (
-        ("offload_param", zero.offload_param.device, zero.offload_param.nvme_path),
-        ("offload_optimizer", zero.offload_optimizer.device, zero.offload_optimizer.nvme_path),
-    ):
-        if device == "nvme" and path is None:
-            yield Problem(
-                f"zero_optimization.{name}.device", "requires nvme_path", "add nvme_path: /path/to/directory"
-            )
 
 
 def all_states_are_offloaded(c: NeoXConfig) -> Iterator[Problem]:
@@ -87,24 +70,21 @@ def quantized_weights_need_stage_3(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
-def copies_are_compared_below_stage_3(c: NeoXConfig) -> Iterator[Problem]:
-    """Stage 3 partitions the weights: no rank holds a copy to compare."""
-    if c.training.sdc_check_interval is not None and c.zero.zero_optimization.stage == 3:
-        yield Problem(
-            "sdc_check_interval",
-            "compares copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
-            "remove it, or set zero_optimization.stage: 2",
-        )
-
-
 def ranks_are_compared_below_stage_3(c: NeoXConfig) -> Iterator[Problem]:
-    """Under stage 3 each layer waits for all ranks, so all compute equally long."""
-    if c.logging.straggler_threshold is not None and c.zero.zero_optimization.stage == 3:
-        yield Problem(
-            "straggler_threshold",
-            "compares the times of forward passes, which wait for all ranks under zero_optimization.stage 3",
-            "remove it, or set zero_optimization.stage: 2",
-        )
+    """Refuse to compare ranks under stage 3, which partitions the weights: each layer waits for all ranks."""
+    compares = {
+        "sdc_check_interval": (
+            c.training.sdc_check_interval,
+            "copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
+        ),
+        "straggler_threshold": (
+            c.logging.straggler_threshold,
+            "the times of forward passes, which wait for all ranks under zero_optimization.stage 3",
+        ),
+    }
+    for name, (value, what) in compares.items():
+        if value is not None and c.zero.zero_optimization.stage == 3:
+            yield Problem(name, f"compares {what}", "remove it, or set zero_optimization.stage: 2")
 
 
 def predivide_or_prescale(c: NeoXConfig) -> Iterator[Problem]:
@@ -139,7 +119,5 @@ def gathered_buckets_are_even(c: NeoXConfig) -> Iterator[Problem]:
     """Require an even bucket size, because stages 1 and 2 align messages to four bytes."""
     zero = c.zero.zero_optimization
     if zero.stage in (1, 2) and zero.allgather_bucket_size % 2:
-        what = "must be an even number"
-        yield Problem(
-            "zero_optimization.allgather_bucket_size", what, f"use {zero.allgather_bucket_size + 1}"
-        )
+        remedy = f"use {zero.allgather_bucket_size + 1}"
+        yield Problem("zero_optimization.allgather_bucket_size", "must be an even number", remedy)

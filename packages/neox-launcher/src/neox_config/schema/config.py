@@ -177,23 +177,12 @@ def parameter_named(name: str) -> Parameter:
     Raises:
         KeyError: There is no such parameter.
     """
-    return _by_name().get(name) or _by_name()[_declared_name(name)]
+    return _by_name().get(name) or _by_name()[_declared(name)[0]]
 
 
 def field_named(name: str) -> FieldInfo | None:
     """Return the field of a parameter or block, or None if it does not exist or is named by the user."""
-    parts = iter(name.split("."))
-    kind: type[Section] | None = sections().get(_homes().get(name.partition(".")[0], ""))
-    declared: FieldInfo | None = None
-    for part in parts:
-        declared = None if kind is None else kind.model_fields.get(part)
-        if declared is None:
-            return None
-        entry = entry_section(declared)
-        kind = inner_section(declared) or entry
-        if entry is not None and next(parts, None) is not None:
-            declared = None
-    return declared
+    return _declared(name)[1]
 
 
 def as_written(values: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
@@ -214,29 +203,29 @@ def as_written(values: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
     return found
 
 
-def _declared_name(name: str) -> str:
-    """Return the declared name: `<group>` replaces a name chosen by the user."""
+def _declared(name: str) -> tuple[str, FieldInfo | None]:
+    """Return the declared name of a parameter, and its field; `<group>` is a name chosen by the user."""
     found = []
     parts = iter(name.split("."))
-    kind: type[Section] | None = sections()[section_of(name.partition(".")[0])]
+    kind: type[Section] | None = sections().get(_homes().get(name.partition(".")[0], ""))
+    declared: FieldInfo | None = None
     for part in parts:
         found.append(part)
         declared = None if kind is None else kind.model_fields.get(part)
         kind = None if declared is None else inner_section(declared) or entry_section(declared)
         if declared is not None and entry_section(declared) is not None and next(parts, None) is not None:
             found.append(key_of(declared))
-    return ".".join(found)
+            declared = None
+    return ".".join(found), declared
 
 
 @cache
 def sections() -> dict[str, type[Section]]:
     """Return the sections by name."""
-    found: dict[str, type[Section]] = {}
-    for name, field in NeoXConfig.model_fields.items():
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Section)):
-            raise TypeError(f"{name} is not a section")
-        found[name] = field.annotation
-    return found
+    kinds = {name: field.annotation for name, field in NeoXConfig.model_fields.items()}
+    return {
+        name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)
+    }
 
 
 @cache

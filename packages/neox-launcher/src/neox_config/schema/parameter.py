@@ -230,7 +230,8 @@ class Section(BaseModel):
                 yield from inner.parameters(f"{prefix}{name}.", resume)
             if entry is not None:
                 each = f"{prefix}{name}.{key_of(field)}"
-                yield _describe_entry(each, entry, field)
+                doc = (entry.__doc__ or "").partition("\n")[0]
+                yield replace(_describe(each, field, None), doc=doc, needed=False)
                 yield from entry.parameters(f"{each}.", resume)
 
     def replaced(self, **changes: Any) -> Self:
@@ -259,8 +260,8 @@ def key_of(field: FieldInfo) -> str:
 
 def condition_of(field: FieldInfo) -> str | None:
     """Return the condition under which the field has an effect, or None if it always has."""
-    found = _details(field).get("used_when")
-    return found if isinstance(found, str) else None
+    condition: str | None = _details(field).get("used_when")
+    return condition
 
 
 def is_needed(field: FieldInfo) -> bool:
@@ -311,12 +312,6 @@ def _describe(name: str, field: FieldInfo, resume: Resume | None) -> Parameter:
         needed=is_needed(field),
         resume=None if is_block else resume,
     )
-
-
-def _describe_entry(name: str, kind: type[Section], field: FieldInfo) -> Parameter:
-    """Return the parameter that represents the entries of named blocks."""
-    doc = (kind.__doc__ or "").partition("\n")[0]
-    return replace(_describe(name, field, None), doc=doc, needed=False)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:

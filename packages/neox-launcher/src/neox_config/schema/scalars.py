@@ -19,12 +19,8 @@ QUOTE = "put it in quotes to make it text"
 _LONGEST_NUMBER = 300
 # Characters that no name or path has; in most texts, those of the first group are mistakes, too.
 _LINES, _CONTROLS = "\n\r\t", "\f\b\a\v\0\x1b"
-# Words that mean true or false only without quotes.
-_SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 # Accepted spellings of numbers.
 NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
-# A number with commas between its thousands.
-_GROUPED = re.compile(r"[-+]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?")
 # A number that looks like thousands where a point separates them; a whole number needs no fraction of zeros.
 _POINTS = re.compile(r"[-+]?[1-9][0-9]{0,2}(\.000)+")
 # Names of the types in messages and in the documentation.
@@ -106,17 +102,13 @@ def _read_text(value: str, kinds: frozenset[Any], may_have_lines: bool) -> Any:
         return folded[value.casefold()]
     if bool in kinds and value.casefold() in ("true", "false"):
         return value.casefold() == "true"
-    if bool in kinds and value.casefold() in _SWITCHES:
-        return _wrong(kinds, f"; write {_SWITCHES[value.casefold()]}")
     if int in kinds and float not in kinds and has_points(value):
         plain = value.strip().replace(".", "")
         is_read = f"{value.strip()} is {float(value):g}; " if value.count(".") == 1 else ""
         return _wrong(kinds, f"; {is_read}for {int(plain):,} write {plain}")
     if int in kinds or float in kinds or _has_choices(kinds, int):
         number = number_from(value)
-        if number is None:
-            return _wrong(kinds, _as_number(value, takes_fractions=float in kinds))
-        return _read_number(number, kinds)
+        return _wrong(kinds) if number is None else _read_number(number, kinds)
     return value if folded and bool not in kinds else _wrong(kinds)
 
 
@@ -140,28 +132,6 @@ def _checked_text(value: str, may_have_lines: bool) -> str:
             "neox", f"contains {value[error.start]!a}, half of a character; write the whole character"
         ) from None
     return value
-
-
-def _as_number(value: str, *, takes_fractions: bool) -> str:
-    """Return the remedy for a text that is almost a number: its comma may mean thousands, or a fraction."""
-
-    def is_valid(text: str) -> bool:
-        number = number_from(text)
-        return number is not None and (takes_fractions or float(number).is_integer())
-
-    # The comma after a value of JSON.
-    if value.endswith(",") and is_valid(value.removesuffix(",")):
-        return f"; write {value.removesuffix(',').strip()}"
-    value = value.strip()
-    grouped, fraction = value.replace(",", ""), value.replace(",", ".")
-    has_groups = _GROUPED.fullmatch(value) is not None
-    if has_groups and value.count(",") == 1 and "." not in value and takes_fractions:
-        return f"; write {fraction} if the comma begins the fraction, or {grouped} if it separates thousands"
-    if has_groups:
-        return f"; write {grouped}" if is_valid(grouped) else ""
-    if value.count(",") == 1 and takes_fractions and is_valid(fraction):
-        return f"; write {fraction}"
-    return ""
 
 
 def number_from(text: str) -> int | float | None:

@@ -6,17 +6,17 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from math import isqrt
 from typing import Any, Self
 
 from neox_config.counted import first_few
 from neox_config.derive.curricula import curricula_of_lengths
-from neox_config.derive.elasticity import elastic_batch, elastic_devices
+from neox_config.derive.elasticity import ElasticBatch, elastic_batch, elastic_devices
 from neox_config.derive.pipeline import unsuitable_micro_batches
+from neox_config.derive.problems import refusal
 from neox_config.derive.widths import MLP_SIZES, mlp_width
 from neox_config.errors import ConfigError
 from neox_config.facts.widths import next_aligned
-from neox_config.problems import Place, Problem, config_error, in_words, place_of
+from neox_config.problems import Place, Problem
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.parameter import Section
 from neox_config.spec.model import ModelSpec
@@ -36,7 +36,6 @@ __all__ = [
 
 # Upper bound on the parallel sizes tried for the suggestion.
 _MOST_SUGGESTED = 1024
-_MOST_TRIED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +113,17 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
     """
     problems: list[Problem] = []
     split = _split_devices(config, devices, hosts, problems)
-    elastic = config.elasticity.elasticity.enabled
-    batch = (_elastic_sizes if elastic else _batch_sizes)(config, split, problems)
+    counts: tuple[int, ...] = ()
+    if config.elasticity.elasticity.enabled:
+        batch, counts = _elastic_sizes(config, split, problems)
+    else:
+        batch = _batch_sizes(config, split, problems)
     problems += _indivisible_widths(config, split.model)
     problems += _unequal_neighbours(config, split)
     problems += _unequal_shares_of_short_sequences(config, split)
     problems += unsuitable_micro_batches(config, batch.accumulation)
     if problems:
-        located = [_located(problem, config) for problem in problems]
-        raise config_error(located, config.files)
+        raise refusal(config, *problems)
     sizes = Sizes(
         world=devices,
         hosts=hosts,
@@ -130,7 +131,7 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
         batch=batch.train,
         micro=batch.micro,
         accumulation=batch.accumulation,
-        elastic=batch.shared_by,
+        elastic=counts,
     )
     return Resolved.of(config, sizes)
 
@@ -201,105 +202,66 @@ def _split_devices(config: NeoXConfig, devices: int, hosts: int, problems: list[
     return _Split(data=max(1, devices // (model * pipe)), model=model, pipe=pipe)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    train: int
-    micro: int
-    accumulation: int
-    shared_by: tuple[int, ...] = ()
-
-
-def _elastic_sizes(config: NeoXConfig, split: _Split, problems: list[Problem]) -> _Batch:
-    """Return the batch sizes that the elasticity block chooses for these devices."""
+def _elastic_sizes(
+    config: NeoXConfig, split: _Split, problems: list[Problem]
+) -> tuple[ElasticBatch, tuple[int, ...]]:
+    """Return the batch sizes that the elasticity block chooses, and the numbers of devices they work with."""
     block = config.elasticity.elasticity
     try:
         counts = elastic_devices(block, devices_per_copy=split.model)
-        chosen = elastic_batch(block, devices=split.data * split.model, devices_per_copy=split.model)
+        devices = split.data * split.model
+        return elastic_batch(block, devices=devices, devices_per_copy=split.model), counts
     except ValueError as error:
         what, _, remedy = str(error).partition("; ")
         problems.append(Problem("elasticity.enabled", what, remedy))
-        return _Batch(train=split.data, micro=1, accumulation=1)
-    return _Batch(train=chosen.train, micro=chosen.micro, accumulation=chosen.accumulation, shared_by=counts)
+        return ElasticBatch(train=split.data, micro=1, accumulation=1), ()
 
 
-def _batch_sizes(config: NeoXConfig, split: _Split, problems: list[Problem]) -> _Batch:
+def _batch_sizes(config: NeoXConfig, split: _Split, problems: list[Problem]) -> ElasticBatch:
     """Compute the batch sizes: two of the three give the third; one alone implies an accumulation of 1."""
     training, copies = config.training, split.data
     train, micro = training.train_batch_size, training.train_micro_batch_size_per_gpu
     accumulation = training.gradient_accumulation_steps
     if train is None:
         micro, accumulation = micro or 1, accumulation or 1
-        return _Batch(train=micro * accumulation * copies, micro=micro, accumulation=accumulation)
-    if micro is not None and accumulation is not None:
-        if micro * accumulation * copies != train:
-            product = f"{micro} x {accumulation} x {copies}"
+        train = micro * accumulation * copies
+    elif micro is not None and accumulation is not None:
+        product = micro * accumulation * copies
+        if product != train:
+            what = "must equal micro-batch x accumulation x data-parallel size: "
+            what += f"{micro} x {accumulation} x {copies} = {product:,}"
+            problems.append(Problem("train_batch_size", what, f"set train-batch-size: {product}"))
+    else:
+        least = copies * (micro or accumulation or 1)
+        if train % least:
+            given = "micro-batch" if micro is not None else "accumulation"
+            factor = f"{given} {least // copies} x data-parallel size {copies}"
+            below = train // least * least
+            remedy = f"use {' or '.join(f'{size:,}' for size in (below, below + least) if size)}"
             problems.append(
                 Problem(
                     "train_batch_size",
-                    f"must equal micro-batch x accumulation x data-parallel size: {product} = "
-                    f"{micro * accumulation * copies:,}",
-                    f"set {_fitting_sizes(train, micro, accumulation, copies)}",
+                    f"is not divisible by {factor if least > copies else f'the data-parallel size {copies}'}",
+                    remedy,
                 )
             )
-        return _Batch(train=train, micro=micro, accumulation=accumulation)
-    known = micro or accumulation or 1
-    name = "micro-batch" if micro is not None else "accumulation"
-    if train % (known * copies):
-        product = (
-            f"{name} {known} x data-parallel size {copies}"
-            if known > 1
-            else f"the data-parallel size {copies}"
-        )
-        least = known * copies
-        below = train // least * least
-        remedy = f"use {' or '.join(f'{size:,}' for size in (below, below + least) if size)}"
-        others = _near_divisors(train // copies, known) if train % copies == 0 else []
-        remedy += f", or {name} {' or '.join(f'{size:,}' for size in others)}" if others else ""
-        problems.append(Problem("train_batch_size", f"is not divisible by {product}", remedy))
-    other = max(1, train // (known * copies))
-    if micro is not None:
-        return _Batch(train=train, micro=micro, accumulation=other)
-    return _Batch(train=train, micro=other, accumulation=known)
-
-
-def _fitting_sizes(train: int, micro: int, accumulation: int, copies: int) -> str:
-    """Return which single change makes the three batch sizes agree."""
-    choices = {
-        "train-batch-size": (micro * accumulation * copies, 1),
-        "train-micro-batch-size-per-gpu": (train, accumulation * copies),
-        "gradient-accumulation-steps": (train, micro * copies),
-    }
-    return " or ".join(f"{name}: {a // b}" for name, (a, b) in choices.items() if a % b == 0)
-
-
-def _near_divisors(number: int, size: int) -> list[int]:
-    """Return the divisors of a number nearest to a size that is none, below and above it."""
-    small = [each for each in range(1, min(isqrt(number), _MOST_TRIED) + 1) if number % each == 0]
-    divisors = {*small, *(number // each for each in small)}
-    below = max((each for each in divisors if each < size), default=None)
-    above = min((each for each in divisors if each > size), default=None)
-    return [each for each in (below, above) if each is not None]
+        other = max(1, train // least)
+        micro, accumulation = (other, accumulation or 1) if micro is None else (micro, other)
+    return ElasticBatch(train=train, micro=micro, accumulation=accumulation)
 
 
 def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterator[Problem]:
     """Yield a problem for each size that the tensor-parallel ranks cannot divide evenly."""
-    if config.model.num_attention_heads % model_parallel_size:
-        yield Problem(
-            "num_attention_heads",
-            f"cannot be divided among {model_parallel_size} tensor-parallel devices",
-            "use a multiple of model-parallel-size",
-        )
-    elif config.model.num_kv_heads is not None and config.model.num_kv_heads % model_parallel_size:
-        yield Problem(
-            "num_kv_heads",
-            f"cannot be divided among {model_parallel_size} tensor-parallel devices",
-            "use a multiple of model-parallel-size",
-        )
+    cannot = f"cannot be divided among {model_parallel_size} tensor-parallel devices"
+    heads, shared = config.model.num_attention_heads, config.model.num_kv_heads
+    if heads % model_parallel_size or (shared is not None and shared % model_parallel_size):
+        name = "num_attention_heads" if heads % model_parallel_size else "num_kv_heads"
+        yield Problem(name, cannot, "use a multiple of model-parallel-size")
     if config.parallelism.sequence_parallel and config.model.seq_length % model_parallel_size:
         multiple = config.model.seq_length // model_parallel_size * model_parallel_size
         yield Problem(
             "seq_length",
-            f"cannot be divided among {model_parallel_size} tensor-parallel devices (sequence-parallel)",
+            f"{cannot} (sequence-parallel)",
             f"use {multiple or model_parallel_size}, or set sequence-parallel: false",
         )
     width = mlp_width(config)
@@ -310,7 +272,7 @@ def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterato
         instead = "" if given is None else f" instead of {given.replace('_', '-')}"
         yield Problem(
             given or "mlp_width",
-            f"{gives}cannot be divided among {model_parallel_size} tensor-parallel devices",
+            f"{gives}{cannot}",
             f"set mlp-width: {multiple}{instead}, or use another model-parallel-size",
             value=f"{width}" if given is None else None,
         )
@@ -351,7 +313,3 @@ def _unequal_neighbours(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
     elif split.data % size:
         what = f"does not divide the data-parallel size {split.data}"
         yield Problem(name, what, f"use a divisor of {split.data}")
-
-
-def _located(problem: Problem, config: NeoXConfig) -> Problem:
-    return problem.located(place_of(config.sources, problem.name), in_words(config.value_of(problem.name)))

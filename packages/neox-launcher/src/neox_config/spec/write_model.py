@@ -31,7 +31,8 @@ def settings_of(spec: ModelSpec) -> Settings:
         "num-layers": len(spec.layers),
         "hidden-size": spec.width,
         "num-attention-heads": 1,
-        **_joined(_of_layer(layer) for layer in spec.layers),
+        **_joined(layer.mixer.settings() for layer in spec.layers),
+        **_joined(layer.channel.settings() for layer in spec.layers if layer.channel is not None),
         "max-position-embeddings": spec.max_positions,
         "seq-length": next(
             (layer.mixer.length for layer in spec.layers if isinstance(layer.mixer, SpatialMLP)),
@@ -71,10 +72,6 @@ def _joined(each: Iterable[Settings]) -> Settings:
             if found.setdefault(name, value) != value:
                 raise ValueError(f"layers differ in {name}: {found[name]} and {value}")
     return found
-
-
-def _of_layer(layer: Layer) -> Settings:
-    return layer.mixer.settings() | ({} if layer.channel is None else layer.channel.settings())
 
 
 def _positions(spec: ModelSpec) -> list[Any]:

@@ -14,10 +14,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from neox_config.errors import LaunchError
@@ -27,13 +26,13 @@ from neox_launcher.agent.output import OutputPipes
 from neox_launcher.agent.worker_environment import place_variables, worker_environment
 from neox_launcher.agent.workers import Workers
 from neox_launcher.protocol.background import BackgroundQueue, describe_loss
-from neox_launcher.protocol.channel import Channel, ConnectionLostError, own_addresses
+from neox_launcher.protocol.channel import Channel, ConnectionLostError, listen_everywhere, own_addresses
 from neox_launcher.protocol.failure_record import record_failures
 from neox_launcher.protocol.handshake import TOKEN_VARIABLE, connect
 from neox_launcher.protocol.messages import Message
 from neox_launcher.protocol.orders import AgentOrders, Place
 from neox_launcher.protocol.outcome import Failure, ended_by_stop
-from neox_launcher.protocol.run_folder import run_folder
+from neox_launcher.protocol.run_folder import no_room, run_folder
 from neox_launcher.protocol.stop_signals import STOP_SIGNALS, block_warning, unblock_warning
 from neox_launcher.worker.bootstrap import CORES_FILE, OUTPUT_STREAMS
 from neox_launcher.worker.ranks import STORE_SOCKET_VARIABLE, read_mpi_rank
@@ -62,7 +61,11 @@ def main() -> None:
     options = _parse(sys.argv[1:])
     host = socket.gethostname()
     try:
-        who = _who_am_i(options)
+        who = {
+            "number": options.host_number,
+            "name": os.environ.get("SLURMD_NODENAME", host) if options.slurm else None,
+            "rank": read_mpi_rank() if options.mpi else None,
+        }
         addresses, _, port = options.launcher.rpartition(":")
         channel = connect(addresses.split(","), int(port), _read_token(options.token_file), host=host)
         with run_folder() as folder, Agent(channel, folder, host) as agent:
@@ -88,14 +91,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help=f"read the token from this file instead of {TOKEN_VARIABLE} or standard input",
     )
     return parser.parse_args(arguments)
-
-
-def _who_am_i(options: argparse.Namespace) -> Message:
-    return {
-        "number": options.host_number,
-        "name": os.environ.get("SLURMD_NODENAME", socket.gethostname()) if options.slurm else None,
-        "rank": read_mpi_rank().rank if options.mpi else None,
-    }
 
 
 def _read_token(path: str | None) -> str:
@@ -172,8 +167,7 @@ class Agent:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._workers is not None:
-            self._workers.kill()
+        self._kill({})
         self._close_store_socket()
         self._pipes.close()
         self._channel.close()
@@ -188,7 +182,7 @@ class Agent:
             ConnectionLostError: the connection to the launcher is lost.
         """
         for number in STOP_SIGNALS:
-            signal.signal(number, self._remember)
+            signal.signal(number, lambda number, frame: self._signals.append(number))
         unblock_warning()
         addresses = own_addresses(fallback=self._channel.address)
         self._channel.send("hello", **who, host=self._host, addresses=addresses, time=time.time())
@@ -203,7 +197,8 @@ class Agent:
                 elif not is_behind:
                     self._pipes.read(key.fd)
             self._outbox.check()
-            self._send_signals()
+            while self._signals:
+                self._send("signal", number=self._signals.pop(0))
             if self._workers is not None:
                 self._watch(self._workers)
         self._outbox.wait(_LEAVE_SECONDS)
@@ -223,13 +218,6 @@ class Agent:
         text = text.lstrip() if self._orders.output == "all" else text
         return "output", lambda: {"rank": self._place.ranks[0], "stream": "stderr", "text": text}
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
-
-    def _send_signals(self) -> None:
-        while self._signals:
-            self._send("signal", number=self._signals.pop(0))
-
     def _note_orders(self, message: Message) -> None:
         self._orders = AgentOrders.from_fields(message["orders"])
 
@@ -238,30 +226,28 @@ class Agent:
         orders = self._orders
         self._place = place = Place.from_fields(message["place"])
         try:
-            self._write_files(orders)
+            if not Path(orders.working_directory).is_dir():
+                raise LaunchError(
+                    f"the working directory {orders.working_directory} does not exist here; start "
+                    "neox-launch in a directory that exists on all hosts"
+                )
+            write_aside(self._folder / AGENT_FILE, str(os.getpid()))
+            if orders.resolved:
+                write_aside(self._folder / _RESOLVED, orders.resolved)
+            if orders.bind_cores:
+                write_aside(self._folder / CORES_FILE, "")
             self._pipes = self._open_pipes(orders, place)
             if 0 in place.ranks:
-                self._store_socket = _listen(orders.master_port)
+                # Rank 0 inherits it, so that no other process can take the port.
+                self._store_socket = listen_everywhere(orders.master_port, "master-port", _STORE_BACKLOG)
             self._environment = worker_environment(
                 orders, place.slots, own=os.environ, cores=len(os.sched_getaffinity(0))
             )
         except (OSError, LaunchError) as error:
-            self._send("refused", message=_reason(error))
+            self._send("refused", message=no_room(error) if isinstance(error, OSError) else str(error))
             return
         port = None if self._store_socket is None else self._store_socket.getsockname()[1]
         self._send("ready", port=port)
-
-    def _write_files(self, orders: AgentOrders) -> None:
-        if not Path(orders.working_directory).is_dir():
-            raise LaunchError(
-                f"the working directory {orders.working_directory} does not exist here; start neox-launch in "
-                "a directory that exists on all hosts"
-            )
-        write_aside(self._folder / AGENT_FILE, str(os.getpid()))
-        if orders.resolved:
-            write_aside(self._folder / _RESOLVED, orders.resolved)
-        if orders.bind_cores:
-            write_aside(self._folder / CORES_FILE, "")
 
     def _open_pipes(self, orders: AgentOrders, place: Place) -> OutputPipes:
         shows_all = orders.output == "all"
@@ -278,7 +264,12 @@ class Agent:
             files=files,
             logged=logged,
             show=self._show,
-            keeps_terminal=_terminal_streams() if shares_terminal else (),
+            # Rank 0 uses the terminal itself: it may ask for prompts.
+            keeps_terminal=[
+                name
+                for number, name in enumerate(OUTPUT_STREAMS, start=1)
+                if shares_terminal and os.isatty(number)
+            ],
         )
         for descriptor in pipes.descriptors:
             self._selector.register(descriptor, selectors.EVENT_READ)
@@ -327,9 +318,10 @@ class Agent:
             self._send_end(workers)
 
     def _send_progress(self, workers: Workers, *, is_last: bool = False) -> None:
-        now, may_send = time.monotonic(), self._may_send.is_set() or is_last
-        news: dict[int, int] = {}
-        if may_send and (is_last or now >= self._next_progress):
+        if not (self._may_send.is_set() or is_last):
+            return
+        now, news, status = time.monotonic(), dict[int, int](), Message()
+        if is_last or now >= self._next_progress:
             self._next_progress = now + _PROGRESS_SECONDS
             before, self._progress = self._progress, workers.progress()
             news = {
@@ -337,14 +329,11 @@ class Agent:
                 for rank, (iteration, when) in self._progress.items()
                 if before.get(rank) != (iteration, when)
             }
-        status: Message = {}
-        if may_send and (is_last or now >= self._next_status):
+        if is_last or now >= self._next_status:
             self._next_status = now + _STATUS_SECONDS
-            status = workers.status()
-        if status == self._status:
-            status = {}
+            before_status, self._status = self._status, workers.status() or self._status
+            status = {} if self._status == before_status else self._status
         if news or status:
-            self._status = status or self._status
             self._send("progress", ranks=news, status=status)
 
     def _send_end(self, workers: Workers) -> None:
@@ -369,10 +358,12 @@ class Agent:
         folder = self._orders.record_folder
         if folder is None:
             return
-        # A worker that was still loading has ended as requested.
-        kept = [failure for failure in failures if not (self._is_stopping and ended_by_stop(failure))]
-        # The record is that of the running training.
-        kept = [failure for failure in kept if not failure.is_refused_start]
+        # A worker that was still loading has ended as requested. The record is that of the running training.
+        kept = [
+            failure
+            for failure in failures
+            if not failure.is_refused_start and not (self._is_stopping and ended_by_stop(failure))
+        ]
         try:
             record_failures(folder, kept, **start_of(self._orders.environment))
         except OSError as error:
@@ -398,39 +389,3 @@ class Agent:
 
     def _leave(self, message: Message) -> None:
         self._has_leave, self.exit_code = True, int(message["exit_code"])
-
-
-def _terminal_streams() -> Collection[str]:
-    """Return the standard streams that are a terminal, which rank 0 uses itself: it may ask for prompts."""
-    return [name for number, name in enumerate(OUTPUT_STREAMS, start=1) if os.isatty(number)]
-
-
-def _reason(error: OSError | LaunchError) -> str:
-    if isinstance(error, LaunchError):
-        return str(error)
-    where = error.filename or "the folder for temporary files"
-    return f"{where} cannot be written: {error.strerror}; free disk space, or set TMPDIR to another folder"
-
-
-def _listen(port: int) -> socket.socket:
-    """Return a listening socket for rank 0, which inherits it, so that no other process can take the port.
-
-    Args:
-        port: requested port; 0 for a free one.
-
-    Raises:
-        LaunchError: the port cannot be used.
-    """
-    both = socket.has_dualstack_ipv6()
-    try:
-        return socket.create_server(
-            ("", port),
-            family=socket.AF_INET6 if both else socket.AF_INET,
-            dualstack_ipv6=both,
-            backlog=_STORE_BACKLOG,
-        )
-    except OSError as error:
-        raise LaunchError(
-            f"master-port: {port} cannot be used here: {os.strerror(error.errno or 0)}; choose another port, "
-            "or leave it out"
-        ) from error

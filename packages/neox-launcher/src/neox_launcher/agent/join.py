@@ -5,8 +5,6 @@ import signal
 import socket
 import sys
 import time
-from types import FrameType
-from typing import NoReturn
 
 from neox_config.errors import LaunchError
 from neox_launcher.agent.agent import Agent
@@ -54,7 +52,7 @@ def join_launch(address: str, port: int, token: str, *, host_number: int, within
 def _connect_patiently(address: str, port: int, token: str, host: str, *, within: float) -> Channel:
     """Try to connect until the launching process is ready; it may start later, and its name exist later."""
     # A process that is the first of a container is not ended by signals without a handler.
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(SIGNALLED + number))
     deadline, reported = time.monotonic() + within, False
     while True:
         try:
@@ -69,7 +67,3 @@ def _connect_patiently(address: str, port: int, token: str, host: str, *, within
                 sys.stderr.write(f"waiting for process 0 at {address}:{port} ({error})\n")
                 reported = True
         time.sleep(_RETRY_SECONDS)
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(SIGNALLED + number)

@@ -1,6 +1,5 @@
 """Environment variables of the workers of one host: devices, threads, ranks and those in the orders."""
 
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -80,17 +79,16 @@ def _devices(orders: AgentOrders, slots: Sequence[int], own: Mapping[str, str], 
 
 
 def _topology() -> str:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        raise LaunchError("detect-nvlink-pairs: nvidia-smi is not installed here; leave it out")
     try:
-        shown = subprocess.run(
-            [command, "topo", "-m"], capture_output=True, text=True, timeout=_TOPOLOGY_SECONDS, check=False
-        )
+        return subprocess.run(
+            ["nvidia-smi", "topo", "-m"],
+            capture_output=True,
+            text=True,
+            timeout=_TOPOLOGY_SECONDS,
+            check=False,
+        ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
-        reason = f"cannot be started: {error.strerror}" if isinstance(error, OSError) else "does not answer"
         raise LaunchError(
-            f"detect-nvlink-pairs: nvidia-smi topo -m {reason}; check the GPUs and the driver of this host, "
-            "or leave it out"
+            f"detect-nvlink-pairs: nvidia-smi topo -m cannot be run here: {error}; check the GPUs and the "
+            "driver of this host, or leave it out"
         ) from error
-    return shown.stdout

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,20 @@ class Workers:
     def failures(self) -> list[Failure]:
         """Return the failures of the workers; to be called after all have ended."""
         self._note_deaths()
-        return [*self._reported(), *self._unreported()]
+        paths = [worker_file(self._folder, rank, "error.json") for rank in self._processes]
+        reports = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+        unreported = [
+            Failure(
+                rank=rank,
+                host=self._host,
+                time=when - HEAD_START_SECONDS,
+                message=_death_in_words(self._codes[rank]),
+                exit_code=as_exit_code(self._codes[rank]) or 1,
+                unreported=True,
+            )
+            for rank, when in self._silent.items()
+        ]
+        return [*(Failure(**report) for report in reports), *unreported]
 
     def progress(self) -> dict[int, tuple[int, float]]:
         """Return for each rank the last reported iteration, and its time in seconds since 1970."""
@@ -195,11 +208,10 @@ class Workers:
         return seen
 
     def _answer_of(self, rank: int) -> dict[str, str]:
-        answer = {}
-        for name in ("stacks", "answer"):
-            path = worker_file(self._folder, rank, name)
-            answer[name] = path.read_text(errors="replace") if path.exists() else ""
-        return answer
+        paths = {name: worker_file(self._folder, rank, name) for name in ("stacks", "answer")}
+        return {
+            name: path.read_text(errors="replace") if path.exists() else "" for name, path in paths.items()
+        }
 
     def _code_of(self, rank: int) -> int | None:
         """Return the exit code of a worker, negative for a signal; None if it is running.
@@ -226,30 +238,10 @@ class Workers:
         for rank in self._processes:
             # Before looking for the report, because a worker reports before it ends.
             code = self._code_of(rank)
-            if rank not in self._silent and code is not None and not self._has_reported(rank, code):
+            names = ("error.json",) if code else ("error.json", "end")
+            has_reported = any(worker_file(self._folder, rank, name).exists() for name in names)
+            if rank not in self._silent and code is not None and not has_reported:
                 self._silent[rank] = time.time()
-
-    def _has_reported(self, rank: int, code: int) -> bool:
-        names = ("error.json",) if code else ("error.json", "end")
-        return any(worker_file(self._folder, rank, name).exists() for name in names)
-
-    def _reported(self) -> Iterator[Failure]:
-        for rank in self._processes:
-            path = worker_file(self._folder, rank, "error.json")
-            if path.exists():
-                yield Failure(**json.loads(path.read_text(encoding="utf-8")))
-
-    def _unreported(self) -> Iterator[Failure]:
-        for rank, when in self._silent.items():
-            code = self._codes[rank]
-            yield Failure(
-                rank=rank,
-                host=self._host,
-                time=when - HEAD_START_SECONDS,
-                message=_death_in_words(code),
-                exit_code=as_exit_code(code) or 1,
-                unreported=True,
-            )
 
 
 def _state_of(pid: int) -> str:

@@ -33,7 +33,7 @@ def render_results(results: Sequence[Result], metric: str) -> str:
         return "no trial has finished"
     ranked = sorted(results, key=lambda result: result.merit(metric), reverse=True)
     lines: list[tuple[str, ...]] = [(*_NAMES, "time", "samples/s", "TFLOP/s", "")]
-    lines += [(*_cells(result.experiment), *_figures(result), _remark(result)) for result in ranked]
+    lines += [(*_cells(result.experiment), *_measured(result)) for result in ranked]
     table = f"trials, best {metric} first\n\n{_table(lines)}"
     best = best_of(results, metric)
     if best is None:
@@ -54,16 +54,13 @@ def _cells(experiment: Experiment) -> tuple[str, ...]:
     )
 
 
-def _figures(result: Result) -> tuple[str, str, str]:
+def _measured(result: Result) -> tuple[str, str, str, str]:
+    """Return time, rates and remark."""
     if result.seconds is None:
-        return "", "", ""
-    return f"{result.seconds:.4g} s", f"{result.samples_per_second:,.4g}", f"{result.tflops_per_device:.3g}"
-
-
-def _remark(result: Result) -> str:
-    if result.status == "measured":
-        return "from an earlier run" if result.was_reused else ""
-    return f"{result.status}: {result.reason}"
+        return "", "", "", f"{result.status}: {result.reason}"
+    remark = "from an earlier run" if result.was_reused else ""
+    rates = f"{result.samples_per_second:,.4g}", f"{result.tflops_per_device:.3g}"
+    return f"{result.seconds:.4g} s", *rates, remark
 
 
 def _yes(value: bool | None) -> str:

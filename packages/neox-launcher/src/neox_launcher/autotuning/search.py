@@ -9,27 +9,6 @@ from neox_launcher.autotuning.space import Candidate, Experiment
 
 __all__ = ["in_order", "search"]
 
-_Order = Callable[[list[Candidate], str, int], list[Candidate]]
-
-
-def _as_listed(candidates: list[Candidate], metric: str, seed: int) -> list[Candidate]:
-    return candidates
-
-
-def _shuffled(candidates: list[Candidate], metric: str, seed: int) -> list[Candidate]:
-    return random.Random(seed).sample(candidates, len(candidates))
-
-
-def _best_estimate_first(candidates: list[Candidate], metric: str, seed: int) -> list[Candidate]:
-    return sorted(candidates, key=lambda candidate: candidate.merit(metric), reverse=True)
-
-
-_ORDERS: dict[str, _Order] = {
-    "gridsearch": _as_listed,
-    "random": _shuffled,
-    "model_based": _best_estimate_first,
-}
-
 
 def in_order(candidates: Sequence[Candidate], tuning: Autotuning, *, seed: int) -> list[list[Candidate]]:
     """Group candidates by ZeRO stage, the best estimate first, and order each group by the tuner type.
@@ -45,7 +24,11 @@ def in_order(candidates: Sequence[Candidate], tuning: Autotuning, *, seed: int) 
     stages = sorted(
         by_stage.values(), key=lambda stage: max(one.merit(tuning.metric) for one in stage), reverse=True
     )
-    return [_ORDERS[tuning.tuner_type](stage, tuning.metric, seed) for stage in stages]
+    if tuning.tuner_type == "random":
+        return [random.Random(seed).sample(stage, len(stage)) for stage in stages]
+    if tuning.tuner_type == "model_based":
+        return [sorted(stage, key=lambda one: one.merit(tuning.metric), reverse=True) for stage in stages]
+    return stages
 
 
 def search(

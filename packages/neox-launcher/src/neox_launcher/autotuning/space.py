@@ -176,14 +176,13 @@ def _chosen(
     else:
         start = resolved.run.batch.micro
         candidates = [candidate for candidate, _ in judged]
-        ranked = sorted(candidates, key=lambda one: _distance(one.experiment.micro_batch, start))
+        # From the start upwards, then downwards.
+        ranked = sorted(
+            candidates,
+            key=lambda one: (one.experiment.micro_batch < start, abs(one.experiment.micro_batch - start)),
+        )
     kept = ranked[: tuning.num_tuning_micro_batch_sizes]
     return sorted(kept, key=lambda one: one.experiment.micro_batch)
-
-
-def _distance(size: int, start: int) -> tuple[bool, int]:
-    """Return a sort key: from the start upwards, then downwards."""
-    return size < start, abs(size - start)
 
 
 def _switch(name: str, is_on: bool) -> str:

@@ -1,7 +1,7 @@
 """`neox-launch` with `autotuning.enabled`: runs trials instead of a training, and prints their results."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +9,11 @@ import click
 
 from neox_config import Resolved, resolve
 from neox_config.command_line import INTERRUPTED
+from neox_config.counted import counted
+from neox_config.derive.problems import refusal
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.estimate.suggest import Cluster
-from neox_config.problems import Problem, config_error, in_words, place_of
+from neox_config.problems import Problem
 from neox_launcher.autotuning.report import list_experiments, render_experiments, render_results
 from neox_launcher.autotuning.results import Result, Results, best_of
 from neox_launcher.autotuning.search import in_order, search
@@ -56,7 +58,9 @@ def tune(
     resolved = _tried(plan)
     stages = candidates_in_order(plan, resolved)
     if dry_run is not None:
-        _show(stages, dry_run)
+        listed = {"experiments": list_experiments(stages)}
+        is_json = dry_run == "json"
+        click.echo(json.dumps(listed, indent=2, allow_nan=False) if is_json else render_experiments(stages))
         return print_refusal_reasons(plan)
     refuse_what_cannot_run(plan)
     tuning = resolved.config.autotuning.autotuning
@@ -99,9 +103,7 @@ def candidates_in_order(plan: LaunchPlan, resolved: Resolved) -> list[list[Candi
     tuning = config.autotuning.autotuning
     if not found:
         what, remedy = _why_nothing(resolved)
-        name = "autotuning.enabled"
-        problem = Problem(name, what, remedy).located(place_of(config.sources, name), in_words(True))
-        raise config_error([problem], config.files)
+        raise refusal(config, Problem("autotuning.enabled", what, remedy))
     return in_order(found, tuning, seed=config.training.seed)
 
 
@@ -110,8 +112,8 @@ def _why_nothing(resolved: Resolved) -> tuple[str, str]:
     copies = resolved.run.layout.data
     if most is not None:
         return (
-            f"leaves nothing to try within autotuning.max_train_batch_size: {most} on {copies:,} "
-            f"cop{'ies' if copies > 1 else 'y'} of the model",
+            f"leaves nothing to try within autotuning.max_train_batch_size: {most} on "
+            f"{counted(copies, 'copy', 'copies')} of the model",
             "raise it, or lower train-batch-size or gradient-accumulation-steps",
         )
     return "finds no candidate that fits into device memory", "use more devices, or offload optimizer states"
@@ -125,10 +127,8 @@ def _tried(plan: LaunchPlan) -> Resolved:
     """
     config, layout = plan.resolved.config, plan.resolved.run.layout
     if config.elasticity.elasticity.enabled:
-        name = "autotuning.enabled"
         what = "varies the micro-batch, which elasticity.enabled also sets"
-        problem = Problem(name, what, "disable one of them")
-        raise config_error([problem.located(place_of(config.sources, name), in_words(True))], config.files)
+        raise refusal(config, Problem("autotuning.enabled", what, "disable one of them"))
     if "autotuning.mp_size" not in config.sources:
         return plan.resolved
     parallelism = config.parallelism.replaced(model_parallel_size=config.autotuning.autotuning.mp_size)
@@ -146,13 +146,6 @@ def _plan_trial(request: Request, path: Path) -> LaunchPlan:
     plan = plan_launch(own)
     refuse_what_cannot_run(plan)
     return plan
-
-
-def _show(stages: Sequence[Sequence[Candidate]], form: str) -> None:
-    if form == "json":
-        click.echo(json.dumps({"experiments": list_experiments(stages)}, indent=2, allow_nan=False))
-    else:
-        click.echo(render_experiments(stages))
 
 
 def _print_result(result: Result, number: int) -> None:

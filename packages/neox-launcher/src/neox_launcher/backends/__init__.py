@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from neox_launcher.backends.base import Backend, Command, Contact, too_large
 from neox_launcher.backends.local import LocalBackend
-from neox_launcher.backends.mpich import MpichBackend
-from neox_launcher.backends.mvapich import MvapichBackend
-from neox_launcher.backends.openmpi import OpenMpiBackend
+from neox_launcher.backends.mpich import MPICH
+from neox_launcher.backends.mvapich import MVAPICH
+from neox_launcher.backends.openmpi import OPEN_MPI
 from neox_launcher.backends.pdsh import PdshBackend
 from neox_launcher.backends.slurm import SlurmBackend
 from neox_launcher.backends.ssh import SshBackend
@@ -17,8 +17,8 @@ BACKENDS: Mapping[str, Backend] = {
     "local": LocalBackend(),
     "pdsh": PdshBackend(),
     "ssh": SshBackend(),
-    "openmpi": OpenMpiBackend(),
-    "mvapich": MvapichBackend(),
-    "mpich": MpichBackend(),
+    "openmpi": OPEN_MPI,
+    "mvapich": MVAPICH,
+    "mpich": MPICH,
     "slurm": SlurmBackend(),
 }

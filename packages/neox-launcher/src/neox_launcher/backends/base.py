@@ -1,10 +1,11 @@
 """The interface of the backends, and what several of them share."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Protocol
+from typing import ClassVar
 
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.protocol.handshake import TOKEN_VARIABLE
@@ -16,7 +17,6 @@ __all__ = [
     "Contact",
     "agent_command",
     "host_file",
-    "refuse_ipv6",
     "remote_command",
     "too_large",
 ]
@@ -84,21 +84,33 @@ class Command:
         return self.given_up is not None and Path(f"{self.given_up}{host_number}").exists()
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Turns a plan into the commands that start its agents.
 
     Attributes:
         uses_names: whether this machine must be able to resolve the host names.
     """
 
-    uses_names: bool
+    uses_names: ClassVar[bool] = True
 
+    @abstractmethod
     def missing(self) -> str | None:
         """Return why this backend cannot work here and what to do; None if it can."""
 
     def refuses(self, plan: LaunchPlan) -> str | None:
-        """Return why this backend cannot start this plan and what to do; None if it can."""
+        """Return why this backend cannot start this plan and what to do; None if it can.
 
+        Most tools cannot parse IPv6 addresses, because a colon has another meaning for them.
+        """
+        found = next((host.name for host in plan.world.hosts if ":" in host.name), None)
+        if found is None:
+            return None
+        return (
+            f"launcher: {plan.launcher} cannot reach a host by its IPv6 address {found}; use the host name, "
+            "or launcher: ssh"
+        )
+
+    @abstractmethod
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
         """Return the commands to run on this machine, all at the same time."""
 
@@ -162,14 +174,3 @@ def _variables(environment: Mapping[str, str]) -> list[bytes]:
 
 def _total(strings: Iterable[bytes]) -> int:
     return sum(len(string) + _OVERHEAD_BYTES for string in strings)
-
-
-def refuse_ipv6(plan: LaunchPlan) -> str | None:
-    """Return why a tool that cannot parse IPv6 addresses cannot start this plan, or None if it can."""
-    found = next((host.name for host in plan.world.hosts if ":" in host.name), None)
-    if found is None:
-        return None
-    return (
-        f"launcher: {plan.launcher} cannot reach a host by its IPv6 address {found}; use the host name, or "
-        "launcher: ssh"
-    )

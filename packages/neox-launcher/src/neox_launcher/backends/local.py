@@ -2,13 +2,13 @@
 
 import importlib.util
 
-from neox_launcher.backends.base import TOKEN_VARIABLE, Command, Contact, agent_command
+from neox_launcher.backends.base import TOKEN_VARIABLE, Backend, Command, Contact, agent_command
 from neox_launcher.plan.plan import LaunchPlan
 
 __all__ = ["LocalBackend"]
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Starts one agent on this machine."""
 
     uses_names = False

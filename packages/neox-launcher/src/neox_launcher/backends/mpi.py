@@ -1,13 +1,16 @@
-"""Determines to which MPI a start program belongs, from its `--version`: several are called mpirun."""
+"""The backends that use an MPI, and to which MPI a start program belongs: several are called mpirun."""
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 
-__all__ = ["Flavour", "Found", "find_program", "flavour_of"]
+from neox_launcher.backends.base import Backend, Command, Contact
+from neox_launcher.plan.plan import LaunchPlan
+
+__all__ = ["Flavour", "MpiBackend", "flavour_of"]
 
 _PATIENCE_SECONDS = 10
 
@@ -23,57 +26,55 @@ class Flavour(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Result of the search for a start program.
+class MpiBackend(Backend):
+    """One start program of an MPI for all workers.
 
     Args:
-        path: path of the program; None if there is none of the wanted kinds.
-        flavour: kind of that program, else of the last program that was examined; None if there is none.
-        names: names that were searched for.
+        launcher: name of the backend.
+        programs: names to search for on PATH, in this order.
+        wanted: accepted kinds.
+        packages: packages that contain the program.
+        command: returns the command, given the program, its kind, the plan and the contact.
     """
 
-    path: str | None
-    flavour: Flavour | None
-    names: tuple[str, ...]
+    launcher: str
+    programs: tuple[str, ...]
+    wanted: tuple[Flavour, ...]
+    packages: str
+    command: Callable[[str, Flavour | None, LaunchPlan, Contact], Command]
 
-    def reason(self, launcher: str, packages: str) -> str:
-        """Return why the launcher cannot work and what to do.
-
-        Args:
-            launcher: name of the backend.
-            packages: packages that contain the program.
-        """
-        if self.flavour is None:
-            names = " or ".join(self.names)
-            return f"launcher: {launcher} requires {names} on PATH; install the package {packages}"
+    def missing(self) -> str | None:
+        """Return why the program is missing or that of another MPI, and what to do; None if it is there."""
+        path, flavour = self.find()
+        if path is not None:
+            return None
+        if flavour is None:
+            names = " or ".join(self.programs)
+            return f"launcher: {self.launcher} requires {names} on PATH; install the package {self.packages}"
         return (
-            f"launcher: {launcher} requires another MPI, but {self.names[0]} here is {self.flavour.value}; "
-            f"put the right one (package {packages}) first on PATH, or set the launcher for this MPI"
+            f"launcher: {self.launcher} requires another MPI, but {self.programs[0]} here is "
+            f"{flavour.value}; put the right one (package {self.packages}) first on PATH, or set the "
+            "launcher for this MPI"
         )
 
+    def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
+        """Return one command for all workers."""
+        path, flavour = self.find()
+        return [self.command(path or self.programs[0], flavour, plan, contact)]
 
-def find_program(names: Sequence[str], *wanted: Flavour) -> Found:
-    """Find the first program that belongs to one of the wanted MPIs.
-
-    Args:
-        names: names to search for on PATH, in this order.
-        wanted: accepted kinds.
-    """
-    seen = None
-    for name in names:
-        path = shutil.which(name)
-        if path is None:
-            continue
-        flavour = flavour_of(path)
-        if flavour in wanted:
-            return Found(path=path, flavour=flavour, names=tuple(names))
-        seen = flavour
-    return Found(path=None, flavour=seen, names=tuple(names))
+    def find(self) -> tuple[str | None, Flavour | None]:
+        """Return the first program of an accepted kind, and its kind; without one the last other kind."""
+        flavour = None
+        for path in filter(None, map(shutil.which, self.programs)):
+            flavour = flavour_of(path)
+            if flavour in self.wanted:
+                return path, flavour
+        return None, flavour
 
 
 @cache
 def flavour_of(program: str) -> Flavour:
-    """Return the MPI to which a start program belongs."""
+    """Return the MPI to which a start program belongs, from its `--version`."""
     try:
         done = subprocess.run(
             [program, "--version"],
@@ -86,10 +87,7 @@ def flavour_of(program: str) -> Flavour:
         )
     except (OSError, subprocess.TimeoutExpired):
         return Flavour.UNKNOWN
-    return _read_version(done.stdout + done.stderr)
-
-
-def _read_version(text: str) -> Flavour:
+    text = done.stdout + done.stderr
     if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
         return Flavour.OPEN_MPI
     if "mpirun_rsh" in text or ("MVAPICH" in text.upper() and "HYDRA" not in text.upper()):

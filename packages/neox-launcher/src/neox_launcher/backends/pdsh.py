@@ -5,10 +5,10 @@ import shutil
 from pathlib import PurePath
 
 from neox_launcher.backends.base import (
+    Backend,
     Command,
     Contact,
     host_file,
-    refuse_ipv6,
     remote_command,
 )
 from neox_launcher.backends.ssh import SSH_OPTIONS, missing_ssh
@@ -28,10 +28,8 @@ _SSH = (
 )
 
 
-class PdshBackend:
+class PdshBackend(Backend):
     """One `pdsh` for all hosts."""
-
-    uses_names = True
 
     def missing(self) -> str | None:
         """Return why pdsh or ssh is missing and what to do, or None."""
@@ -42,32 +40,22 @@ class PdshBackend:
             )
         return missing_ssh("pdsh")
 
-    def refuses(self, plan: LaunchPlan) -> str | None:
-        """Refuse IPv6 addresses: for pdsh, a colon follows the name of a remote shell."""
-        return refuse_ipv6(plan)
-
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
         """Return one command; `%h` and `%n` are a host and its number; other percent signs are escaped."""
         hosts, names = [host.name for host in plan.world.hosts], host_file(contact)
         token, given_up = (str(PurePath(contact.folder) / name) for name in (_TOKEN_FILE, _GIVEN_UP))
         # -S: return the largest exit code. -f: start all hosts at the same time; by default pdsh starts 32,
         # and the next one when one of them has ended, which would never happen. -N: no host before each line.
-        argv = ["pdsh", "-R", "exec", "-S", "-N", "-f", str(len(hosts)), *_from_file(names)]
+        argv = ["pdsh", "-R", "exec", "-S", "-N", "-f", str(len(hosts))]
+        # WCOLL names the file as well, but without -w, pdsh's module for Slurm or Torque takes the hosts of
+        # the allocation, in another order. A comma would end the path.
+        argv += [] if "," in names else ["-w", f"^{names}"]
         agent = _escaped(shlex.join(remote_command(plan, contact, "--host-number"))) + " %n"
         shell = [_escaped(word) for word in ("sh", "-c", _SSH, token)]
         ssh = [*shell, f"{_escaped(given_up)}%n", *SSH_OPTIONS, "%h", agent]
         files = {names: "".join(f"{host}\n" for host in hosts), token: f"{contact.token}\n"}
         argv += [*plan.launcher_args, *ssh]
         return [Command(argv=tuple(argv), environment={"WCOLL": names}, files=files, given_up=given_up)]
-
-
-def _from_file(path: str) -> list[str]:
-    """Return the option that names the file of the hosts, which WCOLL names as well.
-
-    Without it, pdsh's module for Slurm or Torque takes the hosts of the allocation, in another order. A comma
-    would end the path.
-    """
-    return [] if "," in path else ["-w", f"^{path}"]
 
 
 def _escaped(word: str) -> str:

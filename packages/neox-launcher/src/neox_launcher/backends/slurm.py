@@ -5,10 +5,10 @@ import shutil
 
 from neox_launcher.backends.base import (
     TOKEN_VARIABLE,
+    Backend,
     Command,
     Contact,
     host_file,
-    refuse_ipv6,
     remote_command,
 )
 from neox_launcher.plan.plan import LaunchPlan
@@ -17,7 +17,7 @@ from neox_launcher.resources.slurm import is_inside_allocation
 __all__ = ["SlurmBackend"]
 
 
-class SlurmBackend:
+class SlurmBackend(Backend):
     """One `srun` for all hosts."""
 
     uses_names = False
@@ -32,10 +32,6 @@ class SlurmBackend:
         if not is_inside_allocation(os.environ):
             return "launcher: slurm requires a Slurm allocation; start neox-launch inside sbatch or salloc"
         return None
-
-    def refuses(self, plan: LaunchPlan) -> str | None:
-        """Refuse IPv6 addresses: Slurm identifies hosts by name."""
-        return refuse_ipv6(plan)
 
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
         """Return one command; agents report the host name set by Slurm, which orders hosts independently."""

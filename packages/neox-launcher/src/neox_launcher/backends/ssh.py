@@ -3,7 +3,7 @@
 import shlex
 import shutil
 
-from neox_launcher.backends.base import Command, Contact, remote_command
+from neox_launcher.backends.base import Backend, Command, Contact, remote_command
 from neox_launcher.plan.plan import LaunchPlan
 
 __all__ = ["SSH_OPTIONS", "SshBackend", "missing_ssh"]
@@ -13,10 +13,8 @@ __all__ = ["SSH_OPTIONS", "SshBackend", "missing_ssh"]
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
 
-class SshBackend:
+class SshBackend(Backend):
     """One `ssh` per host, all at the same time."""
-
-    uses_names = True
 
     def missing(self) -> str | None:
         """Return why ssh is missing and what to do, or None."""

@@ -4,10 +4,9 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -24,12 +23,10 @@ from neox_config.errors import ConfigError, HostfileError, NeoXError
 from neox_config.estimate.setup import read_vocabulary_size
 from neox_config.estimate.widths import notes_on_widths
 from neox_config.problems import Problem, config_error
-from neox_config.read.load import draft_config
 from neox_config.read.migrate import migrate_file, replace_file
-from neox_config.schema.parameter import InvalidValue
 from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for, show_notes
 from neox_launcher.cli.completion import completion
-from neox_launcher.cli.estimate import register
+from neox_launcher.cli.estimate import estimate, suggest
 from neox_launcher.cli.habits import ConfigurationCommand
 from neox_launcher.cli.options import (
     complete_models,
@@ -67,8 +64,8 @@ def main() -> None:
     """
 
 
-register(main)
-main.add_command(completion)
+for command in (estimate, suggest, completion):
+    main.add_command(command)
 
 
 @main.command(
@@ -93,20 +90,16 @@ def check(
     with_files: bool,
 ) -> None:
     """Report all problems of the merged files."""
-    try:
-        draft = draft_config(files, overrides=overrides, directory=directory)
-    except NeoXError as error:
-        _fail(error)
-    config = draft.config
-    if draft.problems:
-        found = _files_given(config) if with_files and draft.is_complete else []
-        _fail(config_error(_without_repetitions([*draft.problems, *found]), config.files))
+    config = load_config(files, overrides=overrides, directory=directory)
     problems, resolved = _on_devices(config, devices, hostfile, with_files=with_files)
     notes = [*config.notices, *notes_on_data(config)]
     if with_files:
         problems += [*check_files(config, program="train"), *_other_files(config)]
     else:
-        notes += [*_note_on_hostfile(config), *note_on_iterations(config)]
+        missing = missing_hostfile(config)
+        if missing is not None:
+            notes.append(replace(missing, what=f"{missing.what} on this machine; neox-launch refuses that"))
+        notes += note_on_iterations(config)
     if resolved is not None and not problems:
         try:
             vocab_size = read_vocabulary_size(config.tokenizer) if with_files else None
@@ -115,7 +108,7 @@ def check(
             problems += [found.located(config.sources.get(found.name), None) for found in error.problems]
     show_notes(notes, config)
     if problems:
-        _fail(config_error(_without_repetitions(problems), config.files))
+        raise config_error(list(dict.fromkeys(problems)), config.files)
     click.echo(f"{' + '.join(config.files)}: valid, {counted(len(config.sources), 'parameter')} given")
     if not with_files:
         click.echo(_NOT_CHECKED)
@@ -132,47 +125,26 @@ def _on_devices(
     """
     problems: list[Problem] = []
     resolved: Resolved | None = None
-
-    def resolve_it() -> None:
-        nonlocal resolved
+    try:
+        hosts = hosts_for(config, devices=devices, hostfile=hostfile)
+        if hosts is not None:
+            refuse_hosts(config, hosts)
+    except NeoXError as error:
+        problems += _problems_of(error, config)
+    try:
         resolved = resolve_for(config, devices=devices, hostfile=hostfile)
         if with_files:
-            problems.extend(check_loaded(resolved, program="train"))
-
-    def refuse_them() -> None:
-        _refuse_hosts(config, devices, hostfile)
-
-    checks = (refuse_them, resolve_it)
-    for run in checks:
-        try:
-            run()
-        except ConfigError as error:
-            problems += error.problems
-        except NeoXError as error:
-            name = "hostfile" if isinstance(error, HostfileError) else ""
-            return [*problems, Problem(name, str(error), place=config.sources.get(name))], resolved
+            problems += check_loaded(resolved, program="train")
+    except NeoXError as error:
+        problems += _problems_of(error, config)
     return problems, resolved
 
 
-def _refuse_hosts(config: NeoXConfig, devices: int | None, hostfile: str | None) -> None:
-    hosts = hosts_for(config, devices=devices, hostfile=hostfile)
-    if hosts is not None:
-        refuse_hosts(config, hosts)
-
-
-def _files_given(config: NeoXConfig) -> list[Problem]:
-    """Return the problems of the files that a refused configuration names in values that are valid."""
-    problems = check_files(config, program="train")
-    with suppress(InvalidValue):
-        problems += _other_files(config)
-    return [problem for problem in problems if problem.place is not None]
-
-
-def _note_on_hostfile(config: NeoXConfig) -> list[Problem]:
-    missing = missing_hostfile(config)
-    if missing is None:
-        return []
-    return [replace(missing, what=f"{missing.what} on this machine; neox-launch refuses that")]
+def _problems_of(error: NeoXError, config: NeoXConfig) -> Sequence[Problem]:
+    if isinstance(error, ConfigError):
+        return error.problems
+    name = "hostfile" if isinstance(error, HostfileError) else ""
+    return [Problem(name, str(error), place=config.sources.get(name))]
 
 
 def _other_files(config: NeoXConfig) -> list[Problem]:
@@ -182,10 +154,6 @@ def _other_files(config: NeoXConfig) -> list[Problem]:
     if not {"text_gen_type", "sample_input_file"}.isdisjoint(config.sources):
         problems += check_files(config, program="prompts")
     return problems
-
-
-def _without_repetitions(problems: Sequence[Problem]) -> list[Problem]:
-    return list(dict.fromkeys(problems))
 
 
 @main.command(
@@ -269,10 +237,7 @@ def schedule(points: int, at: tuple[int, ...], plot: Path | None, **options: Any
     if plot is not None and plot.suffix.lower() != ".png":
         raise click.UsageError(f"--output {plot}: the picture is a PNG; choose a name that ends in .png")
     resolved = _resolved(**options, requires_data=True)
-    try:
-        show_course(resolved, points=points, at=at, plot=plot)
-    except NeoXError as error:
-        _fail(error)
+    show_course(resolved, points=points, at=at, plot=plot)
 
 
 @main.command(
@@ -303,13 +268,10 @@ def migrate(files: tuple[str, ...], directory: str | None, in_place: bool) -> No
         except NeoXError as error:
             refused.append(error)
     if refused:
-        _fail(ConfigError("\n\n".join(map(str, refused))))
+        raise ConfigError("\n\n".join(map(str, refused)))
     for one in migrated:
         if in_place and one.changes:
-            try:
-                replace_file(one)
-            except NeoXError as error:
-                _fail(error)
+            replace_file(one)
         elif not in_place:
             click.echo(one.text, nl=False)
         for change in one.changes or (f"{one.path}: nothing to do",):
@@ -327,10 +289,7 @@ def explain(words: tuple[str, ...]) -> None:
     WORD is a name of a parameter here or in other programs (num-layers, n_layer), or any words: rope, batch
     size, checkpointing.
     """
-    try:
-        click.echo(explanations.explain(" ".join(words)))
-    except ConfigError as error:
-        _fail(error)
+    click.echo(explanations.explain(" ".join(words)))
 
 
 @main.command(examples=("neox-config models", "neox-config models pythia-160m > architecture.yml"))
@@ -341,13 +300,10 @@ def models(name: str | None) -> None:
     Parameters, and rows of the token embedding, are those of the published weights. The file contains the
     architecture only: merge it with a file of data and training, or write one with neox-launch init.
     """
-    try:
-        if name is None:
-            click.echo(render_models([find_model(each) for each in model_names()]))
-        else:
-            click.echo(render_model(find_model(name)), nl=False)
-    except ConfigError as error:
-        _fail(error)
+    if name is None:
+        click.echo(render_models([find_model(each) for each in model_names()]))
+    else:
+        click.echo(render_model(find_model(name)), nl=False)
 
 
 @main.command(examples=("neox-config docs > configuration.md", "neox-config docs | less"))
@@ -373,15 +329,7 @@ def _resolved(
     *,
     requires_data: bool = False,
 ) -> Resolved:
-    try:
-        config = load_config(files, overrides=overrides, directory=directory)
-        found = resolve_for(config, devices=devices, hostfile=hostfile, requires_data=requires_data)
-        show_notes(note_on_iterations(found.config), found.config)
-        return found
-    except NeoXError as error:
-        _fail(error)
-
-
-def _fail(error: NeoXError) -> NoReturn:
-    click.echo(str(error), err=True)
-    sys.exit(error.exit_code)
+    config = load_config(files, overrides=overrides, directory=directory)
+    found = resolve_for(config, devices=devices, hostfile=hostfile, requires_data=requires_data)
+    show_notes(note_on_iterations(found.config), found.config)
+    return found

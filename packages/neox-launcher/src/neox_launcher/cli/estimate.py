@@ -2,9 +2,6 @@
 
 import math
 import re
-import sys
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import click
@@ -19,11 +16,11 @@ from neox_config.describe.estimate_tables import (
     render_suggestions,
     render_training_time,
 )
-from neox_config.errors import NeoXError
 from neox_config.estimate.resolved import estimate_resolved, vocabulary_of
 from neox_config.estimate.setup import fewest_devices, read_vocabulary_size, setup_of
 from neox_config.estimate.step import refuse_unknown, step_collectives
-from neox_config.estimate.suggest import ATTAINED_TFLOPS, Cluster, suggest
+from neox_config.estimate.suggest import ATTAINED_TFLOPS, Cluster
+from neox_config.estimate.suggest import suggest as suggest_layouts
 from neox_config.estimate.widths import notes_on_widths
 from neox_launcher.cli.cluster import (
     CLUSTER,
@@ -36,7 +33,7 @@ from neox_launcher.cli.habits import ConfigurationCommand
 from neox_launcher.cli.options import CONFIGURATION, configuration_options
 from neox_launcher.plan.epochs import note_on_iterations
 
-__all__ = ["parse_bytes", "register"]
+__all__ = ["estimate", "parse_bytes", "read_bytes", "suggest"]
 
 _SPEED, _RESULT = "Speed", "Result"
 _UNITS = {
@@ -53,7 +50,6 @@ _UNITS = {
 
 # Upper limits of options, far beyond any computer.
 _MOST_BYTES = 2**60
-_LONGEST_SIZE = 40
 _MOST_TOKENS = 10**9
 
 
@@ -69,7 +65,8 @@ class _Number(click.FloatRange):
 _TFLOPS = _Number(1e-6, 1e9)
 
 
-def _read_bytes(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+def read_bytes(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Return the number of bytes that an option gives, or report why it is not one."""
     try:
         return None if text is None else parse_bytes(text)
     except ValueError as error:
@@ -87,28 +84,8 @@ def parse_bytes(text: str) -> int:
         raise ValueError(f"{text!r} is not a memory size with a unit; write it as 80GiB, 40GB or 512MiB")
     size = float(found[1]) * _UNITS[found[2].upper()]
     if size > _MOST_BYTES:
-        raise ValueError(f"{text[:_LONGEST_SIZE]} is more than {_MOST_BYTES // _UNITS['TIB']:,} TiB")
+        raise ValueError(f"{text[:40]} is more than {_MOST_BYTES // _UNITS['TIB']:,} TiB")
     return round(size)
-
-
-def register(group: click.Group) -> None:
-    """Add both commands to `neox-config`."""
-    group.add_command(_estimate_command)
-    group.add_command(_suggest_command)
-
-
-def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command so that a NeoXError ends it with its message and exit code."""
-
-    @wraps(command)
-    def run(*arguments: Any, **options: Any) -> None:
-        try:
-            command(*arguments, **options)
-        except NeoXError as error:
-            click.echo(str(error), err=True)
-            sys.exit(error.exit_code)
-
-    return run
 
 
 _vocab_size = option(
@@ -135,7 +112,7 @@ _vocab_size = option(
     "--device-memory",
     heading=CLUSTER,
     metavar="SIZE",
-    callback=_read_bytes,
+    callback=read_bytes,
     help="Memory of one device, such as 80GiB, to compare with.",
 )
 @option(
@@ -170,8 +147,7 @@ _vocab_size = option(
     is_flag=True,
     help="Also list the collectives of one update, by part of the step and operation.",
 )
-@_reporting_errors
-def _estimate_command(
+def estimate(
     files: tuple[str, ...],
     overrides: tuple[str, ...],
     directory: str | None,
@@ -229,7 +205,7 @@ def _estimate_command(
     "--device-memory",
     heading=CLUSTER,
     metavar="SIZE",
-    callback=_read_bytes,
+    callback=read_bytes,
     required=True,
     help="Memory of one device, such as 80GiB.",
 )
@@ -254,8 +230,7 @@ def _estimate_command(
     help="Train batch size in samples per update. Default: from the configuration.",
 )
 @option("--top", heading=_RESULT, type=click.IntRange(min=1), default=10, help="Number of layouts to print.")
-@_reporting_errors
-def _suggest_command(
+def suggest(
     files: tuple[str, ...],
     overrides: tuple[str, ...],
     directory: str | None,
@@ -278,7 +253,7 @@ def _suggest_command(
         devices=devices, memory=device_memory, devices_per_host=min(devices_per_host, devices), tflops=tflops
     )
     wanted = samples or _samples(config, devices)
-    found = suggest(setup_of(resolved, vocab_size=entries), cluster, samples=wanted)
+    found = suggest_layouts(setup_of(resolved, vocab_size=entries), cluster, samples=wanted)
     length = resolved.run.batch.length
     click.echo(render_suggestions(found[:top], cluster=cluster, samples=wanted, seq_length=length))
     if not found:

@@ -16,31 +16,23 @@ from neox_config.atomic import atomic_write
 from neox_config.command_line import INTERRUPTED, Command, GivenPath, option, quiet_option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
-from neox_config.facts.checkpoints import complete_checkpoints
 from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES
-from neox_config.files import configuration_in
 from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
-from neox_launcher.cli.estimate import parse_bytes
+from neox_launcher.cli.estimate import read_bytes
 from neox_launcher.cli.options import complete_models
-from neox_launcher.init.configuration import CHECKPOINTS, configuration_text
+from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.duration import (
+    FEWEST_ITERATIONS,
     Measure,
     cpu_speed,
     describe_duration,
     parse_duration,
-    too_short,
     within,
 )
-from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
-from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts, prepared_in
-from neox_launcher.init.training import (
-    Devices,
-    Training,
-    choose_training,
-    smaller_trainings,
-    unlike_published,
-)
+from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
+from neox_launcher.init.texts import PreparationError, Prepared, prepare_texts
+from neox_launcher.init.training import Devices, Training, choose_training
 from neox_launcher.plan.planning import Request
 from neox_launcher.plan.preflight import check_files
 from neox_launcher.resources.local_gpus import count_gpus, smallest_gpu_memory
@@ -142,6 +134,7 @@ def _tokenizer_file(context: click.Context, parameter: click.Parameter, path: Pa
     "--device-memory",
     heading=_DEVICES,
     metavar="SIZE",
+    callback=read_bytes,
     help="Memory of one GPU, such as 80GiB, for another machine than this one.",
 )
 @option(
@@ -176,7 +169,7 @@ def init(
     model: str | None,
     duration: str | None,
     devices: int | None,
-    device_memory: str | None,
+    device_memory: int | None,
     tokenizer: Path | None,
     vocab_size: int | None,
     jsonl_key: str,
@@ -198,36 +191,42 @@ def init(
     )
     has_begun = False
     try:
-        named = None if model is None else _named(model)
+        named = None if model is None else of_catalogue(model)
         found = _devices(devices, device_memory)
         # Once per shape, so that all figures follow from one measurement.
         measure = cache(cpu_speed)
         if sys.stdin.isatty() and sys.stdout.isatty():
             data, output, size, duration = _ask(data, output, size, model, duration)
-        elif sys.stdin.isatty() and data:
-            _name_defaults(output, size or model, duration)
         if not data:
             raise click.UsageError("no texts given; give --data FOLDER")
         path = _path_of_configuration(output or Path("run"))
-        _refuse_existing(path, unless_prepared=True)
-        candidates = [named] if named else _of_sizes(size or _AUTO)
+        if path.exists():
+            raise LaunchError(
+                f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, or delete it to "
+                "choose again"
+            )
+        sizes = SIZES if size in (None, _AUTO) else (size,)
+        candidates = [named] if named else list(map(of_size, sizes))
         has_begun = True
         prepared = prepare_texts(
             data, path.parent, key=jsonl_key, tokenizer=tokenizer, vocab_size=vocab_size, quiet=quiet
         )
-        _refuse_existing(path)
-        shorten = _shorten(duration, measure)
+        shorten: Callable[[Training], Training] | None = None
+        if duration not in (None, _AUTO):
+            shorten = partial(within, seconds=parse_duration(duration), measure=measure)
         training = choose_training(candidates, prepared, found, shorten=shorten)
         text = configuration_text(path, training, prepared, found)
         _check(text, path, found)
         # Before the configuration is written, because it may fail, and takes time on a CPU.
-        report = _report(path, training, prepared, found, measure, shorten=shorten)
+        report = _report(path, training, prepared, found, measure)
         with atomic_write(path) as file:
             file.write(text)
     except PreparationError as error:
         if not error.is_reported:
             raise
-        sys.exit(_end(error, path.parent))
+        if error.exit_code == INTERRUPTED:
+            click.echo("the same command continues", err=True)
+        sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         # Where the configuration is written, nothing is left to continue, and the same command is refused.
         remedy = "; the same command continues" if has_begun and not path.exists() else ""
@@ -242,31 +241,11 @@ def _refuse_together(one: tuple[str, object], other: tuple[str, object], remedy:
         raise click.UsageError(f"{one[0]} and {other[0]} exclude each other; {remedy}")
 
 
-def _end(error: PreparationError, folder: Path) -> int:
-    """Say what to do after neox-data has reported why it failed, and return the exit code."""
-    if error.exit_code == INTERRUPTED:
-        click.echo("the same command continues", err=True)
-    if not error.is_other_result:
-        return error.exit_code
-    click.echo(_further_training(folder), err=True, nl=False)
-    return LaunchError.exit_code
-
-
-def _shorten(duration: str | None, measure: Measure) -> Callable[[Training], Training] | None:
-    """Return the function that limits a training to the time that was given; None without one."""
-    if duration in (None, _AUTO):
-        return None
-    return partial(within, seconds=parse_duration(duration), measure=measure)
-
-
-def _devices(count: int | None, memory: str | None) -> Devices:
+def _devices(count: int | None, memory: int | None) -> Devices:
     """Return the devices: those of this machine, unless the memory of others is given."""
     present = count_gpus()
     if memory is not None:
-        try:
-            return Devices(count=count or max(1, present), memory=parse_bytes(memory), are_gpus=True)
-        except ValueError as error:
-            raise LaunchError(f"--device-memory: {error}") from error
+        return Devices(count=count or max(1, present), memory=memory, are_gpus=True)
     if not present:
         whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Devices(count=count or 1, memory=whole, are_gpus=False)
@@ -284,18 +263,11 @@ def _devices(count: int | None, memory: str | None) -> Devices:
 
 
 class _TypedPath(click.Path):
-    """A path as a person types or pastes it: no shell has expanded `~` or removed quotes."""
+    """A path as a person types it: no shell has expanded `~`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Expand the home folder, and remove quotes around the path."""
-        text = str(value).strip()
-        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-            text = text[1:-1]
-        return super().convert(os.path.expanduser(text), param, ctx)
-
-
-def _ask_path(question: str, *, default: str | None = None, exists: bool = False) -> Path:
-    return Path(os.fsdecode(click.prompt(question, default=default, type=_TypedPath(exists=exists))))
+        """Expand the home folder."""
+        return super().convert(os.path.expanduser(str(value)), param, ctx)
 
 
 def _ask(
@@ -303,23 +275,15 @@ def _ask(
 ) -> tuple[tuple[Path, ...], Path, str | None, str]:
     """Ask for what is not given."""
     if not data:
-        data = (_ask_path("Folder or file with texts", exists=True),)
+        data = (Path(os.fsdecode(click.prompt("Folder or file with texts", type=_TypedPath(exists=True)))),)
     if output is None:
-        output = _ask_path("Folder to write to", default="run")
+        output = Path(os.fsdecode(click.prompt("Folder to write to", default="run", type=_TypedPath())))
     if size is None and model is None:
         size = click.prompt("Size of the model, in parameters", default=_AUTO, type=_SIZE)
     if duration is None:
         question = "Longest time of the training, such as 20m or 2h (auto: by the size of the texts)"
         duration = click.prompt(question, default=_AUTO, type=_Time())
     return data, output, size, duration
-
-
-def _name_defaults(output: Path | None, model: str | None, duration: str | None) -> None:
-    """Name the defaults that are used because a question would not be seen: the output goes elsewhere."""
-    defaults = (("--output run", output), ("--size auto", model), ("--time auto", duration))
-    missing = [default for default, given in defaults if given is None]
-    if missing:
-        click.echo(f"nothing is asked, because the output is no terminal: {', '.join(missing)}", err=True)
 
 
 def _path_of_configuration(folder: Path) -> Path:
@@ -332,82 +296,10 @@ def _path_of_configuration(folder: Path) -> Path:
         raise LaunchError(f"{folder} is a file, not a folder; give another --output")
     path = folder.absolute() / _CONFIGURATION
     if not str(path).isprintable():
-        encoding = sys.getfilesystemencoding()
-        remedy = "" if encoding == "utf-8" else f", or set PYTHONUTF8=1, as names are read as {encoding} here"
         raise LaunchError(
-            f"--output {str(folder)!r} contains characters that a YAML file cannot contain; give another "
-            f"folder{remedy}"
+            f"--output {str(folder)!r} contains characters that YAML cannot contain; give another folder"
         )
     return path
-
-
-def _refuse_existing(path: Path, *, unless_prepared: bool = False) -> None:
-    """Refuse a configuration that exists.
-
-    Args:
-        path: the configuration.
-        unless_prepared: accept one next to a result of neox-data for now, because what is advised depends on
-            whether the texts have changed, which only neox-data knows.
-
-    Raises:
-        LaunchError: it exists.
-    """
-    if not path.exists() or (unless_prepared and prepared_in(path.parent)):
-        return
-    again = (
-        "give another --output to choose again: a model of another size cannot load the checkpoints here"
-        if _has_checkpoints(path.parent)
-        else "delete it to choose again, or give another --output"
-    )
-    raise LaunchError(f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, or {again}")
-
-
-def _has_checkpoints(folder: Path) -> bool:
-    """Return whether a training has saved a checkpoint; one that cannot be read cannot be loaded either."""
-    try:
-        return bool(complete_checkpoints(folder / CHECKPOINTS))
-    except OSError:
-        return False
-
-
-def _further_training(folder: Path) -> str:
-    """Return how a model is trained further on other texts; empty without one."""
-    prepared = prepared_in(folder)
-    if prepared is None or not _has_checkpoints(folder):
-        return ""
-    tokenizer, checkpoints = (
-        shlex.quote(os.path.relpath(each)) for each in (prepared.vocab_file, folder / CHECKPOINTS)
-    )
-    return (
-        f"To train the model of {os.path.relpath(folder)} further on these texts, give NEW, another folder, "
-        "and the same --size or --model:\n"
-        f"  neox-launch init ... --output NEW --tokenizer {tokenizer}\n"
-        f"  neox-launch --config NEW/{_CONFIGURATION} --set load={checkpoints} --set finetune=true\n"
-    )
-
-
-def _of_sizes(size: str) -> list[Candidate]:
-    return [of_size(name) for name in (SIZES if size == _AUTO else (size,))]
-
-
-def _named(model: str) -> Candidate:
-    _refuse_weights(model)
-    return of_catalogue(model)
-
-
-def _refuse_weights(model: str) -> None:
-    """Refuse a folder with a model: the models of the catalogue are trained from new weights."""
-    if not os.path.isdir(model):
-        return
-    folder = shlex.quote(model)
-    meant = configuration_in(model)
-    if os.path.isfile(os.path.join(model, "config.json")):
-        what = f"import it with: neox-convert from-hf {folder} --output imported"
-    elif meant is not None:
-        what = f"train it further with: neox-launch --config {shlex.quote(str(meant))}"
-    else:
-        what = "give the name of a model of the catalogue (neox-config models)"
-    raise click.UsageError(f"--model {model} is a folder, and init trains from new weights; {what}")
 
 
 def _check(text: str, path: Path, devices: Devices) -> None:
@@ -429,15 +321,12 @@ def _report(
     prepared: Prepared,
     devices: Devices,
     measure: Measure,
-    *,
-    shorten: Callable[[Training], Training] | None,
 ) -> str:
     """Return what is printed when the configuration is written."""
     passes = training.tokens / prepared.training_tokens
     lines = [
         f"\nmodel {training.candidate.name}: {training.parameters:,} parameters with a vocabulary of "
         f"{prepared.entries:,} entries",
-        *unlike_published(training, prepared, devices),
         f"training: {counted(training.iterations, 'iteration')} of "
         f"{counted(training.setup.samples, 'sample')} of {training.seq_length:,} tokens: "
         f"{training.tokens:,} tokens, {passes:.2f} passes over "
@@ -447,12 +336,13 @@ def _report(
         f"the loss begins near {math.log(prepared.entries):.2f}, that of a uniform guess",
         f"estimated time with evaluations: {describe_duration(training, devices, measure=measure)}",
     ]
-    if shorten is None:
+    if training.iterations < FEWEST_ITERATIONS:
+        lines.append(
+            f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; delete "
+            f"{path} and give a longer --time or a smaller model"
+        )
+    elif training.planned_seconds is None:
         lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
-    else:
-        smaller = map(shorten, smaller_trainings(training, _of_sizes(_AUTO), prepared, devices))
-        if warning := too_short(training, smaller, path, measure=measure):
-            lines.append(warning)
     if prepared.training_tokens < training.setup.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
     command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"

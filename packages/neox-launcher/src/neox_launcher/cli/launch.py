@@ -12,17 +12,16 @@ import click
 from neox_config.command_line import PATH, option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
-from neox_config.problems import list_problems
 from neox_config.read.reading import normal_name
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
+from neox_launcher.cli.cluster import show_notes
 from neox_launcher.cli.habits import (
     DRY_RUN,
     LaunchGroup,
-    literal_text,
+    parameter_option,
     parameter_options,
     take_overrides,
-    without_files,
 )
 from neox_launcher.cli.init import init
 from neox_launcher.cli.options import CONFIGURATION, directory_option, set_option
@@ -144,13 +143,13 @@ main.add_command(verify_layout)
     ),
     exit_codes=_EXIT_CODES,
 )
-@option(
+@parameter_option(
     "--prompt",
     heading=_GENERATION,
     metavar="TEXT",
     help="Text to continue. Same as --set prompt=TEXT, taken literally.",
 )
-@option(
+@parameter_option(
     "-i",
     "--sample_input_file",
     heading=_GENERATION,
@@ -159,7 +158,7 @@ main.add_command(verify_layout)
     help="File with one prompt per line. Same as --set sample-input-file=FILE --set "
     "text-gen-type=input-file.",
 )
-@option(
+@parameter_option(
     "-o",
     "--sample_output_file",
     heading=_GENERATION,
@@ -169,14 +168,7 @@ main.add_command(verify_layout)
 )
 @request_options
 @click.pass_obj
-def generate(
-    common: tuple[Request, DryRun],
-    /,
-    prompt: str | None,
-    sample_input_file: str | None,
-    sample_output_file: str | None,
-    **options: Any,
-) -> None:
+def generate(common: tuple[Request, DryRun], /, **options: Any) -> None:
     """Generate text with the latest checkpoint in `load`, or the one that it names.
 
     Another checkpoint: --set load=CHECKPOINTS/global_step1000.
@@ -184,21 +176,15 @@ def generate(
     In an interactive session, Ctrl-C during a reply ends the reply. Ctrl-C at the prompt, or a second one
     during the same reply, ends the session; sample-output-file, with .partial appended, keeps the replies.
     """
+    _refuse_undecoded(options["prompt"])
     request, dry_run = _merged(common, "generate", **options)
-    _refuse_undecoded(prompt)
-    if prompt is not None and sample_input_file is not None:
-        raise click.UsageError("--prompt and -i exclude each other; give one of them")
-    given = {
-        "prompt": prompt,
-        "sample_input_file": sample_input_file,
-        "sample_output_file": sample_output_file,
-    }
-    settings = {name: None if text is None else literal_text(text) for name, text in given.items()}
-    has_mode = any(normal_name(each.partition("=")[0].strip()) == _MODE for each in request.overrides)
-    if sample_input_file is not None and not has_mode:
+    if options["sample_input_file"] is not None:
+        if options["prompt"] is not None:
+            raise click.UsageError("--prompt and -i exclude each other; give one of them")
         # A configuration file, such as GPT-NeoX's text_generation.yml, may name another mode.
-        settings[_MODE] = "input-file"
-    _launch(_with_settings(request, settings), dry_run)
+        if not any(normal_name(each.partition("=")[0]) == _MODE for each in request.overrides):
+            request = replace(request, overrides=(*request.overrides, f"{_MODE}=input-file"))
+    _launch(request, dry_run)
 
 
 @main.command(
@@ -219,6 +205,13 @@ def serve(common: tuple[Request, DryRun], /, **options: Any) -> None:
     _launch(*_merged(common, "serve", **options))
 
 
+def _task_names(context: click.Context, option: click.Parameter, text: str | None) -> list[str] | None:
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not names:
+        raise click.BadParameter("names no task; write names separated by commas", context, option)
+    return names or None
+
+
 @main.command(
     examples=(
         "neox-launch evaluate small.yml --tasks lambada_openai,piqa --limit 100",
@@ -226,50 +219,47 @@ def serve(common: tuple[Request, DryRun], /, **options: Any) -> None:
     ),
     exit_codes=_EXIT_CODES,
 )
-@option(
+@parameter_option(
     "--tasks",
     "--eval_tasks",
     "--eval-tasks",
+    "eval_tasks",
     heading=_EVALUATION,
+    callback=_task_names,
     metavar="NAME,...",
     help="Tasks of lm-evaluation-harness, separated by commas. Same as --set eval-tasks=[NAME,...].",
 )
-@option(
+@parameter_option(
     "--data",
+    "eval_data",
     heading=_EVALUATION,
     metavar="DATA",
     help="Texts: a dataset or files. Same as --set eval-data=DATA.",
 )
-@option(
+@parameter_option(
     "--include-path",
+    "eval_include_path",
     heading=_EVALUATION,
     metavar="DIR",
     help="Folder with further tasks. Same as --set eval-include-path=DIR.",
 )
-@option(
+@parameter_option(
     "--num-fewshot",
+    "eval_num_fewshot",
     heading=_EVALUATION,
     type=click.IntRange(min=0),
     help="Examples before each question. Same as --set eval-num-fewshot=N.",
 )
-@option(
+@parameter_option(
     "--limit",
+    "eval_limit",
     heading=_EVALUATION,
     type=click.IntRange(min=1),
     help="Maximum number of questions of each task and of documents. Same as --set eval-limit=N.",
 )
 @request_options
 @click.pass_obj
-def evaluate(
-    common: tuple[Request, DryRun],
-    /,
-    tasks: str | None,
-    data: str | None,
-    include_path: str | None,
-    num_fewshot: int | None,
-    limit: int | None,
-    **options: Any,
-) -> None:
+def evaluate(common: tuple[Request, DryRun], /, **options: Any) -> None:
     """Evaluate the latest checkpoint in `load`, or the one that it names.
 
     On tasks (--tasks) and texts (--data) if they are given here or in the configuration, otherwise on the
@@ -277,18 +267,7 @@ def evaluate(
     texts are also written to the new file PREFIX_eval_results_yy-mm-dd-HH-MM.json (eval-results-prefix;
     without it eval_results_... in the working directory).
     """
-    request, dry_run = _merged(common, "evaluate", **options)
-    names = [literal_text(name.strip()) for name in (tasks or "").split(",") if name.strip()]
-    if tasks is not None and not names:
-        raise click.UsageError("--tasks names no task; write names separated by commas.")
-    given = {
-        "eval_tasks": None if tasks is None else f"[{', '.join(names)}]",
-        "eval_data": None if data is None else literal_text(data),
-        "eval_include_path": None if include_path is None else literal_text(include_path),
-        "eval_num_fewshot": num_fewshot,
-        "eval_limit": limit,
-    }
-    _launch(_with_settings(request, given), dry_run)
+    _launch(*_merged(common, "evaluate", **options))
 
 
 @main.command(
@@ -318,35 +297,30 @@ def index_blocks(common: tuple[Request, DryRun], /, **options: Any) -> None:
     ),
     exit_codes=_EXIT_CODES,
 )
-@option(
+@parameter_option(
     "--query",
+    "block_query",
     heading=_RETRIEVAL,
     metavar="TEXT",
     help="Text to search for. Same as --set block-query=TEXT, taken literally.",
 )
-@option(
+@parameter_option(
     "--count",
+    "block_count",
     heading=_RETRIEVAL,
     type=click.IntRange(min=1),
     help="Number of blocks to print. Same as --set block-count=N.",
 )
 @request_options
 @click.pass_obj
-def find_blocks(
-    common: tuple[Request, DryRun], /, query: str | None, count: int | None, **options: Any
-) -> None:
+def find_blocks(common: tuple[Request, DryRun], /, **options: Any) -> None:
     """Find the best blocks for a text in the index that index-blocks made.
 
     Without a text, take sentences out of the blocks of the test documents, and report how many find the block
     that they were taken from. The search is exact.
     """
-    request, dry_run = _merged(common, "find-blocks", **options)
-    _refuse_undecoded(query)
-    given = {
-        "block_query": None if query is None else literal_text(query),
-        "block_count": count,
-    }
-    _launch(_with_settings(request, given), dry_run)
+    _refuse_undecoded(options["block_query"])
+    _launch(*_merged(common, "find-blocks", **options))
 
 
 @main.command(
@@ -450,12 +424,6 @@ def _refuse_undecoded(text: str | None) -> None:
     (text or "").encode()
 
 
-def _with_settings(request: Request, given: Mapping[str, Any]) -> Request:
-    """Return the request with the parameters that a command's options set; None: the option was not given."""
-    settings = tuple(f"{name}={value}" for name, value in given.items() if value is not None)
-    return replace(request, overrides=(*request.overrides, *settings))
-
-
 def _merged(
     common: tuple[Request, DryRun], program: str, *, dry_run: DryRun, **options: Any
 ) -> tuple[Request, DryRun]:
@@ -476,7 +444,10 @@ def _merged(
 
 def _launch(request: Request, dry_run: DryRun, wanted: VerifyRequest | None = None) -> None:
     if not request.paths:
-        raise click.UsageError(without_files(request.directory))
+        raise click.UsageError(
+            "no configuration file given; give at least one --config FILE (neox-launch init --data FOLDER "
+            "writes one)"
+        )
     # SIGUSR1 stays pending until a handler is installed: see `stop_signals`.
     with warning_blocked():
         try:
@@ -501,7 +472,12 @@ def _run(request: Request, dry_run: DryRun, wanted: VerifyRequest | None) -> NoR
     except NeoXError as error:
         print_message(f"{error}\n")
         sys.exit(error.exit_code)
-    _print_first_failure(outcome)
+    # At the bottom of the terminal, where it stays visible.
+    if outcome.first_failure is not None:
+        print_message(f"\n{outcome.first_failure}\n")
+        others = outcome.num_failures - 1
+        if others:
+            print_message(f"\n{counted(others, 'more worker')} failed after it\n")
     sys.exit(outcome.exit_code)
 
 
@@ -544,7 +520,9 @@ def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
     refuse_what_cannot_run(plan)
     refuse_what_is_in_use(plan.resolved.config, program=plan.program, is_local=plan.is_local)
     if plan.program == "doctor":
-        _show_diagnosis(plan)
+        diagnosis = examine_hosts(plan)
+        click.echo(str(diagnosis))
+        sys.exit(0 if diagnosis.is_good else 1)
     if plan.program == "train":
         return _train(request, plan)
     _print_start(plan)
@@ -595,21 +573,4 @@ def _print_notes(plan: LaunchPlan) -> None:
         notices += [*notes_on_data(config), *notes_on_save(config), *notes_on_record(config)]
     elif plan.program in ("generate", "serve", "evaluate"):
         notices += notes_on_load(config)
-    if notices:
-        click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
-
-
-def _show_diagnosis(plan: LaunchPlan) -> NoReturn:
-    diagnosis = examine_hosts(plan)
-    click.echo(str(diagnosis))
-    sys.exit(0 if diagnosis.is_good else 1)
-
-
-def _print_first_failure(outcome: Outcome) -> None:
-    """Print the first failure in full, at the bottom of the terminal, where it stays visible."""
-    if outcome.first_failure is None:
-        return
-    print_message(f"\n{outcome.first_failure}\n")
-    others = outcome.num_failures - 1
-    if others:
-        print_message(f"\n{counted(others, 'more worker')} failed after it\n")
+    show_notes(notices, config)

@@ -9,6 +9,7 @@ import click
 
 from neox_config import Resolved
 from neox_config.counted import counted
+from neox_config.describe.tables import table
 from neox_config.spec.course import course_of, spread_iterations
 from neox_launcher.cli.schedule_chart import draw_course
 
@@ -42,10 +43,7 @@ def show_course(resolved: Resolved, *, points: int, at: tuple[int, ...], plot: P
         (f"{iteration:,}", *(_written(value(iteration)) for value in course.values()))
         for iteration in iterations
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = (cell.ljust(width) for cell, width in zip(others, widths[1:], strict=True))
-        click.echo(f"{first:>{widths[0]}}  {'  '.join(cells)}".rstrip())
+    click.echo(table(rows, left=range(1, len(rows[0]))))
     if not at:
         places = spread_iterations(resolved, 16 * _COLUMNS)
         for name, value in course.items():

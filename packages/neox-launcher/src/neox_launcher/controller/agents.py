@@ -12,7 +12,7 @@ from neox_config.errors import LaunchError
 from neox_launcher.protocol.channel import Channel, ConnectionLostError
 from neox_launcher.protocol.messages import Message, encode_message
 from neox_launcher.protocol.orders import Orders, Place
-from neox_launcher.resources.host import Host, name_some
+from neox_launcher.resources.host import name_some
 
 __all__ = ["AgentConnection", "Agents", "name_workers"]
 
@@ -76,7 +76,10 @@ class Agents:
         ]
         self._num_workers = orders.num_workers
         self._number_of_rank = {rank: number for number, ranks in enumerate(self._ranks) for rank in ranks}
-        self._number_of_name = _by_name(orders.hosts)
+        # Also by names without a domain, which may be missing; the first of several hosts.
+        numbers = list(enumerate(orders.hosts))
+        self._number_of_name = {_without_domain(host.name): number for number, host in reversed(numbers)}
+        self._number_of_name |= {host.name: number for number, host in numbers}
         self._encoded = encode_message("orders", {"orders": orders.for_agents()})
         self._agents: list[AgentConnection] = []
         self._present: set[int] = set()
@@ -130,7 +133,7 @@ class Agents:
         )
         self._agents.append(agent)
         self._present.update(ranks)
-        self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear(agent))
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._pass_on(agent, read=True))
         place = Place(
             slots=self._orders.hosts[number].slots,
             ranks=ranks,
@@ -141,7 +144,7 @@ class Agents:
         )
         self._send_encoded(agent, self._encoded)
         self.send(agent, "place", {"place": asdict(place)})
-        self._pass_on(agent)
+        self._pass_on(agent, read=False)
 
     def send(self, agent: AgentConnection, kind: str, content: Message | None = None) -> None:
         """Send a message to one agent; report the agent as lost if that fails."""
@@ -158,17 +161,11 @@ class Agents:
         for agent in self._agents:
             agent.channel.close()
 
-    def _hear(self, agent: AgentConnection) -> None:
+    def _pass_on(self, agent: AgentConnection, *, read: bool) -> None:
+        """Pass on the messages of an agent that have arrived completely, reading more of them or not."""
         try:
-            agent.channel.read()
-        except ConnectionLostError as error:
-            self._lose(agent, str(error))
-        else:
-            self._pass_on(agent)
-
-    def _pass_on(self, agent: AgentConnection) -> None:
-        """Pass on the messages of an agent that have arrived completely."""
-        try:
+            if read:
+                agent.channel.read()
             for message in agent.channel.messages():
                 self._on_message(agent, message)
         except ConnectionLostError as error:
@@ -198,7 +195,13 @@ class Agents:
         if what is None:
             raise LaunchError("it reports neither a rank nor a host")
         shown = f"it reports as {'host' if what == 'number' else what} {hello[what]}"
-        number = self._number_of(what, hello)
+        if what == "rank":
+            number = self._number_of_rank.get(hello["rank"])
+        elif what == "number":
+            number = hello["number"] if 0 <= hello["number"] < len(self._ranks) else None
+        else:
+            short = self._number_of_name.get(_without_domain(hello["name"]))
+            number = self._number_of_name.get(hello["name"], short)
         if number is None:
             raise LaunchError(f"{shown}, which is not in the plan")
         ranks = (int(hello["rank"]),) if what == "rank" else self._ranks[number]
@@ -206,25 +209,10 @@ class Agents:
             raise LaunchError(f"{shown}, but another agent has already done so")
         return number, ranks
 
-    def _number_of(self, what: str, hello: Message) -> int | None:
-        if what == "rank":
-            return self._number_of_rank.get(hello["rank"])
-        if what == "number":
-            return hello["number"] if 0 <= hello["number"] < len(self._ranks) else None
-        return self._number_of_name.get(
-            hello["name"], self._number_of_name.get(_without_domain(hello["name"]))
-        )
-
 
 def name_workers(ranks: Sequence[int]) -> str:
     """Return `worker 3` or `workers 3, 4`."""
     return f"worker{'s' if len(ranks) > 1 else ''} {name_some(ranks)}"
-
-
-def _by_name(hosts: Sequence[Host]) -> dict[str, int]:
-    """Return the number of each host by its name, and by its name without a domain, which may be missing."""
-    short = {_without_domain(host.name): number for number, host in reversed(list(enumerate(hosts)))}
-    return short | {host.name: number for number, host in enumerate(hosts)}
 
 
 def _without_domain(name: str) -> str:

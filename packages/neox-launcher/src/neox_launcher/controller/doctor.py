@@ -6,7 +6,7 @@ and joined.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,7 +109,8 @@ def diagnose(outcome: Outcome, *, hosts: int) -> Diagnosis:
     if outcome.facts or outcome.other_versions:
         findings.append(_launcher_versions(outcome))
     if outcome.facts:
-        findings += _checks(outcome.facts)
+        for check in _CHECKS:
+            findings += check(outcome.facts)
     return Diagnosis(findings=tuple(findings))
 
 
@@ -118,12 +119,10 @@ def _started(outcome: Outcome, hosts: int) -> Finding:
     if outcome.first_failure is None:
         joined = counted(len(outcome.facts), "worker")
         return Finding(name=name, is_good=True, found=f"{counted(hosts, 'host')} started, {joined} joined")
-    remedy = "see the error above; docs/launching.md has a section on each launcher"
-    if outcome.facts:
-        remedy = (
-            "see the error above; if the hosts reach the launcher but not each other, check firewalls and "
-            "the address and port of rank 0"
-        )
+    remedy = (
+        "see the error above, and in docs/launching.md the section on this launcher; if the hosts reach the "
+        "launcher but not each other, check firewalls and the address and port of rank 0"
+    )
     return Finding(name=name, is_good=False, found=str(outcome.first_failure), remedy=remedy)
 
 
@@ -142,14 +141,14 @@ def _launcher_versions(outcome: Outcome) -> Finding:
     )
 
 
-def _clocks(facts: Mapping[int, Facts]) -> Finding:
+def _clocks(facts: Mapping[int, Facts]) -> Iterator[Finding]:
     skews = {fact["host"]: float(fact["clock"]) for fact in facts.values()}
     apart = max(skews.values()) - min(skews.values())
     latest, earliest = max(skews, key=skews.__getitem__), min(skews, key=skews.__getitem__)
     found = f"at most {apart:.1f} s apart"
     if apart > _MOST_SKEW_SECONDS:
         found += f": {latest} is ahead of {earliest}"
-    return Finding(
+    yield Finding(
         name="clocks",
         is_good=apart <= _MOST_SKEW_SECONDS,
         found=found,
@@ -166,10 +165,7 @@ def _software(facts: Mapping[int, Facts]) -> Iterator[Finding]:
             found=found,
             remedy=f"install the same version of {name} on all hosts",
         )
-
-
-def _untested(facts: Mapping[int, Facts]) -> Iterator[Finding]:
-    """Name versions outside the bounds of our packages, which may work: the contracts decide."""
+    # Outside the bounds of our packages; they may work: the contracts decide.
     if any("untested" in fact for fact in facts.values()):
         _, found = _same(facts, lambda fact: str(fact.get("untested", "none")))
         yield Finding(name="untested versions", is_good=True, found=found)
@@ -194,14 +190,18 @@ def _contracts(facts: Mapping[int, Facts]) -> Iterator[Finding]:
         )
 
 
-def _gpus(facts: Mapping[int, Facts]) -> Finding:
-    is_good, found = _same(facts, lambda fact: _counted(fact["gpus"]) or "none")
+def _gpus(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    def counted_gpus(fact: Facts) -> str:
+        names = fact["gpus"]
+        return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none"
+
+    is_good, found = _same(facts, counted_gpus)
     wrong = [
         f"the GPU of rank {rank} on {fact['host']}: {fact['gpu_error']}"
         for rank, fact in facts.items()
         if fact["gpu_error"]
     ]
-    return Finding(
+    yield Finding(
         name="GPUs",
         is_good=is_good and not wrong,
         found="\n".join([found, *some_lines(wrong)]),
@@ -213,7 +213,11 @@ def _attention(facts: Mapping[int, Facts]) -> Iterator[Finding]:
     """Compare the attention backends that PyTorch chooses, which depend on versions and the environment."""
     known = {rank: fact for rank, fact in facts.items() if fact.get("attention")}
     if known:
-        is_good, found = _same(known, lambda fact: _by_kind(fact["attention"]))
+
+        def by_kind(fact: Facts) -> str:
+            return ", ".join(f"{name} ({kind} layers)" for kind, name in fact["attention"].items())
+
+        is_good, found = _same(known, by_kind)
         notes = dict.fromkeys(note for fact in known.values() for note in fact["attention_notes"])
         yield Finding(
             name="attention backend",
@@ -221,10 +225,6 @@ def _attention(facts: Mapping[int, Facts]) -> Iterator[Finding]:
             found="\n".join([found, *notes]),
             remedy="use the same GPUs, PyTorch, cuDNN and environment on all hosts",
         )
-
-
-def _by_kind(backends: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} ({kind} layers)" for kind, name in backends.items())
 
 
 def _files(facts: Mapping[int, Facts]) -> Iterator[Finding]:
@@ -263,16 +263,7 @@ def _all_reduce(facts: Mapping[int, Facts]) -> Iterator[Finding]:
         yield Finding(name="all-reduce", is_good=True, found=found)
 
 
-def _checks(facts: Mapping[int, Facts]) -> Iterable[Finding]:
-    yield _clocks(facts)
-    yield from _software(facts)
-    yield from _untested(facts)
-    yield from _contracts(facts)
-    yield _gpus(facts)
-    yield from _attention(facts)
-    yield from _files(facts)
-    yield from _folders(facts)
-    yield from _all_reduce(facts)
+_CHECKS = (_clocks, _software, _contracts, _gpus, _attention, _files, _folders, _all_reduce)
 
 
 def _same(facts: Mapping[int, Facts], value: Callable[[Facts], str]) -> tuple[bool, str]:
@@ -285,7 +276,3 @@ def _same(facts: Mapping[int, Facts], value: Callable[[Facts], str]) -> tuple[bo
     return False, "\n".join(
         some_lines([f"{what} on {name_some(list(names))}" for what, names in hosts.items()])
     )
-
-
-def _counted(names: list[str]) -> str:
-    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))

@@ -3,14 +3,11 @@
 import json
 import os
 import shlex
-from collections.abc import Iterable
-from itertools import groupby
 from pathlib import PurePath
 from typing import Literal
 
 import click
 
-from neox_config.counted import counted
 from neox_config.describe.estimate_tables import render_estimate
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.problems import list_problems
@@ -74,8 +71,8 @@ def _show_as_text(plan: LaunchPlan) -> None:
     commands = _planned_commands(plan)
     for command in commands[:_SHOWN_COMMANDS]:
         click.echo("\n" + _in_a_shell(command))
-    if len(commands) > _SHOWN_COMMANDS:
-        more = len(commands) - _SHOWN_COMMANDS
+    more = len(commands) - _SHOWN_COMMANDS
+    if more > 0:
         click.echo(f"\n... and {more:,} more commands; use --dry-run=json to list all")
 
 
@@ -84,7 +81,7 @@ def _show_as_json(plan: LaunchPlan) -> None:
         {
             "argv": list(command.argv),
             "environment": _shown_environment(command),
-            "files": {path: _shown_file(path, text) for path, text in command.files.items()},
+            "files": {path: shown_value(PurePath(path).name, text) for path, text in command.files.items()},
             "host_number": command.host_number,
         }
         for command in _planned_commands(plan)
@@ -112,21 +109,11 @@ def _in_a_shell(command: Command) -> str:
     variables = [f"{name}={shlex.quote(value)}" for name, value in _shown_environment(command).items()]
     comments = []
     for path, text in command.files.items():
-        lines = some_lines(_grouped(_shown_file(path, text).splitlines()), _SHOWN_LINES)
+        lines = some_lines(shown_value(PurePath(path).name, text).splitlines(), _SHOWN_LINES)
         comments += [f"# {path}:", *(f"#   {line}" for line in lines)]
     if command.stdin:
         comments.append("# reads the token of the launch from its standard input:")
     return "\n".join([*comments, " ".join([*variables, shlex.join(command.argv)])])
-
-
-def _grouped(lines: Iterable[str]) -> list[str]:
-    """Return the lines, with equal ones that follow each other as one with their number."""
-    counts = [(line, len(list(same))) for line, same in groupby(lines)]
-    return [line if count == 1 else f"{line}  ({counted(count, 'line')})" for line, count in counts]
-
-
-def _shown_file(path: str, text: str) -> str:
-    return shown_value(PurePath(path).name, text)
 
 
 def _shown_environment(command: Command) -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from neox_config.facts.records import FAILURES
 from neox_launcher.controller.terminal import print_message
-from neox_launcher.protocol.background import BackgroundQueue
+from neox_launcher.protocol.background import ends_within
 from neox_launcher.protocol.failure_record import record_failures
 from neox_launcher.protocol.orders import Orders
 from neox_launcher.protocol.outcome import Failure
@@ -26,18 +26,15 @@ def keep_failures(failures: Sequence[Failure], orders: Orders) -> None:
     folder = orders.record_folder
     if folder is None or not failures:
         return
-    reason = ["a file server may be down"]
 
-    def write(found: Sequence[Failure]) -> None:
-        try:
-            record_failures(folder, found, **start_of(orders.environment))
-            reason.clear()
-        except OSError as error:
-            reason[0] = str(error)
+    def write() -> None:
+        record_failures(folder, failures, **start_of(orders.environment))
 
-    # In the background, because a file server that hangs may be the cause of the failure.
-    writer = BackgroundQueue[Sequence[Failure]](write, limit=0, loss_item=lambda size: (), name="failures")
-    writer.put(failures, 0, is_kept=True)
-    writer.wait(_WRITE_SECONDS)
-    if reason:
-        print_message(f"the failure is not recorded in {folder / FAILURES}: {reason[0]}\n")
+    try:
+        # A file server that hangs may be the cause of the failure.
+        if ends_within(_WRITE_SECONDS, write, name="failures"):
+            return
+        reason = "a file server may be down"
+    except OSError as error:
+        reason = str(error)
+    print_message(f"the failure is not recorded in {folder / FAILURES}: {reason}\n")

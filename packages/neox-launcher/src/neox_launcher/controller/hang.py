@@ -7,7 +7,7 @@ from pathlib import Path
 from neox_config.atomic import atomic_write
 from neox_launcher.controller.agents import AgentConnection
 from neox_launcher.controller.hang_report import NO_AGENT_ANSWER, RankState, parse_collectives, render_report
-from neox_launcher.protocol.background import BackgroundQueue
+from neox_launcher.protocol.background import ends_within
 from neox_launcher.protocol.orders import Orders
 from neox_launcher.worker.reporting import ALL_DONE
 
@@ -31,13 +31,9 @@ class HangWatch:
         self._timeout, self._first_timeout = timeout, first_timeout
         self._started: float | None = None
         self._begun: float | None = None
-        self._iteration: int | None = None
-        self._reported: dict[int, tuple[int, float]] = {}
-
-    @property
-    def iteration(self) -> int | None:
+        self.iteration: int | None = None
         """Last iteration that any rank has completed; None before the first."""
-        return self._iteration
+        self._reported: dict[int, tuple[int, float]] = {}
 
     @property
     def reason(self) -> str:
@@ -59,7 +55,7 @@ class HangWatch:
         now = time.monotonic()
         self._begun = self._begun or now
         if iteration != ALL_DONE:
-            self._iteration = max(iteration, self._iteration or 0)
+            self.iteration = max(iteration, self.iteration or 0)
         self._reported[rank] = (iteration, now)
 
     def excuse(self, seconds: float) -> None:
@@ -81,19 +77,17 @@ class HangWatch:
         The end of a rank counts as a report, because others may have waited for it. For ranks that have not
         reported yet, the timeout starts with the first iteration of any rank.
         """
+        now = time.monotonic()
         if self._begun is None:
-            return self._has_stalled_at_the_start()
+            if self._first_timeout is None or self._started is None:
+                return False
+            return now - self._started > self._first_timeout
         if self._timeout is None:
             return False
         never = (0, self._begun)
         reported = [self._reported.get(rank, never) for rank in range(ranks)]
         is_watched = any(iteration != ALL_DONE for iteration, _ in reported)
-        return is_watched and max(when for _, when in reported) < time.monotonic() - self._timeout
-
-    def _has_stalled_at_the_start(self) -> bool:
-        if self._first_timeout is None or self._started is None:
-            return False
-        return time.monotonic() - self._started > self._first_timeout
+        return is_watched and max(when for _, when in reported) < now - self._timeout
 
     def state_of(self, rank: int) -> tuple[int | None, float]:
         """Return the last iteration that a rank reported, and the seconds since then."""
@@ -118,11 +112,7 @@ def report_hang(orders: Orders, agents: Iterable[AgentConnection], watch: HangWa
 
 def _state_of(agent: AgentConnection, rank: int, watch: HangWatch) -> RankState:
     iteration, silent = watch.state_of(rank)
-    if agent.dump is None:
-        return RankState(
-            rank=rank, host=agent.host, iteration=iteration, silent=silent, process=NO_AGENT_ANSWER
-        )
-    answer = agent.dump.get(str(rank), {})
+    answer = {"process": NO_AGENT_ANSWER} if agent.dump is None else agent.dump.get(str(rank), {})
     return RankState(
         rank=rank,
         host=agent.host,
@@ -137,26 +127,22 @@ def _state_of(agent: AgentConnection, rank: int, watch: HangWatch) -> RankState:
 def _written(folders: Sequence[Path], report: str) -> str:
     """Write the report to the first folder that takes it; return where it is, or the report itself."""
     name = time.strftime("hang-%Y%m%d-%H%M%S.txt")
-    reason = "no folder answered in time; a file server may be down"
+    reasons, written = ["no folder answered in time; a file server may be down"], list[Path]()
 
-    def write(folder: Path) -> None:
-        nonlocal reason
-        if done:
-            return
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with atomic_write(folder / name) as file:
-                file.write(report.encode(errors="replace").decode())
-            done.append(folder / name)
-        except OSError as error:
-            reason = str(error)
+    def write() -> None:
+        for path in (folder / name for folder in folders):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_write(path) as file:
+                    file.write(report.encode(errors="replace").decode())
+            except OSError as error:
+                reasons.append(str(error))
+            else:
+                written.append(path)
+                return
 
-    done: list[Path] = []
-    # In the background, because a file server that hangs may be the cause of the hang.
-    writer = BackgroundQueue(write, limit=0, loss_item=lambda size: folders[0], name="hang-report")
-    for folder in folders:
-        writer.put(folder, 0, is_kept=True)
-    writer.wait(_WRITE_SECONDS)
-    if done:
-        return f"full report: {done[0]}"
-    return f"the report could not be written ({reason}):\n{report}"
+    # A file server that hangs may be the cause of the hang.
+    ends_within(_WRITE_SECONDS, write, name="hang-report")
+    if written:
+        return f"full report: {written[0]}"
+    return f"the report could not be written ({reasons[-1]}):\n{report}"

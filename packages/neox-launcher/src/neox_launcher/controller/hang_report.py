@@ -7,6 +7,7 @@ numbers are compared, not states, because PyTorch's flight recorder leaves finis
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from neox_launcher.worker.reporting import ALL_DONE
 __all__ = ["NO_AGENT_ANSWER", "RankState", "lagging_ranks", "parse_collectives", "render_report"]
 
 _MOST_NAMED = 16
+_THREAD = re.compile(r"^(Current t|T)hread 0x.*", re.MULTILINE)
 NO_AGENT_ANSWER = "no answer of its agent"
 """Replaces the state of a process if its agent does not answer."""
 _STOPPED = {
@@ -64,11 +66,10 @@ def parse_collectives(answer: str) -> dict[str, tuple[int, str]]:
 
 def lagging_ranks(states: Sequence[RankState]) -> dict[int, str]:
     """Return the ranks that the others probably wait for, with the reason: stopped, no answer, or behind."""
-    stopped = {state.rank: _in_words(state, _STOPPED, "") for state in states}
+    stopped = {state.rank: why for state in states if (why := _in_words(state, _STOPPED, ""))}
     silent = {
         state.rank: _in_words(state, _SILENT, "does not answer") for state in states if not state.stacks
     }
-    stopped = {rank: why for rank, why in stopped.items() if why}
     return stopped or silent or _behind_in_iterations(states) or _behind_in_collectives(states)
 
 
@@ -117,7 +118,11 @@ def render_report(states: Sequence[RankState], *, reason: str) -> str:
     lag = lagging_ranks(states)
     lines = [reason, "", *_verdict(states, lag), "", *_table(states), ""]
     lines += ["Python stacks of all ranks, grouped by equal stacks:", ""]
-    for stacks, ranks in _by_stacks(states).items():
+    groups: dict[str, list[int]] = defaultdict(list)
+    for state in states:
+        # Without the addresses of threads, which differ between processes with equal stacks.
+        groups[_THREAD.sub("Thread:", state.stacks)].append(state.rank)
+    for stacks, ranks in groups.items():
         lines += [f"--- {_named(ranks)}", stacks.strip() or "(no answer)", ""]
     return "\n".join(lines)
 
@@ -143,21 +148,6 @@ def _table(states: Sequence[RankState]) -> list[str]:
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-
-
-def _by_stacks(states: Sequence[RankState]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = defaultdict(list)
-    for state in states:
-        groups[_without_addresses(state.stacks)].append(state.rank)
-    return groups
-
-
-def _without_addresses(stacks: str) -> str:
-    """Remove thread addresses, which differ between processes with equal stacks."""
-    lines = stacks.splitlines()
-    return "\n".join(
-        "Thread:" if line.startswith(("Thread 0x", "Current thread 0x")) else line for line in lines
-    )
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -32,11 +32,8 @@ def refuse_what_cannot_run(plan: LaunchPlan) -> None:
     reason = backend.missing() or backend.refuses(plan)
     if reason is not None:
         raise LaunchError(reason)
-    if backend.uses_names:
-        _refuse_unknown_names(plan)
-
-
-def _refuse_unknown_names(plan: LaunchPlan) -> None:
+    if not backend.uses_names:
+        return
     names = [host.name for host in plan.world.hosts]
     checked = check_names(
         names,

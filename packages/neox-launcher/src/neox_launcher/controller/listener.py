@@ -7,18 +7,23 @@ time and in the length of their messages.
 
 import errno
 import itertools
-import os
 import resource
 import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from neox_config.errors import LaunchError
 from neox_launcher.controller.terminal import print_message
 from neox_launcher.plan.plan import Endpoint
-from neox_launcher.protocol.channel import Channel, ConnectionLostError, own_addresses
+from neox_launcher.protocol.channel import (
+    Channel,
+    ConnectionLostError,
+    listen_everywhere,
+    own_addresses,
+    unusable_port,
+)
 from neox_launcher.protocol.handshake import Introduction
 from neox_launcher.protocol.messages import Message, own_version
 
@@ -34,7 +39,7 @@ _MOST_GUESTS = 1024
 _MOST_FILES = 65_536
 # Connected agents are served between one batch of guests and the next.
 _ACCEPTED_AT_ONCE = 64
-_PAUSE_SECONDS = 1.0
+_PAUSE_SECONDS = 0.1
 _REPORT_SECONDS = 60.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -57,23 +62,6 @@ class _Guest:
     address: str
     introduction: Introduction
     leave_by: float
-
-
-@dataclass(slots=True)
-class _Refusals:
-    """Reports refused connections, with at most one line a minute, because a port scanner causes many."""
-
-    num_unreported: int = 0
-    next_report: float = field(default=0.0)
-
-    def note(self, address: str, reason: str) -> None:
-        self.num_unreported += 1
-        if time.monotonic() < self.next_report:
-            return
-        others = self.num_unreported - 1
-        more = f"; {others:,} more since the last report" if others else ""
-        print_message(f"neox-launch: refused a connection from {address}: {reason}{more}\n")
-        self.num_unreported, self.next_report = 0, time.monotonic() + _REPORT_SECONDS
 
 
 class Listener:
@@ -108,8 +96,8 @@ class Listener:
         # In the order of their arrival; the dict serves as an ordered set.
         self._unauthenticated: dict[_Guest, None] = {}
         self._authenticated: set[_Guest] = set()
-        self._refusals = _Refusals()
-        self._resume_at: float | None = None
+        # A port scanner causes many refusals.
+        self._num_unreported, self._next_report = 0, 0.0
         self._most_guests = min(_MOST_GUESTS, _allow_many_connections() // 4)
         self._socket = _listen(Endpoint(address=_LOOPBACK) if is_local else endpoint)
         self._socket.setblocking(False)
@@ -128,9 +116,6 @@ class Listener:
         now = time.monotonic()
         for guest in list(itertools.takewhile(lambda guest: guest.leave_by < now, self._unauthenticated)):
             self._dismiss(guest, f"it did not authenticate within {_PROOF_SECONDS:g} s")
-        if self._resume_at is not None and self._resume_at < now:
-            self._resume_at = None
-            self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
         """Close the port and the connections of all guests. May be called again."""
@@ -139,9 +124,7 @@ class Listener:
         for guest in [*self._unauthenticated, *self._authenticated]:
             self._forget(guest)
             guest.channel.close()
-        if self._resume_at is None:
-            self._selector.unregister(self._socket)
-        self._resume_at = None
+        self._selector.unregister(self._socket)
         self._socket.close()
 
     def _accept(self) -> None:
@@ -152,20 +135,19 @@ class Listener:
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    self._pause(error)
+                    self._make_room(error)
                     return
                 continue  # The connection ended before it was accepted.
             self._meet(connection, str(address[0]))
 
-    def _pause(self, error: OSError) -> None:
-        """Make room, and accept no connection for a while: the waiting ones would wake the selector again."""
+    def _make_room(self, error: OSError) -> None:
         waiting = list(self._unauthenticated)
         for guest in waiting[: (len(waiting) + 1) // 2]:
             self._dismiss(guest, f"{error.strerror} (ulimit -n)")
         if not waiting:
-            self._refusals.note("an agent", f"{error.strerror}; raise ulimit -n on this machine")
-        self._selector.unregister(self._socket)
-        self._resume_at = time.monotonic() + _PAUSE_SECONDS
+            self._report("an agent", f"{error.strerror}; raise ulimit -n on this machine")
+        # The connections that still wait wake the selector again.
+        time.sleep(_PAUSE_SECONDS)
 
     def _meet(self, connection: socket.socket, address: str) -> None:
         if len(self._unauthenticated) >= self._most_guests:
@@ -175,8 +157,8 @@ class Listener:
         except OSError:  # It has ended already.
             connection.close()
             return
-        leave_by = time.monotonic() + _PROOF_SECONDS
-        guest = _Guest(channel, address, Introduction(self.token, channel), leave_by)
+        introduction = Introduction(self.token, channel)
+        guest = _Guest(channel, address, introduction, time.monotonic() + _PROOF_SECONDS)
         self._unauthenticated[guest] = None
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear(guest))
         try:
@@ -185,8 +167,19 @@ class Listener:
             self._dismiss(guest, str(error))
 
     def _hear(self, guest: _Guest) -> None:
+        hello = None
         try:
-            hello = self._hello_of(guest)
+            guest.channel.read()
+            for message in guest.channel.messages():
+                if guest in self._unauthenticated:
+                    guest.introduction.check(message)
+                    del self._unauthenticated[guest]
+                    self._authenticated.add(guest)
+                elif message["kind"] == "hello":
+                    hello = message
+                    break
+                else:
+                    raise ConnectionLostError("its first message is not the hello of an agent")
         except ConnectionLostError as error:
             # An agent prints the reason on its own host.
             self._dismiss(guest, str(error))
@@ -204,20 +197,6 @@ class Listener:
             self._forget(guest)
             self._on_connected(guest.channel, hello)
 
-    def _hello_of(self, guest: _Guest) -> Message | None:
-        """Read what a guest has sent; return the hello that follows its proof, or None to wait for more."""
-        guest.channel.read()
-        for message in guest.channel.messages():
-            if guest in self._unauthenticated:
-                guest.introduction.check(message)
-                del self._unauthenticated[guest]
-                self._authenticated.add(guest)
-            elif message["kind"] == "hello":
-                return message
-            else:
-                raise ConnectionLostError("its first message is not the hello of an agent")
-        return None
-
     def _forget(self, guest: _Guest) -> None:
         self._unauthenticated.pop(guest, None)
         self._authenticated.discard(guest)
@@ -225,9 +204,18 @@ class Listener:
 
     def _dismiss(self, guest: _Guest, reason: str) -> None:
         if guest in self._unauthenticated or guest in self._authenticated:
-            self._refusals.note(guest.address, reason)
+            self._report(guest.address, reason)
             self._forget(guest)
             guest.channel.close()
+
+    def _report(self, address: str, reason: str) -> None:
+        """Report a refused connection; at most one line a minute."""
+        self._num_unreported += 1
+        if time.monotonic() >= self._next_report:
+            others = self._num_unreported - 1
+            more = f"; {others:,} more since the last report" if others else ""
+            print_message(f"neox-launch: refused a connection from {address}: {reason}{more}\n")
+            self._num_unreported, self._next_report = 0, time.monotonic() + _REPORT_SECONDS
 
 
 def _allow_many_connections() -> int:
@@ -252,7 +240,7 @@ def _listen(endpoint: Endpoint) -> socket.socket:
         LaunchError: the address is unknown, or the port cannot be used.
     """
     if endpoint.address is None:
-        return _listen_everywhere(endpoint)
+        return listen_everywhere(endpoint.port, endpoint.port_from, _BACKLOG)
     try:
         found = socket.getaddrinfo(endpoint.address, endpoint.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -265,26 +253,10 @@ def _listen(endpoint: Endpoint) -> socket.socket:
             return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
-                raise _unusable(endpoint, error) from error
+                raise unusable_port(endpoint.port, endpoint.port_from, error) from error
     # For example in a container, whose host forwards the port.
     print_message(
         f"neox-launch: launcher-address {endpoint.address} is not an address of this machine: listening on "
         "all addresses, and expecting that connections are forwarded\n"
     )
-    return _listen_everywhere(endpoint)
-
-
-def _listen_everywhere(endpoint: Endpoint) -> socket.socket:
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    try:
-        return socket.create_server(("", endpoint.port), family=family, dualstack_ipv6=both, backlog=_BACKLOG)
-    except OSError as error:
-        raise _unusable(endpoint, error) from error
-
-
-def _unusable(endpoint: Endpoint, error: OSError) -> LaunchError:
-    return LaunchError(
-        f"{endpoint.port_from}: {endpoint.port} cannot be used on this machine: "
-        f"{os.strerror(error.errno or 0)}; choose another port, or end the process that uses it"
-    )
+    return listen_everywhere(endpoint.port, endpoint.port_from, _BACKLOG)

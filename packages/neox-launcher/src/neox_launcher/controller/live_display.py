@@ -2,7 +2,6 @@
 
 import io
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from rich.text import Text
 from neox_launcher.controller.display import Display
 from neox_launcher.controller.live_line import LiveState, render_line
 from neox_launcher.controller.terminal import draw, print_message, start_drawing, stop_drawing
+from neox_launcher.protocol.background import start_thread
 from neox_launcher.worker.reporting import FINISHING
 
 __all__ = ["LiveDisplay"]
@@ -34,11 +34,21 @@ class LiveDisplay(Display):
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._stream = stream
-        self._console = _console()
+        has_colors = not os.environ.get("NO_COLOR")
+        # Turns styles into escape sequences, according to TERM and COLORTERM.
+        self._console = Console(
+            color_system="auto" if has_colors else None,
+            file=io.StringIO(),
+            force_terminal=True,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+        )
         self._state = LiveState(since=clock())
         self._has_closed = threading.Event()
-        start_drawing(stream, self._render, has_colors=_has_colors())
-        self._ticker = _start_thread(self._tick)
+        start_drawing(stream, self._render, has_colors=has_colors)
+        self._ticker = start_thread(self._tick, "live-line")
 
     def show_phase(self, phase: str) -> None:
         """Show what the launch is doing; empty while the workers report by themselves."""
@@ -55,9 +65,8 @@ class LiveDisplay(Display):
         super().show_status(status)
         now, before = self._clock(), self._state
         phase, iteration = str(status.get("phase", "")), status.get("iteration")
-        seconds = None if phase == FINISHING else before.seconds_per_iteration
-        if iteration is not None and not phase:
-            seconds = self.seconds_per_iteration
+        is_training = iteration is not None and not phase
+        seconds = self.seconds_per_iteration if is_training else before.seconds_per_iteration
         self._state = replace(
             before,
             phase=phase,
@@ -65,7 +74,7 @@ class LiveDisplay(Display):
             iteration=iteration,
             last_iteration=status.get("last_iteration"),
             metrics={**before.metrics, **status.get("metrics", {})},
-            seconds_per_iteration=seconds,
+            seconds_per_iteration=None if phase == FINISHING else seconds,
             reported=before.reported if iteration == before.iteration else now,
         )
 
@@ -105,31 +114,3 @@ class LiveDisplay(Display):
     def _tick(self) -> None:
         while not self._has_closed.wait(_TICK_SECONDS):
             draw()
-
-
-def _console() -> Console:
-    """Return what turns styles into escape sequences, according to TERM and COLORTERM; none with NO_COLOR."""
-    return Console(
-        color_system="auto" if _has_colors() else None,
-        file=io.StringIO(),
-        force_terminal=True,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-
-
-def _has_colors() -> bool:
-    return not os.environ.get("NO_COLOR")
-
-
-def _start_thread(target: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=target, name="live-line", daemon=True)
-    # The thread inherits the mask: signals are for the main thread.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        thread.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return thread

@@ -60,34 +60,27 @@ class LiveState:
 
     def seconds_left(self, now: float) -> float | None:
         """Return the seconds until the last iteration; None if they are not known, or it is not the aim."""
-        if self.request:
+        if self.request or self.iteration is None or self.seconds_per_iteration is None:
             return None
-        if self.iteration is None or self.last_iteration is None or self.seconds_per_iteration is None:
-            return None
-        if self.iteration >= self.last_iteration:
-            return None
-        whole = (self.last_iteration - self.iteration) * self.seconds_per_iteration
-        return max(0.0, whole - (now - self.reported))
+        left = (self.last_iteration or 0) - self.iteration
+        return max(0.0, left * self.seconds_per_iteration - (now - self.reported)) if left > 0 else None
 
     def seconds_silent(self, now: float) -> float | None:
         """Return the seconds without a report if they are many more than an iteration takes, else None."""
-        silent = now - self.reported
         if self.phase or self.seconds_per_iteration is None:
             return None
-        return (
-            silent if silent > max(_SILENT_SECONDS, _SILENT_ITERATIONS * self.seconds_per_iteration) else None
-        )
+        silent, many = now - self.reported, _SILENT_ITERATIONS * self.seconds_per_iteration
+        return silent if silent > max(_SILENT_SECONDS, many) else None
 
 
 def render_line(state: LiveState, *, now: float, width: int) -> Text:
     """Return the live line, at most `width` columns wide; the least important fields are left out first."""
-    line, is_first = Text(no_wrap=True), True
+    line = Text(no_wrap=True)
     for text, style in _fields(state, now):
-        separator = "" if is_first else _SEPARATOR
-        if not is_first and line.cell_len + cell_len(separator + text) > width:
+        separator = _SEPARATOR if line else ""
+        if line and line.cell_len + cell_len(separator + text) > width:
             break
         line.append(separator, "dim").append(text, style)
-        is_first = False
     line.truncate(max(0, width))
     return line
 

@@ -6,14 +6,12 @@ visible and at the beginning of the line, so that a process that is killed leave
 
 import os
 import re
-import time
 from collections.abc import Callable, Hashable
 
 __all__ = ["Painter", "readable"]
 
 # To the end of the screen: a terminal that became narrower shows the line in several rows.
 _ERASE = b"\r\x1b[J"
-_HOLD_SECONDS = 1.0
 _HOLD_BYTES = 64 * 1024
 # Escape sequences (ECMA-48: control sequences, strings and single functions), then other control characters.
 _CONTROL = re.compile(
@@ -27,8 +25,8 @@ _CONTROL = re.compile(
 class Painter:
     """Draws a line, and puts other output above it.
 
-    Lines of other output appear when they are complete, or after a second; of a line that its writer
-    overwrites (a progress bar), the last state.
+    Lines of other output appear when they are complete; of a line that its writer overwrites (a progress
+    bar), the last state.
 
     Args:
         descriptor: the terminal.
@@ -39,9 +37,8 @@ class Painter:
     def __init__(self, descriptor: int, render: Callable[[int], str], *, has_colors: bool = True) -> None:
         self.descriptor, self._render, self._has_colors = descriptor, render, has_colors
         self._shown = b""
-        self._warning = b""
-        self._rests: dict[Hashable, tuple[bytes, float]] = {}
-        self.is_paused = False
+        self._rests: dict[Hashable, bytes] = {}
+        self._has_failed = self.is_paused = False
         """Set while the terminal belongs to another program; everything else is still written."""
 
     def paint(self, source: Hashable, data: bytes) -> bytes:
@@ -51,29 +48,32 @@ class Painter:
             source: where the output comes from; lines of several sources do not mix.
             data: the output; empty to draw the line again.
         """
-        lines = self._complete(source, data) + self._overdue()
-        frame = self._frame()
-        lines, self._warning = lines + self._warning, b""
+        lines, frame = self._complete(source, data), b""
+        try:
+            frame = self._frame()
+        except Exception as error:
+            # The line is decoration: its errors must neither end the job nor hold back other output.
+            lines += (
+                "neox-launch: warning: the live line has ended, the job continues: "
+                f"{type(error).__name__}: {error}\n"
+            ).encode(errors="backslashreplace")
+            self._has_failed = True
         if not lines and frame == self._shown:
             return b""
-        erase = _ERASE if self._shown and self._may_draw else b""
+        erase = _ERASE if self._shown and _is_in_foreground(self.descriptor) else b""
         self._shown = frame
         return erase + lines + frame
 
     def finish(self) -> bytes:
         """Return what to write to remove the line, with all other output that was held back."""
         erase = _ERASE if self._shown and _is_in_foreground(self.descriptor) else b""
-        held = b"".join(self._readable(rest) for rest, _ in self._rests.values() if rest.strip(b"\r"))
+        held = b"".join(self._readable(rest) for rest in self._rests.values() if rest.strip(b"\r"))
         self._shown, self._rests = b"", {}
         return erase + held
 
-    @property
-    def _may_draw(self) -> bool:
-        return _is_in_foreground(self.descriptor)
-
     def _frame(self) -> bytes:
         """Return the line, with the cursor back at its beginning; empty if it cannot be drawn now."""
-        if self.is_paused or not self._may_draw:
+        if self.is_paused or self._has_failed or not _is_in_foreground(self.descriptor):
             return b""
         try:
             width = os.get_terminal_size(self.descriptor).columns
@@ -81,39 +81,20 @@ class Painter:
             return b""  # The terminal is gone.
         # A terminal without a known size reports 0. The last column stays free: terminals differ in what
         # follows a character there.
-        try:
-            line = self._render((width or 80) - 1)
-        except Exception as error:
-            # The line is decoration: its errors must neither end the job nor hold back other output.
-            self._warning = (
-                "neox-launch: warning: the live line has ended, the job continues: "
-                f"{type(error).__name__}: {error}\n"
-            ).encode(errors="backslashreplace")
-            self._render, line = _nothing, ""
+        line = self._render((width or 80) - 1)
         return line.encode("utf-8", errors="replace") + b"\r" if line else b""
 
     def _complete(self, source: Hashable, data: bytes) -> bytes:
         """Return the lines that this output completes, and hold the rest back."""
         if not data:
             return b""
-        held, since = self._rests.pop(source, (b"", time.monotonic()))
-        *lines, rest = (held + data).split(b"\n")
+        *lines, rest = (self._rests.pop(source, b"") + data).split(b"\n")
         if len(rest) > _HOLD_BYTES:
             lines, rest = [*lines, rest], b""
         if rest:
             # What is overwritten later is never shown; a return at the end has overwritten nothing yet.
-            start = max(0, rest.rstrip(b"\r").rfind(b"\r"))
-            self._rests[source] = (rest[start:], time.monotonic() if lines else since)
+            self._rests[source] = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]
         return b"".join(map(self._readable, lines))
-
-    def _overdue(self) -> bytes:
-        """Return the incomplete lines that wait for a second, except those that are overwritten."""
-        due = [
-            source
-            for source, (rest, since) in self._rests.items()
-            if b"\r" not in rest and time.monotonic() - since > _HOLD_SECONDS
-        ]
-        return b"".join(self._readable(self._rests.pop(source)[0]) for source in due)
 
     def _readable(self, line: bytes) -> bytes:
         return readable(line, has_colors=self._has_colors) + b"\n"
@@ -130,22 +111,14 @@ def readable(line: bytes, *, has_colors: bool = True) -> bytes:
     """
     text = line.decode("utf-8", errors="backslashreplace").rstrip("\r")
     text = text[text.rfind("\r") + 1 :]
-    shown = _CONTROL.sub(_replacement if has_colors else _without_color, text)
+
+    def replacement(found: re.Match[str]) -> str:
+        if found["single"] is not None:
+            return f"\\x{ord(found['single']):02x}"
+        return found[0] if found["color"] is not None and has_colors else ""
+
+    shown = _CONTROL.sub(replacement, text)
     return (shown + "\x1b[0m" if "\x1b" in shown else shown).encode("utf-8", errors="backslashreplace")
-
-
-def _replacement(found: re.Match[str]) -> str:
-    if found["color"] is not None:
-        return found["color"]
-    return "" if found["escape"] is not None else f"\\x{ord(found['single']):02x}"
-
-
-def _without_color(found: re.Match[str]) -> str:
-    return "" if found["color"] is not None else _replacement(found)
-
-
-def _nothing(width: int) -> str:
-    return ""
 
 
 def _is_in_foreground(descriptor: int) -> bool:

@@ -61,7 +61,8 @@ def run_with_restarts(
         change, before = "", plan
         try:
             found, found_earlier = checkpoints_of(plan), found
-            if _loses_hosts(plan, outcome, number):
+            # A host that fails at the first start is tried once more.
+            if can_shrink(plan) and outcome.lost_hosts and (outcome.has_started or number > 1):
                 lost.update(outcome.lost_hosts)
                 plan = without_hosts(whole, lost)
                 change = describe_change(whole, before, plan, lost) + "\n"
@@ -73,7 +74,9 @@ def run_with_restarts(
         if failed.is_permanent:
             return _ended_by(outcome, failed.describe())
         if found - found_before:
-            plan = _resuming(plan)
+            # All states of the latest checkpoint in `save`.
+            config = resumed_from(plan.resolved.config, plan.resolved.config.checkpoint.save)
+            plan = replace(plan, resolved=Resolved.of(config, plan.resolved.sizes))
         _report_restart(plan, outcome, number, failed.wait_seconds, change)
         if display is not None:
             display.show_phase(f"waiting {failed.wait_seconds:g} s before restart {number}")
@@ -148,11 +151,6 @@ def _wait(seconds: float) -> int | None:
     return None if received is None else received.si_signo
 
 
-def _loses_hosts(plan: LaunchPlan, outcome: Outcome, number: int) -> bool:
-    """Return whether to continue without lost hosts; one that fails at the first start is tried once more."""
-    return can_shrink(plan) and bool(outcome.lost_hosts) and (outcome.has_started or number > 1)
-
-
 def _ended_by(outcome: Outcome, reason: str) -> Outcome:
     """Return the outcome with the reason for not restarting appended to its first failure."""
     first = outcome.first_failure
@@ -161,12 +159,6 @@ def _ended_by(outcome: Outcome, reason: str) -> Outcome:
         rank=None, host="", time=first.time, message=f"{first}\n\n{reason}", exit_code=first.exit_code
     )
     return replace(outcome, first_failure=whole)
-
-
-def _resuming(plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan resuming from the latest checkpoint in `save`, with all its states."""
-    config = resumed_from(plan.resolved.config, plan.resolved.config.checkpoint.save)
-    return replace(plan, resolved=Resolved.of(config, plan.resolved.sizes))
 
 
 def checkpoints_of(plan: LaunchPlan) -> set[tuple[str, float]]:
@@ -194,5 +186,7 @@ def _report_restart(
     if load is not None and plan.program == "train":
         is_one = is_checkpoint(Path(plan.working_directory, load))
         source = load if is_one else f"the latest checkpoint in {load}"
-    restart = f"restart {number} of at most {plan.max_restarts} in {wait_seconds:g} s, from {source}"
-    print_message(f"\n{outcome.first_failure}\n\n{restart}\n{change}")
+    print_message(
+        f"\n{outcome.first_failure}\n\n"
+        f"restart {number} of at most {plan.max_restarts} in {wait_seconds:g} s, from {source}\n{change}"
+    )

@@ -1,6 +1,6 @@
 """The screens before and after a training on a terminal: what will be trained, and what came out of it."""
 
-import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.text import Text
 
-from neox_config import NeoXConfig, load_config
-from neox_config.counted import counted
+from neox_config import NeoXConfig
+from neox_config.counted import counted, first_few
 from neox_config.derive.objective import is_encoder, is_retrieval
-from neox_config.errors import ConfigError, NeoXError
+from neox_config.errors import ConfigError
 from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.estimate.suggest import ATTAINED_TFLOPS
@@ -19,10 +19,9 @@ from neox_config.facts.checkpoints import is_checkpoint, iteration_of
 from neox_config.facts.records import OUTPUT, RECORD, output_name
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
-from neox_config.read.reading import normal_name, text_as_yaml
+from neox_config.read.reading import as_yaml, normal_name
 from neox_config.schema.config import as_written
 from neox_config.spec.recorded import latest_checkpoint
-from neox_launcher.plan.of_training import is_of_training
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
 from neox_launcher.plan.preflight import has_evaluation
@@ -78,8 +77,9 @@ def render_end(plan: LaunchPlan, request: Request, result: Result, *, width: int
     is_finished = result.outcome.exit_code == 0 and result.iteration >= last
     has_failed = result.outcome.first_failure is not None
     title = "finished" if is_finished else "failed" if has_failed else "stopped"
-    rows = [row for row in _end_rows(plan, result) if row[1]]
-    rows += _next_rows(plan, request, result, is_finished=is_finished)
+    has_saved = _has_saved(plan, result)
+    rows = [row for row in _end_rows(plan, result, has_saved=has_saved) if row[1]]
+    rows += _next_rows(plan, request, result, is_finished=is_finished, has_saved=has_saved)
     return _screen(f"neox-launch: {title}", rows, width)
 
 
@@ -105,7 +105,11 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
         f"{parameters}{counted(model.num_layers, 'layer')}, width "
         f"{model.hidden_size:,}, {counted(model.num_attention_heads, 'head')}",
     )
-    yield "workers", _workers(plan)
+    names = [host.name for host in plan.world.hosts]
+    hosts = f"{counted(len(names), 'host')}: {first_few(names, _SHOWN_HOSTS)}"
+    device = {None: "device", 0: "CPU process"}.get(plan.world.gpus, "GPU")
+    devices = counted(plan.world.size, device, "CPU processes" if device.endswith("s") else None)
+    yield "workers", f"{devices} on {'this machine' if plan.is_local else hosts}"
     yield (
         "layout",
         f"data {layout.data} x pipe {layout.stages} x model {layout.tensor}, ZeRO stage {layout.zero}, "
@@ -117,6 +121,7 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
         f"{batch.accumulation} x data {layout.data}",
     )
     iterations = config.training.iterations
+    origin, first_iteration = _origin(plan)
     tokens = _count(iterations * batch.whole * batch.length)
     yield (
         "training",
@@ -125,9 +130,10 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     if result is None or plan.world.gpus == 0:
         yield "time", "shown after the first iterations"
     else:
-        yield "time", _time(result, iterations - _first_iteration(plan))
-        yield "memory", _memory(result)
-    yield "starts from", _starts_from(plan)
+        yield "time", _time(result, iterations - first_iteration)
+        memory = result.memory[result.fullest_stage].total
+        yield "memory", f"about {memory / 2**30:.1f} GiB per GPU"
+    yield "starts from", origin
     yield "saves", _saves(config)
     yield "evaluates", _evaluates(config)
     yield "logs", _logs(config)
@@ -138,51 +144,26 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     )
 
 
-def _workers(plan: LaunchPlan) -> str:
-    size, hosts = plan.world.size, plan.world.hosts
-    device = {None: "device", 0: "CPU process"}.get(plan.world.gpus, "GPU")
-    devices = f"{size:,} {device}{'' if size == 1 else 'es' if device.endswith('s') else 's'}"
-    if plan.is_local:
-        return f"{devices} on this machine"
-    names = ", ".join(host.name for host in hosts[:_SHOWN_HOSTS])
-    more = f" and {len(hosts) - _SHOWN_HOSTS:,} more" if len(hosts) > _SHOWN_HOSTS else ""
-    return f"{devices} on {len(hosts):,} host{'s' if len(hosts) > 1 else ''}: {names}{more}"
-
-
 def _time(result: Estimate, iterations: int) -> str:
     seconds = iterations * result.seconds_per_iteration(ATTAINED_TFLOPS)
     return f"about {format_duration(seconds)} if every GPU attains {ATTAINED_TFLOPS:g} TFLOP/s"
 
 
-def _memory(result: Estimate) -> str:
-    memory = result.memory[result.fullest_stage].total
-    return f"about {memory / 2**30:.1f} GiB per GPU"
-
-
-def _starts_from(plan: LaunchPlan) -> str:
+def _origin(plan: LaunchPlan) -> tuple[str, int]:
+    """Return in words what the training starts from, and its first iteration as far as it is known here."""
     section = plan.resolved.config.checkpoint
-    load = section.load
-    if load is None:
-        return "new weights"
-    if is_url(load):
-        source = f"the latest checkpoint in {load}"
-    elif (found := _checkpoint_to_load(plan, load)) is not None:
-        source = str(found)
+    if section.load is None:
+        return "new weights", 0
+    if is_url(section.load):
+        source, iteration = f"the latest checkpoint in {section.load}", 0
+    elif (found := _checkpoint_to_load(plan, section.load)) is not None:
+        source, iteration = str(found), iteration_of(found.name) or 0
     else:
-        return f"new weights (no checkpoint here in {load})"
+        return f"new weights (no checkpoint here in {section.load})", 0
     if section.finetune:
-        return f"the weights of {source}, from iteration 0"
-    return f"{source}, without the optimizer's states" if section.no_load_optim else source
-
-
-def _first_iteration(plan: LaunchPlan) -> int:
-    """Return the iteration that the training continues from, as far as this machine knows it."""
-    section = plan.resolved.config.checkpoint
-    if section.load is None or section.finetune or is_url(section.load):
-        return 0
-    checkpoint = _checkpoint_to_load(plan, section.load)
-    found = None if checkpoint is None else iteration_of(checkpoint.name)
-    return min(found or 0, plan.resolved.config.training.iterations)
+        return f"the weights of {source}, from iteration 0", 0
+    source += ", without the optimizer's states" if section.no_load_optim else ""
+    return source, min(iteration, plan.resolved.config.training.iterations)
 
 
 def _checkpoint_to_load(plan: LaunchPlan, load: str) -> Path | None:
@@ -223,34 +204,26 @@ def _logs(config: NeoXConfig) -> str:
     return ", ".join(places)
 
 
-def _end_rows(plan: LaunchPlan, result: Result) -> Iterator[Row]:
+def _end_rows(plan: LaunchPlan, result: Result, *, has_saved: bool) -> Iterator[Row]:
     config, metrics = plan.resolved.config, result.metrics
+    log_dir, save = config.logging.log_dir, config.checkpoint.save
     yield "iterations", f"{result.iteration:,} of {config.training.iterations:,}"
     yield "last loss", f"{metrics['loss/train']:.4f} (of one iteration)" if "loss/train" in metrics else ""
     yield "validation loss", f"{metrics['loss/validation']:.4f}" if "loss/validation" in metrics else ""
     yield "duration", format_duration(result.seconds)
-    yield "checkpoint", _saved(plan, result)
-    yield "report", "" if config.logging.log_dir else f"none: {_NO_LOGS}"
-    yield "restarts", f"{result.restarts}" if result.restarts else ""
-    yield "warnings", f"{result.warnings:,}, in {_warning_lines(config)}" if result.warnings else ""
-
-
-def _warning_lines(config: NeoXConfig) -> str:
-    """Return in words where the warnings of rank 0 are."""
-    log_dir = config.logging.log_dir
-    where = "" if log_dir is None else f" in {Path(log_dir, OUTPUT, output_name(0))}"
-    return f'the lines of rank 0 marked "warning:" or "error:"{where}'
-
-
-def _saved(plan: LaunchPlan, result: Result) -> str:
-    save = plan.resolved.config.checkpoint.save
     if save is None:
-        return "none: save is not set"
-    name = latest_in(Path(plan.working_directory, save))
-    if name is None:
-        return f"none in {save} on this machine"
-    path = str(Path(save, name))
-    return path if _has_saved(plan, result) else f"none saved in this launch; {path} is older"
+        yield "checkpoint", "none: save is not set"
+    elif (name := latest_in(Path(plan.working_directory, save))) is None:
+        yield "checkpoint", f"none in {save} on this machine"
+    else:
+        path = Path(save, name)
+        yield "checkpoint", f"{path}" if has_saved else f"none saved in this launch; {path} is older"
+    yield "report", "" if log_dir else f"none: {_NO_LOGS}"
+    yield "restarts", f"{result.restarts}" if result.restarts else ""
+    if result.warnings:
+        where = "" if log_dir is None else f" in {Path(log_dir, OUTPUT, output_name(0))}"
+        lines = f'the lines of rank 0 marked "warning:" or "error:"{where}'
+        yield "warnings", f"{result.warnings:,}, in {lines}"
 
 
 def _has_saved(plan: LaunchPlan, result: Result) -> bool:
@@ -272,15 +245,16 @@ def _has_checkpoint(plan: LaunchPlan, folder: str) -> bool:
         return False
 
 
-def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finished: bool) -> Iterator[Row]:
+def _next_rows(
+    plan: LaunchPlan, request: Request, result: Result, *, is_finished: bool, has_saved: bool
+) -> Iterator[Row]:
     """Yield commands that can be typed now, with what each does."""
     section = plan.resolved.config.checkpoint
-    has_saved = _has_saved(plan, result)
-    if not is_finished:
-        # Without a new checkpoint, the same command starts from where this launch did.
-        resuming = _resuming(plan) if has_saved else {}
-        again = "after the fix" if _would_repeat(result.outcome) else "start again"
-        yield "resume" if has_saved else again, _command(request, settings=resuming)
+    if not is_finished and has_saved:
+        yield "resume", _command(request, settings=_resuming(plan))
+    elif not is_finished:
+        # The same command starts from where this launch did.
+        yield "start again", _command(request, settings={})
     elif has_saved and (iterations := _within_plan(plan, result)) is not None:
         longer = {"train-iters": iterations, "override-lr-scheduler": True}
         yield "extend", _command(request, settings=_resuming(plan) | longer)
@@ -296,7 +270,8 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
             index = {} if has_index else {"block-data-path": str(Path(section.save, "index"))}
             yield "index blocks", _command(request, "index-blocks", settings=settings | index)
     log_dir = plan.resolved.config.logging.log_dir
-    if log_dir is not None and result.iteration and _has_metrics(Path(plan.working_directory, log_dir)):
+    # False also for an unreadable folder, or a file server that is down.
+    if log_dir and result.iteration and os.path.isfile(Path(plan.working_directory, log_dir, RECORD)):
         yield "report", f"neox-report {shlex.quote(log_dir)}"
 
 
@@ -315,21 +290,6 @@ def _within_plan(plan: LaunchPlan, result: Result) -> int | None:
     return result.iteration + more if more > 0 else None
 
 
-def _would_repeat(outcome: Outcome) -> bool:
-    """Return whether a training ended by an error that a worker explains, such as a wrong setting."""
-    failure = outcome.first_failure
-    if failure is None or failure.rank is None:
-        return False
-    return failure.traceback is None and not failure.unreported
-
-
-def _has_metrics(folder: Path) -> bool:
-    try:
-        return (folder / RECORD).is_file()
-    except OSError:
-        return False  # An unreadable folder, or a file server that is down.
-
-
 def _resuming(plan: LaunchPlan) -> dict[str, str | int]:
     """Return the settings with which this training continues from its latest checkpoint in `save`."""
     config = plan.resolved.config
@@ -345,48 +305,16 @@ def _command(request: Request, program: str | None = None, *, settings: Mapping[
     """Return the command of this launch, with another program and with other values of some parameters."""
     words = ["neox-launch", *([program] if program else []), *request.paths]
     words += ["-d", request.directory] if request.directory else []
-    replaced = {normal_name(name) for name in settings}
-    kept: Sequence[str] = [each for each in _in_effect(request.overrides) if _name_of(each) not in replaced]
-    kept = kept if program is None else _used_by(program, request, kept)
-    for override in [*kept, *(f"{name}={_as_yaml(value)}" for name, value in as_written(settings).items())]:
-        words += ["--set", override]
+    for override in request.overrides:
+        if normal_name(override.partition("=")[0].strip()) not in map(normal_name, settings):
+            words += ["--set", override]
+    for name, value in as_written(settings).items():
+        words += ["--set", f"{name}={as_yaml(value)}"]
     if program is None:
         words += ["--max-restarts", str(request.max_restarts)] if request.max_restarts else []
         words += ["--bind-cores"] if request.bind_cores else []
         words += ["--output", request.output] if request.output != "rank0" else []
     return shlex.join(words)
-
-
-def _in_effect(overrides: Sequence[str]) -> list[str]:
-    """Return the settings without those that a later one of the same name replaces; blocks are merged."""
-    last = {_name_of(each): number for number, each in enumerate(overrides)}
-    return [
-        each
-        for number, each in enumerate(overrides)
-        if last[_name_of(each)] == number or each.partition("=")[2].lstrip().startswith("{")
-    ]
-
-
-def _used_by(program: str, request: Request, overrides: Sequence[str]) -> Sequence[str]:
-    """Return the settings that a command other than a training uses, if its configuration is valid with them.
-
-    The files may lack what the others set.
-    """
-    used = [each for each in overrides if not is_of_training(_name_of(each), program)]
-    try:
-        load_config(request.paths, overrides=used, directory=request.directory)
-    except NeoXError:
-        return overrides
-    return used
-
-
-def _name_of(override: str) -> str:
-    return normal_name(override.partition("=")[0].strip())
-
-
-def _as_yaml(value: str | int) -> str:
-    """Return a value of `--set`: a text, a number, or true or false."""
-    return text_as_yaml(value) if isinstance(value, str) else json.dumps(value, allow_nan=False)
 
 
 def _count(number: int) -> str:

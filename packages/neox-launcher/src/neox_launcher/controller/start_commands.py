@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from neox_config.errors import LaunchError
 from neox_launcher.backends.base import Command, too_large
@@ -59,14 +58,18 @@ class StartCommands:
 
     def _start(self, command: Command) -> None:
         for path, content in command.files.items():
-            _write_private(Path(path), content)
-        streams: dict[str, int | None] = {"stdin": subprocess.PIPE if command.stdin else None}
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(content)
+        streams: dict[str, int | None] = {}
         if not self._shares_terminal:
             streams = {
-                "stdin": subprocess.PIPE if command.stdin else subprocess.DEVNULL,
+                "stdin": subprocess.DEVNULL,
                 "stdout": subprocess.PIPE,
                 "stderr": subprocess.STDOUT,
             }
+        if command.stdin:
+            streams["stdin"] = subprocess.PIPE
         environment = {**os.environ, **command.environment}
         # A scheduler may signal every process of a job; the launcher forwards the warning itself.
         with warning_blocked():
@@ -128,10 +131,7 @@ class StartCommands:
         Args:
             patience: seconds to wait first, for commands whose agents have just ended.
         """
-        deadline = time.monotonic() + patience
-        while not self.have_ended and time.monotonic() < deadline:
-            self.read_all()
-            time.sleep(0.02)
+        self._wait(patience)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for _, process in self._processes:
                 if process.poll() is None:
@@ -146,15 +146,16 @@ class StartCommands:
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self.have_ended and time.monotonic() < deadline:
+            self.read_all()
             time.sleep(0.02)
 
     def _read(self, number: int) -> None:
         stdout = self._processes[number][1].stdout
         if stdout is None or stdout.closed:
             return
-        while data := _read_now(stdout.fileno()):
-            self._kept[number] = (self._kept.get(number, b"") + data)[-_KEPT_BYTES:]
-        if data == b"":
+        with suppress(BlockingIOError):  # There is no more data yet.
+            while data := os.read(stdout.fileno(), _CHUNK):
+                self._kept[number] = (self._kept.get(number, b"") + data)[-_KEPT_BYTES:]
             with suppress(KeyError):
                 self._selector.unregister(stdout)
         if self._is_talking:
@@ -162,17 +163,3 @@ class StartCommands:
 
     def _print(self, number: int) -> None:
         pass_on(sys.stderr, self._kept.pop(number, b""))
-
-
-def _read_now(descriptor: int) -> bytes | None:
-    """Read without waiting; return None if there is no data yet, and empty bytes at the end."""
-    try:
-        return os.read(descriptor, _CHUNK)
-    except BlockingIOError:
-        return None
-
-
-def _write_private(path: Path, content: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(content)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from neox_config.counted import counted
 from neox_config.finite_json import restored
 from neox_launcher.backends.base import Command, Contact
 from neox_launcher.controller.agents import AgentConnection, Agents, name_workers
@@ -26,8 +27,8 @@ from neox_launcher.controller.hang import HangWatch, report_hang
 from neox_launcher.controller.listener import Listener
 from neox_launcher.controller.start_commands import StartCommands
 from neox_launcher.controller.terminal import (
-    drawing_paused,
     pass_on,
+    pause_drawing,
     print_message,
     settle_output,
     wait_for_slow_readers,
@@ -60,17 +61,6 @@ _MOST_UNANSWERED = 2
 # A turn of the main loop takes less, unless this process was stopped.
 _DELAY_SECONDS = 5.0
 _LOCAL_ADDRESS = "127.0.0.1"
-_TRY_SSH = (
-    "`ssh HOST true` must work without a password; ports, users and keys are set in ~/.ssh/config, or with "
-    'launcher: ssh and launcher-args: "-p 2222"'
-)
-# What start commands print -> what to do.
-_REMEDIES_FOR_OUTPUT = {
-    "ssh: ": _TRY_SSH,
-    "Permission denied (": _TRY_SSH,
-    "Host key verification failed": _TRY_SSH,
-    "--allow-run-as-root": 'to run mpirun as root, set launcher-args: "--allow-run-as-root"',
-}
 
 
 def supervise(
@@ -138,7 +128,7 @@ class _Launch:
         self._agents = Agents(
             orders,
             selector,
-            hear=self._hear,
+            hear=lambda agent, message: self._answers[message["kind"]](agent, message),
             lose=self._lose,
             refuse=self._fail,
             shares_terminal=shares_terminal,
@@ -152,7 +142,6 @@ class _Launch:
             endpoint=endpoint,
         )
         self._failures: list[Failure] = []
-        self._own_failures: list[Failure] = []
         self._lost: set[int] = set()
         self._other_versions: dict[str, str] = {}
         self._facts: dict[int, Mapping[str, Any]] = {}
@@ -170,11 +159,7 @@ class _Launch:
         self._killed_at: float | None = None
         self._hang = HangWatch(orders.hang_timeout, first_timeout=orders.first_iteration_timeout)
         self._dump_by: float | None = None
-        self._answers = self._answers_by_kind()
-
-    def _answers_by_kind(self) -> Mapping[str, Callable[[AgentConnection, Message], None]]:
-        """Return what is done with each kind of message from an agent."""
-        return {
+        self._answers: Mapping[str, Callable[[AgentConnection, Message], None]] = {
             "ready": self._note_ready,
             "refused": self._note_refusal,
             "output": self._print_output,
@@ -210,7 +195,7 @@ class _Launch:
         ]
         before = {number: signal.signal(number, self._remember) for number in numbers}
         if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
-            before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._note_suspension)
+            before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._remember)
         mask = unblock_warning()
         try:
             yield
@@ -220,7 +205,9 @@ class _Launch:
                 signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._may_interrupt_reply:
+        if number == signal.SIGTSTP:
+            self._is_suspending = True
+        elif number == signal.SIGINT and self._may_interrupt_reply:
             self._interrupts_received += 1
         elif not self._is_same_request(number):
             self._signals.append(number)
@@ -240,9 +227,6 @@ class _Launch:
         is_repeated = self._counted_at is not None and now - self._counted_at < _REPEAT_SECONDS
         return was_relayed or (is_repeated and number != WARNING_SIGNAL)
 
-    def _note_suspension(self, number: int, frame: FrameType | None) -> None:
-        self._is_suspending = True
-
     @property
     def _may_interrupt_reply(self) -> bool:
         """Whether Ctrl-C is for the reply of rank 0. If the agent does not answer, it stops the job."""
@@ -254,13 +238,15 @@ class _Launch:
         """Run until all agents have reported the end of their workers, or are lost."""
         exit_code = 1
         self._display.begin_attempt()
-        self._display.show_phase(f"starting {_count_hosts(len(self._orders.hosts))}")
+        self._display.show_phase(f"starting {counted(len(self._orders.hosts), 'host')}")
         try:
             tools = StartCommands(commands, self._selector, shares_terminal=self._shares_terminal)
             try:
                 while not self._is_over():
                     self._turn(tools)
-                self._note_silence()
+                # Hosts that did not report the end of their workers are lost.
+                if self._is_started:
+                    self._lost.update(agent.number for agent in self._agents if not agent.has_ended)
                 exit_code = self._judged().exit_code
             finally:
                 # What rank 0 reported last is of the past.
@@ -274,8 +260,14 @@ class _Launch:
         self._display.note_iteration(self._hang.iteration or 0)
         # After a request to stop, hosts may end in any way.
         if not self._signals:
-            keep_failures(self._own_failures, self._orders)
-        elif self._was_loading:
+            keep_failures([failure for failure in self._failures if failure.rank is None], self._orders)
+        # A request to stop has ended workers that could not handle it yet.
+        elif (
+            self._is_started
+            and self._orders.is_training
+            and self._hang.iteration is None
+            and any(map(ended_by_stop, self._failures))
+        ):
             print_message("stopped while the training was loading: nothing was saved\n")
         return replace(
             self._judged(),
@@ -285,12 +277,6 @@ class _Launch:
             lost_hosts=tuple(self._orders.hosts[number].name for number in sorted(self._lost)),
             other_versions=self._other_versions,
         )
-
-    @property
-    def _was_loading(self) -> bool:
-        """Whether a request to stop has ended workers that could not handle it yet."""
-        has_begun = self._hang.iteration is not None or not self._orders.is_training
-        return self._is_started and not has_begun and any(map(ended_by_stop, self._failures))
 
     def _judged(self) -> Outcome:
         return judge(self._failures, self._signals, stops_regularly=self._orders.is_server)
@@ -304,7 +290,10 @@ class _Launch:
             key.data()
         self._listener.tick()
         wait_for_slow_readers()
-        self._pass_interrupt_on()
+        # The agent of rank 0 answers whether there is a reply to interrupt.
+        while self._interrupts_sent < self._interrupts_received:
+            self._interrupts_sent += 1
+            self._agents.send(next(agent for agent in self._agents if 0 in agent.ranks), "interrupt")
         self._pass_signals_on()
         if not self._is_started and self._killed_at is None:
             self._get_started(tools)
@@ -323,13 +312,14 @@ class _Launch:
         """Stop this process until it is continued (fg, bg); the workers continue."""
         self._is_suspending = False
         print_message("\nneox-launch is suspended; the workers continue, fg or bg shows their output\n")
-        with drawing_paused():
-            settle_output()
-            self._agents.send_all("pause")
-            # By the default action, which the kernel leaves out if no shell could continue this process.
-            handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTSTP)
-            signal.signal(signal.SIGTSTP, handler)
+        pause_drawing(is_paused=True)
+        settle_output()
+        self._agents.send_all("pause")
+        # By the default action, which the kernel leaves out if no shell could continue this process.
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+        pause_drawing(is_paused=False)
         self._agents.send_all("resume")
 
     def _excuse_delay(self) -> None:
@@ -378,19 +368,13 @@ class _Launch:
         self._lost.update(missing if len(missing) < len(self._orders.hosts) else ())
         names = name_some([self._orders.hosts[number].name for number in missing])
         said = tools.said(missing[0] if len(missing) == 1 else None)
-        output = "the start command printed nothing"
-        if said:
-            remedy = next((f"\n{what}" for key, what in _REMEDIES_FOR_OUTPUT.items() if key in said), "")
-            output = f"output of the start command:\n{said}{remedy}"
-        elif not any(map(tools.starts, missing)):
+        output = f"output of the start command:\n{said}" if said else "the start command printed nothing"
+        if not said and not any(map(tools.starts, missing)):
             output = "see the output of the process that the scheduler starts there"
         self._fail("", f"{names}: {why}; {output}")
         self._kill()
 
     # Messages of the agents
-
-    def _hear(self, agent: AgentConnection, message: Message) -> None:
-        self._answers[message["kind"]](agent, message)
 
     def _lose(self, agent: AgentConnection, reason: str) -> None:
         self._hang.forget(agent.ranks)
@@ -402,21 +386,13 @@ class _Launch:
         what = (
             f"agent lost ({reason}), with {name_workers(agent.ranks)}; workers still running there are ended"
         )
-        self._fail(agent.host, what + self._remedy_for_loss(agent), head_start=_LOSS_HEAD_START_SECONDS)
-
-    def _remedy_for_loss(self, agent: AgentConnection) -> str:
-        if len(self._orders.hosts) == 1:
-            return ""
-        name = self._orders.hosts[agent.number].name
-        return (
-            ". Check whether the host is up, and read its kernel log; to continue without it, start again "
-            f"with exclude: {name} (with elasticity, --max-restarts does this automatically)"
-        )
-
-    def _note_silence(self) -> None:
-        """Record hosts that did not report the end of their workers as lost."""
-        if self._is_started:
-            self._lost.update(agent.number for agent in self._agents if not agent.has_ended)
+        if len(self._orders.hosts) > 1:
+            what += (
+                ". Check whether the host is up, and read its kernel log; to continue without it, start "
+                f"again with exclude: {self._orders.hosts[agent.number].name} (with elasticity, "
+                "--max-restarts does this automatically)"
+            )
+        self._fail(agent.host, what, head_start=_LOSS_HEAD_START_SECONDS)
 
     def _note_ready(self, agent: AgentConnection, message: Message) -> None:
         agent.is_ready = True
@@ -483,16 +459,16 @@ class _Launch:
         self, host: str, message: str, *, exit_code: int = 1, head_start: float = HEAD_START_SECONDS
     ) -> None:
         """Record a failure that is not that of a worker; it ends the launch."""
-        failure = Failure(
-            rank=None,
-            host=host,
-            time=time.time() - head_start,
-            message=message,
-            exit_code=exit_code,
-            unreported=True,
+        self._failures.append(
+            Failure(
+                rank=None,
+                host=host,
+                time=time.time() - head_start,
+                message=message,
+                exit_code=exit_code,
+                unreported=True,
+            )
         )
-        self._failures.append(failure)
-        self._own_failures.append(failure)
         self._trouble_at = self._trouble_at or time.monotonic()
 
     def _kill(self) -> None:
@@ -500,12 +476,6 @@ class _Launch:
             self._killed_at = time.monotonic()
             self._display.show_request("ending the workers")
             self._agents.send_all("kill")
-
-    def _pass_interrupt_on(self) -> None:
-        """Ask the agent of rank 0 to interrupt the reply; it answers whether there is one."""
-        while self._interrupts_sent < self._interrupts_received:
-            self._interrupts_sent += 1
-            self._agents.send(next(agent for agent in self._agents if 0 in agent.ranks), "interrupt")
 
     def _pass_signals_on(self) -> None:
         signals = tuple(self._signals)
@@ -548,7 +518,3 @@ class _Launch:
             self._lost.update(agent.number for agent in running if agent.dump is None)
             self._fail("", report_hang(self._orders, self._agents, self._hang))
             self._kill()
-
-
-def _count_hosts(count: int) -> str:
-    return f"{count:,} host{'s' if count > 1 else ''}"

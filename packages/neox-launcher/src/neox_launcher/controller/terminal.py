@@ -8,24 +8,25 @@ On a terminal, a line may be drawn below all other output (`start_drawing`); the
 """
 
 import errno
+import itertools
 import os
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
 from neox_launcher.controller.painter import Painter
-from neox_launcher.protocol.background import BackgroundQueue, LossyFile, describe_loss
+from neox_launcher.protocol.background import BackgroundQueue, LossyFile, describe_loss, ends_within
 
 __all__ = [
     "draw",
-    "drawing_paused",
     "finish_output",
     "pass_on",
+    "pause_drawing",
     "print_message",
     "settle_output",
     "start_drawing",
@@ -79,21 +80,32 @@ class _Outputs:
             chunk = data[start : start + _CHUNK]
             queue.put(_Piece(descriptor, chunk, source), len(chunk), is_kept=is_kept)
 
-    def start_drawing(self, descriptor: int, render: Callable[[int], str], *, has_colors: bool) -> None:
-        painter = Painter(descriptor, render, has_colors=has_colors)
-        self._painted, self._painter = _identity(descriptor), painter
+    def start_drawing(self, stream: TextIO, render: Callable[[int], str], *, has_colors: bool = True) -> None:
+        """Draw a line below all other output of a terminal, from the next call of `draw` on.
+
+        Args:
+            stream: sys.stdout or sys.stderr, a terminal.
+            render: returns the line for a width in columns; called in another thread.
+            has_colors: leave the colours of other output as they are, instead of removing them.
+        """
+        descriptor = stream.fileno()
+        self._painter = Painter(descriptor, render, has_colors=has_colors)
+        self._painted = _identity(descriptor)
 
     def draw(self) -> None:
-        """Draw the line after what waits; once, however long the terminal does not take it."""
+        """Draw the line again, as soon as the terminal takes it; never waits."""
         if self._painter is not None and not self._will_draw:
             self._will_draw = True
             self._add_to_painted(_Piece(self._painter.descriptor, b""))
 
     def pause_drawing(self, *, is_paused: bool) -> None:
+        """Draw no line from now on, because the terminal belongs to another program, or draw it again."""
         if self._painter is not None:
             self._painter.is_paused = is_paused
+            self.draw()
 
     def stop_drawing(self) -> None:
+        """Remove the line, after everything that was printed before."""
         if self._painter is not None:
             self._add_to_painted(_Piece(self._painter.descriptor, b"", ends_drawing=True))
 
@@ -105,7 +117,8 @@ class _Outputs:
     def are_behind(self) -> bool:
         return any(queue.is_behind for queue in self._all())
 
-    def settle(self, seconds: float) -> None:
+    def settle(self, seconds: float = _SETTLE_SECONDS) -> None:
+        """Wait a moment for what was printed, so that it precedes what others print."""
         for queue in self._all():
             queue.wait(seconds)
 
@@ -126,10 +139,10 @@ class _Outputs:
 
     def _all(self) -> Iterator[BackgroundQueue[_Piece]]:
         """Yield all queues, including those that warnings of their threads add meanwhile."""
-        number = 0
-        while number < len(self._queues):
+        for number in itertools.count():
+            if number == len(self._queues):
+                return
             yield list(self._queues.values())[number]
-            number += 1
 
     def _queue_of(self, descriptor: int) -> BackgroundQueue[_Piece]:
         key = _identity(descriptor)
@@ -148,24 +161,23 @@ class _Outputs:
         descriptor = piece.descriptor
         if descriptor not in self._files:
             self._files[descriptor] = LossyFile(descriptor, report=partial(_on_error, descriptor))
-        data = self._painted_over(piece)
+        data, painter = piece.data, self._painter
+        if painter is not None and _identity(descriptor) == self._painted:
+            if piece.ends_drawing:
+                self._painter, data = None, painter.finish()
+            else:
+                self._will_draw = self._will_draw and bool(data)
+                data = painter.paint((descriptor, piece.source), data)
         if data:
             self._files[descriptor].write(data)
 
-    def _painted_over(self, piece: _Piece) -> bytes:
-        """Return what to write for a part of the output, with the line where one is drawn."""
-        painter = self._painter
-        if painter is None or _identity(piece.descriptor) != self._painted:
-            return piece.data
-        if piece.ends_drawing:
-            self._painter = None
-            return painter.finish()
-        if not piece.data:
-            self._will_draw = False
-        return painter.paint((piece.descriptor, piece.source), piece.data)
-
 
 _outputs = _Outputs()
+start_drawing = _outputs.start_drawing
+draw = _outputs.draw
+pause_drawing = _outputs.pause_drawing
+stop_drawing = _outputs.stop_drawing
+settle_output = _outputs.settle
 
 
 def print_message(text: str) -> None:
@@ -183,48 +195,11 @@ def pass_on(stream: TextIO | None, data: bytes) -> None:
     _put(stream, data, "workers", is_kept=False)
 
 
-def start_drawing(stream: TextIO, render: Callable[[int], str], *, has_colors: bool = True) -> None:
-    """Draw a line below all other output of a terminal, from the next call of `draw` on.
-
-    Args:
-        stream: sys.stdout or sys.stderr, a terminal.
-        render: returns the line for a width in columns; called in another thread.
-        has_colors: leave the colours of other output as they are, instead of removing them.
-    """
-    _outputs.start_drawing(stream.fileno(), render, has_colors=has_colors)
-
-
-def draw() -> None:
-    """Draw the line again, as soon as the terminal takes it; never waits."""
-    _outputs.draw()
-
-
-@contextmanager
-def drawing_paused() -> Iterator[None]:
-    """Draw no line within the context, in which the terminal belongs to another program."""
-    _outputs.pause_drawing(is_paused=True)
-    draw()
-    try:
-        yield
-    finally:
-        _outputs.pause_drawing(is_paused=False)
-
-
-def stop_drawing() -> None:
-    """Remove the line, after everything that was printed before."""
-    _outputs.stop_drawing()
-
-
 def wait_for_slow_readers() -> None:
     """Wait a moment if much output waits for readers that are slow, but have not stopped."""
     deadline = time.monotonic() + _SLOW_SECONDS
     while _outputs.are_behind and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-
-
-def settle_output() -> None:
-    """Wait a moment for what was printed, so that it precedes what others print."""
-    _outputs.settle(_SETTLE_SECONDS)
 
 
 def finish_output() -> None:
@@ -247,19 +222,13 @@ def _identity(descriptor: int) -> tuple[int, int]:
 def _keep(unread: bytes) -> str:
     """Write output to a file in the working directory; return where it is, or why it is lost."""
     path = Path(time.strftime("neox-launch-unread-%Y%m%d-%H%M%S.log")).absolute()
-
-    def write(data: bytes) -> None:
-        path.write_bytes(data)
-
-    # In the background: the file server of the working directory may hang.
-    writer = BackgroundQueue(write, limit=0, loss_item=bytes, name="unread-output")
-    writer.put(unread, 0, is_kept=True)
-    is_written = writer.wait(_KEEP_SECONDS)
     try:
-        writer.check()
+        # The file server of the working directory may hang.
+        if ends_within(_KEEP_SECONDS, partial(path.write_bytes, unread), name="unread-output"):
+            return f"they are in {path}"
     except OSError as error:
         return f"they are lost, because {path} cannot be written: {error.strerror}"
-    return f"they are in {path}" if is_written else f"they are lost, because {path.parent} does not answer"
+    return f"they are lost, because {path.parent} does not answer"
 
 
 def _put(stream: TextIO | None, data: bytes, source: Source, *, is_kept: bool) -> None:

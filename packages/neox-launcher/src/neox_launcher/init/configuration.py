@@ -11,10 +11,10 @@ from neox_config.schema.paths import written_paths
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, Training
 
-__all__ = ["CHECKPOINTS", "configuration_text"]
+__all__ = ["configuration_text"]
 
-CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints, in that of the configuration."""
+# Folder of the checkpoints, in that of the configuration.
+_CHECKPOINTS = "checkpoints"
 
 _NUM_CHECKPOINTS = 10
 _HIGHEST_RATE, _RATE_TIMES_WIDTH = 0.002, 0.5
@@ -128,7 +128,7 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         stages=layout.stages if layout.stages > 1 else 0,
         model_parallel=layout.tensor,
         recomputation="".join(f"{line}\n" for line in lines_of_recomputation),
-        save=_quoted(written_paths(str(folder / CHECKPOINTS))),
+        save=_quoted(written_paths(str(folder / _CHECKPOINTS))),
         save_interval=max(1, training.iterations // _NUM_CHECKPOINTS),
         eval_interval=training.evaluation_interval,
         evaluated=training.evaluation_batches,

@@ -4,16 +4,13 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-from neox_config.counted import counted
 from neox_config.errors import LaunchError
-from neox_launcher.init.sizes import SIZES
 from neox_launcher.init.training import MOST_EVALUATION_SHARE, Devices, Training
 
-__all__ = ["Measure", "cpu_speed", "describe_duration", "parse_duration", "too_short", "within"]
+__all__ = ["FEWEST_ITERATIONS", "Measure", "cpu_speed", "describe_duration", "parse_duration", "within"]
 
 Measure = Callable[[int, int], float | None]
 """Returns the operations per second of the CPU, as `cpu_speed`."""
@@ -37,8 +34,8 @@ for _ in range(6):
 print(max(speeds))
 """
 _TIMEOUT_SECONDS = 60
-# With fewer, a model has hardly left its random weights: the warmup alone takes some of them.
-_FEWEST_ITERATIONS = 50
+FEWEST_ITERATIONS = 50
+"""With fewer, a model has hardly left its random weights: the warmup alone takes some of them."""
 # A training takes this many times as long as its matrix products would alone: models of 1 and 3 million
 # parameters on two cores, idle and shared with other programs. The smaller the model, the more other work.
 _LEAST_OTHER_WORK, _MOST_OTHER_WORK = 2.0, 5.0
@@ -113,31 +110,6 @@ def within(training: Training, seconds: float, *, measure: Measure = cpu_speed) 
     )
 
 
-def too_short(
-    training: Training, smaller: Iterable[Training], path: Path, *, measure: Measure = cpu_speed
-) -> str | None:
-    """Return the warning about a time in which a model learns nothing; None if it has enough iterations.
-
-    Args:
-        training: the training, within a time.
-        smaller: trainings of smaller models within the same time, from large to small.
-        path: its configuration, which is deleted before another one is chosen.
-        measure: measures the CPU.
-    """
-    if training.iterations >= _FEWEST_ITERATIONS:
-        return None
-    enough = _as_option(_FEWEST_ITERATIONS * _longest_iteration(training, measure))
-    size = next((each.candidate.name for each in smaller if each.iterations >= _FEWEST_ITERATIONS), None)
-    # --size and --model exclude each other.
-    in_place = "" if training.candidate.name in SIZES else " in place of --model"
-    instead = "" if size is None else f", or --size {size}{in_place}"
-    return (
-        f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; set "
-        f"train-iters: {_FEWEST_ITERATIONS} or more in {path}, or delete it and give --time {enough} or "
-        f"more{instead}"
-    )
-
-
 def _longest_iteration(training: Training, measure: Measure) -> float:
     """Return the longest time of an iteration by the estimate, with its share of the evaluations.
 
@@ -151,12 +123,6 @@ def _longest_iteration(training: Training, measure: Measure) -> float:
             raise LaunchError("--time requires the CPU's speed, which could not be measured; leave it out")
         seconds = training.operations / training.iterations / speed * _MOST_OTHER_WORK
     return seconds * (1 + MOST_EVALUATION_SHARE)
-
-
-def _as_option(seconds: float) -> str:
-    """Write at least this time as `parse_duration` reads it."""
-    unit, size, _ = next(each for each in _UNITS if seconds < each[1] * each[2])
-    return f"{math.ceil(seconds / size)}{unit[0]}"
 
 
 def parse_duration(text: str) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neox_config.catalogue import Published, find_model
+from neox_config.catalogue import find_model
 
 __all__ = ["SIZES", "Candidate", "of_catalogue", "of_size"]
 
@@ -29,14 +29,12 @@ class Candidate:
         architecture: its parameters as YAML, without lengths.
         width: hidden size.
         most_positions: longest sequence; None: any.
-        published: facts about its published weights; None: there are none.
     """
 
     name: str
     architecture: str
     width: int
     most_positions: int | None = None
-    published: Published | None = None
 
     def text(self, seq_length: int) -> str:
         """Return its parameters as YAML for samples of a length, without `seq-length`."""
@@ -71,5 +69,4 @@ def of_catalogue(name: str) -> Candidate:
         architecture="\n".join(lines).strip(),
         width=shape.hidden_size,
         most_positions=shape.max_position_embeddings,
-        published=model.published,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from neox_config.errors import LaunchError
 
-__all__ = ["PreparationError", "Prepared", "prepare_texts", "prepared_in"]
+__all__ = ["PreparationError", "Prepared", "prepare_texts"]
 
 # Written last by `neox-data prepare`.
 _RESULT = "prepared.json"
@@ -30,10 +30,10 @@ class PreparationError(LaunchError):
     def __init__(self, status: int) -> None:
         super().__init__(f"neox-data prepare was ended by signal {-status}; start the same command again")
         self.exit_code = status if status > 0 else 128 - status
+        if status == _OTHER_RESULT:
+            self.exit_code = LaunchError.exit_code
         self.is_reported = status > 0
         """It has printed why."""
-        self.is_other_result = status == _OTHER_RESULT
-        """The folder contains the result of other texts or options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +101,7 @@ def prepare_texts(
         raise KeyboardInterrupt
     if done.returncode:
         raise PreparationError(done.returncode)
-    return _read(output)
-
-
-def prepared_in(folder: Path) -> Prepared | None:
-    """Return what an earlier run has prepared in a folder; None without a complete result.
-
-    Raises:
-        LaunchError: the result is damaged, or of another version of neox-data.
-    """
-    return _read(folder) if (folder / _RESULT).exists() else None
-
-
-def _read(folder: Path) -> Prepared:
-    path = folder / _RESULT
+    path = output / _RESULT
     try:
         result = json.loads(path.read_bytes())
         return Prepared(

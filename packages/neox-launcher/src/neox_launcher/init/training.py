@@ -17,8 +17,6 @@ __all__ = [
     "Devices",
     "Training",
     "choose_training",
-    "smaller_trainings",
-    "unlike_published",
 ]
 
 # arXiv:2203.15556: about 20 tokens per parameter use operations best. arXiv:2305.16264: text that is read up
@@ -177,23 +175,6 @@ def choose_training(
     return chosen
 
 
-def smaller_trainings(
-    training: Training, candidates: Sequence[Candidate], prepared: Prepared, devices: Devices
-) -> Iterator[Training]:
-    """Yield the trainings of the models that have fewer parameters and fit into the memory, largest first.
-
-    Args:
-        training: the training to compare with.
-        candidates: the models, from small to large.
-        prepared: the texts.
-        devices: the devices.
-    """
-    for candidate in reversed(candidates):
-        found = _training(candidate, prepared, devices)
-        if found is not None and found.parameters < training.parameters:
-            yield found
-
-
 def _is_sufficient(training: Training, prepared: Prepared) -> bool:
     most = prepared.training_tokens * _MOST_PASSES
     return (
@@ -236,40 +217,8 @@ def _training(candidate: Candidate, prepared: Prepared, devices: Devices) -> Tra
     )
 
 
-def unlike_published(training: Training, prepared: Prepared, devices: Devices) -> list[str]:
-    """Return lines on how a model of the catalogue differs from its published weights, and why."""
-    model, longest = training.candidate.published, training.candidate.most_positions
-    if model is None:
-        return []
-    lines = []
-    # The same vocabulary has other rows where it is rounded up.
-    if abs(prepared.entries - model.rows) > model.rows // 100:
-        lines.append(
-            f"published with {model.parameters:,} parameters: with a vocabulary of {model.rows:,} entries "
-            f"instead of the {prepared.entries:,} of the tokenizer here; --tokenizer FILE takes the "
-            "tokenizer.json of the model"
-        )
-    if longest is not None and training.seq_length < longest:
-        usual = _usual_length(devices)
-        why = (
-            "because the texts are short"
-            if training.seq_length < usual
-            else f"which take less time and memory on {'GPUs' if devices.are_gpus else 'a CPU'}"
-        )
-        lines.append(
-            f"published for samples of up to {longest:,} tokens: init uses samples of "
-            f"{training.seq_length:,} tokens, {why}; for longer samples change seq-length in the "
-            "configuration"
-        )
-    return lines
-
-
-def _usual_length(devices: Devices) -> int:
-    return _GPU_LENGTH if devices.are_gpus else _CPU_LENGTH
-
-
 def _length(candidate: Candidate, prepared: Prepared, devices: Devices) -> int:
-    length = _usual_length(devices)
+    length = _GPU_LENGTH if devices.are_gpus else _CPU_LENGTH
     length = min(length, candidate.most_positions or length)
     while length > _SHORTEST_LENGTH and prepared.training_tokens < _FEWEST_SAMPLES * (length + 1):
         length //= 2

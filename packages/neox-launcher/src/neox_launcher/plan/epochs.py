@@ -4,9 +4,10 @@ from functools import partial
 
 from neox_config import NeoXConfig, Resolved, resolve
 from neox_config.derive.evaluation import evaluates_texts
+from neox_config.derive.problems import refusal
 from neox_config.errors import ConfigError
 from neox_config.facts.splits import training_documents
-from neox_config.problems import Problem, config_error, in_words, place_of
+from neox_config.problems import Problem, config_error
 from neox_config.rules import broken_rules
 from neox_launcher.plan.dataset_files import count_tokens, index_path
 
@@ -119,7 +120,7 @@ def with_iterations(config: NeoXConfig, *, devices: int, hosts: int = 1) -> NeoX
             f"gives no iteration: {prefix} has {tokens:,} tokens for training, {samples:,} samples in all, "
             f"and an iteration reads {batch:,}"
         )
-        raise _error(config, what, "use more data, or a smaller batch size or seq-length")
+        raise refusal(config, Problem(_NAME, what, "use more data, or a smaller batch size or seq-length"))
     found = _with(config, train_iters=samples // batch)
     # Rules about the number of iterations could not be checked before.
     problems = broken_rules(_with(found, train_epochs=None), config.sources)
@@ -153,16 +154,10 @@ def _tokens(config: NeoXConfig) -> tuple[str, int]:
         reason = error.strerror if isinstance(error, OSError) else error
         what = f"depends on the data, whose index cannot be read here: {index_path(prefix)}: {reason}"
         remedy = "run the command where the data is, or set train-iters instead"
-        unreadable = _error(config, what, remedy)
+        unreadable = refusal(config, Problem(_NAME, what, remedy))
         raise DataNotReadableError(str(unreadable), unreadable.problems) from error
 
 
 def _with(config: NeoXConfig, **changes: int | None) -> NeoXConfig:
     changed = config.model_copy(update={"training": config.training.replaced(**changes)})
     return changed.with_origin(sources=config.sources, notices=config.notices, files=config.files)
-
-
-def _error(config: NeoXConfig, what: str, remedy: str) -> ConfigError:
-    problem = Problem(_NAME, what, remedy)
-    value = in_words(config.training.train_epochs)
-    return config_error([problem.located(place_of(config.sources, _NAME), value)], config.files)

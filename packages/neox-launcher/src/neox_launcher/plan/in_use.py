@@ -6,9 +6,11 @@ The workers, which claim the same, have the last word.
 from pathlib import Path
 
 from neox_config import NeoXConfig
+from neox_config.derive.problems import refusal
 from neox_config.errors import NeoXError
 from neox_config.facts.stores import is_url
-from neox_config.problems import Problem, config_error, in_words, place_of
+from neox_config.problems import Problem
+from neox_launcher.plan.checkpoint_files import has_local_checkpoints
 from neox_launcher.protocol.claims import SAVES_TO, bound_socket, folder_in_use, is_locked
 
 __all__ = ["refuse_what_is_in_use"]
@@ -25,33 +27,19 @@ def refuse_what_is_in_use(config: NeoXConfig, *, program: str, is_local: bool) -
     Raises:
         ConfigError: another process holds what the job needs.
     """
-    if program == "train":
-        _refuse_folder(config)
-    if program == "serve" and is_local:
-        _refuse_address(config)
-
-
-def _refuse_folder(config: NeoXConfig) -> None:
-    save = config.checkpoint.save
-    if save is None or is_url(save) or config.checkpoint.checkpoint.use_node_local_storage:
-        return
-    if is_locked(Path(save)):
+    save, settings = config.checkpoint.save, config.serving.serve
+    is_shared = save is not None and not is_url(save) and not has_local_checkpoints(config)
+    if program == "train" and save is not None and is_shared and is_locked(Path(save)):
         raise _refusal(config, "save", folder_in_use(save, SAVES_TO))
-
-
-def _refuse_address(config: NeoXConfig) -> None:
-    settings = config.serving.serve
-    try:
-        bound_socket(settings.host, settings.port).close()
-    except NeoXError as error:
-        of_host = f"serve.host {settings.host} "
-        name = "serve.host" if str(error).startswith(of_host) else "serve.port"
-        raise _refusal(config, name, str(error).removeprefix(of_host)) from error
+    if program == "serve" and is_local:
+        try:
+            bound_socket(settings.host, settings.port).close()
+        except NeoXError as error:
+            of_host = f"serve.host {settings.host} "
+            name = "serve.host" if str(error).startswith(of_host) else "serve.port"
+            raise _refusal(config, name, str(error).removeprefix(of_host)) from error
 
 
 def _refusal(config: NeoXConfig, name: str, message: str) -> NeoXError:
     what, _, remedy = message.rpartition("; ")
-    problem = Problem(name, what, remedy).located(
-        place_of(config.sources, name), in_words(config.value_of(name))
-    )
-    return config_error([problem], config.files)
+    return refusal(config, Problem(name, what, remedy))

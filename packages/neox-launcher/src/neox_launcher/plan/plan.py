@@ -240,12 +240,9 @@ class LaunchPlan:
     def _hosts(self) -> Iterator[tuple[str, str]]:
         hosts = self.world.with_ranks()
         for host, ranks in hosts[:_SHOWN_HOSTS]:
+            slots = ", ".join(map(str, host.slots))
             which = f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
-            yield f"  {host.name}", f"{which}, slot{'s' if len(ranks) > 1 else ''} {_listed(host.slots)}"
+            yield f"  {host.name}", f"{which}, slot{'s' if len(ranks) > 1 else ''} {slots}"
         if len(hosts) > _SHOWN_HOSTS:
             yield "  ...", f"{len(hosts) - _SHOWN_HOSTS:,} more; use --dry-run=json to list all"
         yield "hosts from", self.hosts_from
-
-
-def _listed(slots: tuple[int, ...]) -> str:
-    return ", ".join(map(str, slots))

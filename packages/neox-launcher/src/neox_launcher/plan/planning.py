@@ -4,18 +4,16 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from neox_config import NeoXConfig, Resolved, resolve
+from neox_config import NeoXConfig, Resolved, load_config, resolve
 from neox_config.derive.elasticity import without_elasticity
+from neox_config.derive.problems import refusal
 from neox_config.errors import ConfigError, HostfileError, LaunchError
-from neox_config.problems import Problem, config_error, in_words, place_of
-from neox_config.read.load import draft_config
-from neox_config.schema.parameter import InvalidValue
+from neox_config.problems import Problem, config_error
 from neox_config.schema.sections.launch import MPI_LAUNCHERS
 from neox_launcher.plan.environment import secret_variables, travelling_variables
 from neox_launcher.plan.epochs import config_for
@@ -29,7 +27,6 @@ from neox_launcher.resources.hosts import (
     find_pool,
     first_workers,
     is_this_machine,
-    missing_hostfile,
     select,
 )
 from neox_launcher.resources.local_gpus import count_gpus
@@ -91,7 +88,14 @@ def plan_launch(
     env = os.environ if environment is None else environment
     count = cache(lambda: count_gpus(env) if gpus is None else gpus)
     member = find_member(env)
-    config = _load(request, member, env, count)
+    config = load_config(
+        request.paths,
+        overrides=request.overrides,
+        resume_overrides=request.resume_overrides,
+        directory=request.directory,
+    )
+    if request.program in _WITHOUT_TRAINING:
+        config = _without_training(config)
     pool, world = _find_world(request.program, config, member, env, count)
     hosts, is_local, folder = world.hosts, world.gpus is not None, _working_folder()
     _check_address(config, "launcher_address", is_local=is_local)
@@ -124,64 +128,6 @@ def plan_launch(
     )
 
 
-def _load(
-    request: Request, member: Member | None, env: Mapping[str, str], count: Callable[[], int]
-) -> NeoXConfig:
-    """Return the configuration of a request.
-
-    Raises:
-        ConfigError: the configuration is invalid, or its hostfile does not exist; the message then lists what
-            else is wrong with it, with the files that it names, and on this machine without a hostfile.
-    """
-    draft = draft_config(
-        request.paths,
-        overrides=request.overrides,
-        resume_overrides=request.resume_overrides,
-        directory=request.directory,
-    )
-    config, missing = draft.config, None
-    if member is None and draft.is_complete:
-        with suppress(InvalidValue):  # Its value is one of the problems.
-            missing = missing_hostfile(config)
-    problems = [*draft.problems, *([] if missing is None else [missing])]
-    if missing is not None and not draft.problems:
-        problems += check_files(config, program=request.program)
-    if missing is not None:
-        problems += _without_hostfile(request.program, config, env, count, is_valid=not draft.problems)
-    if problems:
-        raise config_error(problems, config.files)
-    return _without_training(config) if request.program in _WITHOUT_TRAINING else config
-
-
-def _without_hostfile(
-    program: str, config: NeoXConfig, env: Mapping[str, str], count: Callable[[], int], *, is_valid: bool
-) -> list[Problem]:
-    """Return what is wrong with a configuration on the hosts that it has without its missing hostfile.
-
-    Args:
-        program: program of the request.
-        config: if it is not valid, only its devices are checked, as far as its values can be read.
-        env: environment of the launcher.
-        count: counts the GPUs of this machine.
-        is_valid: no other problem of the configuration is known.
-    """
-    launch = config.launch.replaced(hostfile=None)
-    config = config.model_copy(update={"launch": launch})
-    problems: list[Problem] = []
-    # Without hosts, or with values that are not valid, no more is known.
-    with suppress(HostfileError, LaunchError, InvalidValue):
-        try:
-            if is_valid and program in _WITHOUT_TRAINING:
-                config = _without_training(config)
-            _, world = _find_world(program, config, None, env, count)
-            problems += missing_devices(config, world)
-            if is_valid:
-                _resolved_on(program, config, world)
-        except ConfigError as error:
-            problems += error.problems
-    return [replace(problem, what=f"without the hostfile, {problem.what}") for problem in problems]
-
-
 def _resolve(program: str, config: NeoXConfig, world: World) -> Resolved:
     """Return the configuration of a program on its devices.
 
@@ -189,37 +135,13 @@ def _resolve(program: str, config: NeoXConfig, world: World) -> Resolved:
         ConfigError: it does not fit them; the message then lists what else is missing on this machine.
     """
     try:
-        return _resolved_on(program, config, world)
-    except ConfigError as error:
-        if not error.problems:
-            raise
-        problems = [*error.problems, *missing_devices(config, world), *check_files(config, program=program)]
-        raise config_error(list(dict.fromkeys(problems)), config.files) from error
-
-
-def _resolved_on(program: str, config: NeoXConfig, world: World) -> Resolved:
-    """Return the configuration of a program on its devices.
-
-    Raises:
-        ConfigError: it does not fit them.
-    """
-    try:
         config = config_for(program, config, devices=world.size, hosts=len(world.hosts))
         return resolve(config, devices=world.size, hosts=len(world.hosts))
     except ConfigError as error:
         if not error.problems:
             raise
-        problems = [_with_processes(problem, config, world) for problem in error.problems]
-        raise config_error(problems, config.files) from error
-
-
-def _with_processes(problem: Problem, config: NeoXConfig, world: World) -> Problem:
-    """Return a problem of parallel sizes with the remedy that a machine without GPUs has."""
-    count = _devices_of_one_copy(config)
-    if world.gpus != 0 or problem.name not in ("model_parallel_size", "pipe_parallel_size"):
-        return problem
-    remedy = f"{problem.remedy}, or --set num-gpus={count} for {count} processes without GPUs"
-    return replace(problem, remedy=remedy)
+        problems = [*error.problems, *missing_devices(config, world), *check_files(config, program=program)]
+        raise config_error(list(dict.fromkeys(problems)), config.files) from error
 
 
 def _find_world(
@@ -234,7 +156,7 @@ def _find_world(
     if member is None:
         pool = find_pool(config, env, count_gpus=count, processes=copy)
     else:
-        pool = _pool_of_members(config, member, count() or _asked_processes(config))
+        pool = _pool_of_members(config, member, count() or max(1, config.launch.num_gpus or 1))
     hosts = select(config, pool)
     if program in _ONE_COPY:
         hosts = first_workers(hosts, copy)
@@ -266,11 +188,6 @@ def _pool_of_members(config: NeoXConfig, member: Member, slots: int) -> Pool:
         hosts=tuple(Host(name, tuple(range(slots))) for name in member.names),
         origin=f"{member.origin}, which started this program on every host",
     )
-
-
-def _asked_processes(config: NeoXConfig) -> int:
-    """Return the number of processes of a host without GPUs."""
-    return max(1, config.launch.num_gpus or 1)
 
 
 def _slurm_options(config: NeoXConfig, launcher: str) -> Iterator[str]:
@@ -344,9 +261,8 @@ def _choose_launcher(config: NeoXConfig, hosts: tuple[Host, ...]) -> str:
         return "local"
     if launch.launcher == "local":
         what = f"starts workers on this machine only, but the job has another host, {other}"
-        problem = Problem("launcher", what, "use pdsh, ssh, slurm or an MPI, or set num-nodes: 1")
-        place = place_of(config.sources, "launcher")
-        raise config_error([problem.located(place, in_words("local"))], config.files)
+        remedy = "use pdsh, ssh, slurm or an MPI, or set num-nodes: 1"
+        raise refusal(config, Problem("launcher", what, remedy))
     return launch.launcher
 
 
@@ -396,8 +312,7 @@ def _check_address(config: NeoXConfig, name: str, *, is_local: bool) -> None:
     wrong = None if address is None else _wrong_address(address, is_local=is_local)
     if wrong is not None:
         remedy = f"use the name or an address of {_ADDRESSES[name]}, or leave it out"
-        place, value = place_of(config.sources, name), in_words(shortened(address))
-        raise config_error([Problem(name, wrong, remedy).located(place, value)], config.files)
+        raise refusal(config, Problem(name, wrong, remedy))
 
 
 def _wrong_address(address: str, *, is_local: bool) -> str | None:

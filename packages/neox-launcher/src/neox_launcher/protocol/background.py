@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["BackgroundQueue", "LossyFile", "describe_loss"]
+__all__ = ["BackgroundQueue", "LossyFile", "describe_loss", "ends_within", "start_thread"]
 
 Item = TypeVar("Item")
 
@@ -83,7 +83,8 @@ class BackgroundQueue(Generic[Item]):
             else:
                 self._lost += size
             self._changed.notify_all()
-        self._start()
+            if self._thread is None:
+                self._thread = start_thread(self._run, self._name)
         return is_added
 
     def wait(self, seconds: float, *, is_patient: bool = False) -> bool:
@@ -127,17 +128,6 @@ class BackgroundQueue(Generic[Item]):
             self._replace_lost()
             self._items.append((item, size))
         self._waiting += size
-
-    def _start(self) -> None:
-        if self._thread is not None:
-            return
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        # The thread inherits the mask: signals are for the main thread.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            self._thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _run(self) -> None:
         while True:
@@ -219,3 +209,34 @@ class LossyFile:
 def describe_loss(size: int, reason: str) -> bytes:
     """Return the line that replaces lost output."""
     return f"\n[neox-launch: {size:,} bytes of output are missing here: {reason}]\n".encode()
+
+
+def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread that receives no signals: these are for the main thread."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    # The thread inherits the mask.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return thread
+
+
+def ends_within(seconds: float, act: Callable[[], object], *, name: str) -> bool:
+    """Call a function in a thread, because a file server may hang; return whether it has ended in time.
+
+    Args:
+        seconds: longest time to wait.
+        act: the function; an exception that it raises in time is raised here.
+        name: name of the thread.
+    """
+
+    def call(_: None) -> None:
+        act()
+
+    queue = BackgroundQueue[None](call, limit=0, loss_item=lambda size: None, name=name)
+    queue.put(None, 0, is_kept=True)
+    has_ended = queue.wait(seconds)
+    queue.check()
+    return has_ended

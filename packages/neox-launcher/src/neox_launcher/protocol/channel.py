@@ -11,18 +11,16 @@ Ctrl-Z stops the launcher, it therefore asks the agents to send nothing.
 """
 
 import hmac
-import shutil
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from neox_config.errors import LaunchError
 from neox_launcher.protocol.messages import (
     Message,
-    Schema,
-    UnknownMessageError,
-    check_message,
     decode_line,
     encode_message,
     own_version,
@@ -35,14 +33,21 @@ __all__ = [
     "ConnectionLostError",
     "Seal",
     "different_versions",
+    "listen_everywhere",
     "own_addresses",
     "reason_of",
+    "unusable_port",
 ]
 
 SILENCE_SECONDS = 30
 LONGEST_UNSEALED = 2048
 """Length in bytes that no message of the handshake exceeds."""
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+_NOTICE_SILENCE = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": SILENCE_SECONDS * 1000,
+}
 _SEND_SECONDS = float(SILENCE_SECONDS)
 _LONGEST = 32 * 1024 * 1024
 _CHUNK = 64 * 1024
@@ -61,16 +66,12 @@ class Seal:
     Args:
         sending: key of the messages that this side sends.
         receiving: key of the messages that the peer sends.
-        schema: messages that the peer may send.
-        peer_version: version of the peer's program.
         num_sent: number of messages that this side has sent.
         num_received: number of messages that the peer has sent.
     """
 
     sending: bytes = field(repr=False)
     receiving: bytes = field(repr=False)
-    schema: Schema = field(repr=False)
-    peer_version: str
     num_sent: int = 0
     num_received: int = 0
 
@@ -113,7 +114,12 @@ class Channel:
         self._num_searched = 0
         self._seal: Seal | None = None
         connection.settimeout(patience)
-        _notice_silence(connection)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Systems other than Linux lack some of these options and detect a silent peer later.
+        for name, value in _NOTICE_SILENCE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def fileno(self) -> int:
         """Return the file descriptor, for a selector."""
@@ -185,7 +191,10 @@ class Channel:
             line = bytes(self._buffer[:end])
             del self._buffer[: end + 1]
             self._num_searched = 0
-            yield self._parse(line)
+            try:
+                yield decode_line(line if self._seal is None else self._seal.open(line))
+            except (ValueError, RecursionError) as error:
+                raise ConnectionLostError("its message is malformed") from error
         self._num_searched = len(self._buffer)
         self._check_length(len(self._buffer))
 
@@ -209,21 +218,6 @@ class Channel:
         if length > (_LONGEST if self._seal else LONGEST_UNSEALED):
             raise ConnectionLostError("its message is too long")
 
-    def _parse(self, line: bytes) -> Message:
-        seal = self._seal
-        try:
-            message = decode_line(line if seal is None else seal.open(line))
-        except ValueError as error:
-            raise ConnectionLostError("its message is malformed") from error
-        if seal is not None:
-            try:
-                check_message(message, seal.schema)
-            except UnknownMessageError as error:
-                raise ConnectionLostError(
-                    f"{error} is not known here: {different_versions('it', seal.peer_version)}"
-                ) from error
-        return message
-
 
 def different_versions(who: str, theirs: str) -> str:
     """Describe two versions that cannot work together, with the remedy.
@@ -237,17 +231,41 @@ def different_versions(who: str, theirs: str) -> str:
     )
 
 
+def listen_everywhere(port: int, setting: str, backlog: int) -> socket.socket:
+    """Listen on all addresses of this machine, in IPv4 and IPv6 if available.
+
+    Args:
+        port: requested port; 0 for a free one.
+        setting: what sets the port.
+        backlog: connections that may wait to be accepted; the kernel may apply a lower limit.
+
+    Raises:
+        LaunchError: the port cannot be used.
+    """
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=backlog)
+    except OSError as error:
+        raise unusable_port(port, setting, error) from error
+
+
+def unusable_port(port: int, setting: str, error: OSError) -> LaunchError:
+    """Return the error for a port on which this machine cannot listen, and what sets it."""
+    return LaunchError(
+        f"{setting}: {port} cannot be used on this machine: {os.strerror(error.errno or 0)}; choose another "
+        "port, or end the process that uses it"
+    )
+
+
 def own_addresses(fallback: str) -> list[str]:
     """Return the addresses of this host, as listed by `hostname -I`.
 
     Args:
         fallback: returned if the command is missing, does not end or prints nothing.
     """
-    command = shutil.which("hostname")
-    if command is None:
-        return [fallback]
     try:
-        listed = subprocess.run([command, "-I"], capture_output=True, text=True, timeout=10, check=False)
+        listed = subprocess.run(["hostname", "-I"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return [fallback]
     return listed.stdout.split() or [fallback]
@@ -256,12 +274,3 @@ def own_addresses(fallback: str) -> list[str]:
 def reason_of(error: OSError) -> str:
     """Return the cause of an error of a connection."""
     return "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-
-
-def _notice_silence(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # Systems other than Linux lack some of these options and detect a silent peer later.
-    for name, value in (*_KEEPALIVE.items(), ("TCP_USER_TIMEOUT", SILENCE_SECONDS * 1000)):
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -55,15 +55,6 @@ def name_holder(folder: Path) -> None:
         lock_of(folder).write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
 
 
-def _holder(folder: Path) -> str:
-    """Return the process that holds a lock; empty if its file does not name it."""
-    try:
-        with lock_of(folder).open(encoding="utf-8") as file:
-            return file.read(_HOLDER_BYTES).strip()
-    except (OSError, ValueError):  # The message only lacks the name.
-        return ""
-
-
 def folder_in_use(folder: Path | str, use: str) -> str:
     """Return the message for a folder that another training uses.
 
@@ -71,7 +62,11 @@ def folder_in_use(folder: Path | str, use: str) -> str:
         folder: the folder.
         use: what the other training does with it, such as `saves to`.
     """
-    holder = _holder(Path(folder))
+    try:
+        with lock_of(Path(folder)).open(encoding="utf-8") as file:
+            holder = file.read(_HOLDER_BYTES).strip()
+    except (OSError, ValueError):  # The message only lacks the name.
+        holder = ""
     named = f" ({holder})" if holder else ""
     return f"another training{named} {use} {folder}; wait until it has ended, or use another folder"
 

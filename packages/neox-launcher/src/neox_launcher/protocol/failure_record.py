@@ -33,28 +33,27 @@ def record_failures(
     Raises:
         OSError: the file cannot be written.
     """
-    lines = [json.dumps(_content(failure, launch, restart), allow_nan=False) + "\n" for failure in failures]
-    if not lines:
+    records = [
+        {
+            "time": failure.time,
+            "launch": launch,
+            "restart": restart,
+            "host": failure.host,
+            "rank": failure.rank,
+            "message": failure.message[:_LONGEST],
+            "traceback": failure.traceback and failure.traceback[-_LONGEST:],
+            "output": failure.output[-_LONGEST:],
+            "exit_code": failure.exit_code,
+            "unreported": failure.unreported,
+        }
+        for failure in failures
+    ]
+    if not records:
         return
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / FAILURES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        for line in lines:
-            os.write(descriptor, line.encode())
+        for record in records:
+            os.write(descriptor, f"{json.dumps(record, allow_nan=False)}\n".encode())
     finally:
         os.close(descriptor)
-
-
-def _content(failure: Failure, launch: str | None, restart: int | None) -> dict[str, object]:
-    return {
-        "time": failure.time,
-        "launch": launch,
-        "restart": restart,
-        "host": failure.host,
-        "rank": failure.rank,
-        "message": failure.message[:_LONGEST],
-        "traceback": failure.traceback and failure.traceback[-_LONGEST:],
-        "output": failure.output[-_LONGEST:],
-        "exit_code": failure.exit_code,
-        "unreported": failure.unreported,
-    }

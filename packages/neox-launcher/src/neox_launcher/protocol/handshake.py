@@ -11,9 +11,9 @@ import hmac
 import json
 import os
 import random
+import re
 import secrets
 import socket
-import string
 import time
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ from neox_launcher.protocol.channel import (
     different_versions,
     reason_of,
 )
-from neox_launcher.protocol.messages import TO_AGENT, TO_LAUNCHER, Message, own_version
+from neox_launcher.protocol.messages import Message, own_version
 
 __all__ = ["TOKEN_VARIABLE", "Introduction", "OtherVersionError", "connect", "new_token"]
 
@@ -33,8 +33,10 @@ TOKEN_VARIABLE = "NEOX_TOKEN"
 _CONNECT_SECONDS = 5.0
 _MOST_ATTEMPTS = 3
 _RETRY_SECONDS = 0.5
-_SECRET_LENGTH = 64
+_SECRET_BYTES = 32
+_SECRET = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 _LONGEST_TEXT = 100
+_PRINTABLE = re.compile(f".{{0,{_LONGEST_TEXT}}}")
 _LAUNCHER, _AGENT = "launcher", "agent"
 
 
@@ -48,7 +50,7 @@ class _CutOffError(ConnectionLostError):
 
 def new_token() -> str:
     """Return a new secret token for one launch."""
-    return secrets.token_hex(_SECRET_LENGTH // 2)
+    return secrets.token_hex(_SECRET_BYTES)
 
 
 class Introduction:
@@ -61,7 +63,7 @@ class Introduction:
 
     def __init__(self, token: str, channel: Channel) -> None:
         self._token, self._channel = token, channel
-        self._challenge = secrets.token_hex(_SECRET_LENGTH // 2)
+        self._challenge = secrets.token_hex(_SECRET_BYTES)
         self.host = ""
         """Name of the agent's host, once it is authenticated."""
         self.version = ""
@@ -83,20 +85,13 @@ class Introduction:
         """
         if message["kind"] != "proof":
             raise ConnectionLostError("it did not authenticate")
-        theirs, proof = _secret(message, "challenge"), _secret(message, "proof")
+        theirs, proof = _text(message, "challenge", _SECRET), _text(message, "proof", _SECRET)
         host, version = _text(message, "host"), _text(message, "version")
         said = (self._challenge, own_version(), theirs, version, host)
         if not hmac.compare_digest(proof, _derive(self._token, f"proof of {_AGENT}", *said)):
             raise ConnectionLostError("it does not know the token of this launch")
         self._channel.send("proof", proof=_derive(self._token, f"proof of {_LAUNCHER}", *said))
-        self._channel.seal(
-            Seal(
-                sending=_key(self._token, _LAUNCHER, *said),
-                receiving=_key(self._token, _AGENT, *said),
-                schema=TO_LAUNCHER,
-                peer_version=version,
-            )
-        )
+        _seal(self._channel, self._token, said, _LAUNCHER, _AGENT)
         self.host, self.version = host, version
 
 
@@ -135,7 +130,9 @@ def _connect_to(address: str, port: int, token: str, host: str) -> Channel:
 def _connect_once(address: str, port: int, token: str, host: str) -> Channel:
     channel = Channel(socket.create_connection((address, port), timeout=_CONNECT_SECONDS))
     try:
-        _introduce(channel, token, _shown(host))
+        # As `_text` accepts it.
+        shown = "".join(letter if letter.isprintable() else "?" for letter in host[:_LONGEST_TEXT])
+        _introduce(channel, token, shown)
     except BaseException:
         channel.close()
         raise
@@ -144,30 +141,19 @@ def _connect_once(address: str, port: int, token: str, host: str) -> Channel:
 
 def _introduce(channel: Channel, token: str, host: str) -> None:
     """Carry out the agent's side of the handshake."""
-    mine = secrets.token_hex(_SECRET_LENGTH // 2)
+    mine = secrets.token_hex(_SECRET_BYTES)
     asked = _answer(channel)
-    theirs, version = _secret(asked, "challenge"), _text(asked, "version")
+    theirs, version = _text(asked, "challenge", _SECRET), _text(asked, "version")
     said = (theirs, version, mine, own_version(), host)
     proof = _derive(token, f"proof of {_AGENT}", *said)
     channel.send("proof", proof=proof, challenge=mine, version=own_version(), host=host)
     answer = _answer(channel)
-    if not hmac.compare_digest(_secret(answer, "proof"), _derive(token, f"proof of {_LAUNCHER}", *said)):
+    proof = _text(answer, "proof", _SECRET)
+    if not hmac.compare_digest(proof, _derive(token, f"proof of {_LAUNCHER}", *said)):
         raise ConnectionLostError("it is not the launcher of this job")
     if version != own_version():
         raise OtherVersionError(different_versions("the launcher", version))
-    channel.seal(
-        Seal(
-            sending=_key(token, _AGENT, *said),
-            receiving=_key(token, _LAUNCHER, *said),
-            schema=TO_AGENT,
-            peer_version=version,
-        )
-    )
-
-
-def _shown(host: str) -> str:
-    """Return a host name as `_text` accepts it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in host[:_LONGEST_TEXT])
+    _seal(channel, token, said, _AGENT, _LAUNCHER)
 
 
 def _answer(channel: Channel) -> Message:
@@ -184,21 +170,15 @@ def _derive(token: str, purpose: str, *said: str) -> str:
     ).hex()
 
 
-def _key(token: str, sender: str, *said: str) -> bytes:
-    return bytes.fromhex(_derive(token, f"messages of {sender}", *said))
+def _seal(channel: Channel, token: str, said: Sequence[str], *sides: str) -> None:
+    """Seal a channel, with a key for the messages of this side and one for those of the peer."""
+    sending, receiving = (bytes.fromhex(_derive(token, f"messages of {side}", *said)) for side in sides)
+    channel.seal(Seal(sending=sending, receiving=receiving))
 
 
-def _secret(message: Mapping[str, object], name: str) -> str:
-    """Return a field that must be 64 hexadecimal digits."""
+def _text(message: Mapping[str, object], name: str, kind: re.Pattern[str] = _PRINTABLE) -> str:
+    """Return a field that must be a short text of a kind."""
     value = message.get(name)
-    if isinstance(value, str) and len(value) == _SECRET_LENGTH and set(value) <= set(string.hexdigits):
-        return value
-    raise ConnectionLostError(f"the {name} in its handshake is missing or malformed; is it another version?")
-
-
-def _text(message: Mapping[str, object], name: str) -> str:
-    """Return a field that must be a short text without control characters."""
-    value = message.get(name)
-    if isinstance(value, str) and len(value) <= _LONGEST_TEXT and value.isprintable():
+    if isinstance(value, str) and kind.fullmatch(value) and value.isprintable():
         return value
     raise ConnectionLostError(f"the {name} in its handshake is missing or malformed; is it another version?")

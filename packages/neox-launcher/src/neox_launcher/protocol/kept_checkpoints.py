@@ -83,6 +83,9 @@ def latest_kept(folder: str | None) -> KeptCheckpoint | None:
             "into a folder, and set load to that"
         )
     names, latest = _names([Path(folder)]), Path(folder, LATEST)
+    remedy = "remove load to start from new weights"
+    if names:
+        remedy = f"to resume from the last one, run: echo {names[-1]} > {shlex.quote(str(latest))}"
     try:
         name = latest.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -90,22 +93,12 @@ def latest_kept(folder: str | None) -> KeptCheckpoint | None:
             return _read(Path(folder).absolute())
         return _read(Path(folder, names[-1]).absolute()) if names else None
     except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"{latest} cannot be read ({error}); {_remedy(latest, names)}") from error
+        raise LaunchError(f"{latest} cannot be read ({error}); {remedy}") from error
     # `.replaced`: the old folder, if the machine stopped while a new one of the same name was replacing it.
     for path in (Path(folder, name), Path(folder, f".{name}.replaced")):
         if iteration_of(name) is not None and (path / MANIFEST).is_file():
             return _read(path.absolute())
-    raise LaunchError(
-        f"{latest} names {name!r}, which is not a complete checkpoint there; {_remedy(latest, names)}"
-    )
-
-
-def _remedy(latest: Path, names: list[str]) -> str:
-    if not names:
-        return "that folder contains no complete checkpoint; remove load to start from new weights"
-    return (
-        f"to resume from the latest complete checkpoint, run: echo {names[-1]} > {shlex.quote(str(latest))}"
-    )
+    raise LaunchError(f"{latest} names {name!r}, which is not a complete checkpoint there; {remedy}")
 
 
 def changed_parameters(kept: KeptCheckpoint, resolved: Resolved) -> list[str]:

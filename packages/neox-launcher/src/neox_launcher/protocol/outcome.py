@@ -47,13 +47,10 @@ class Failure:
         text = (self.traceback or self.message).rstrip()
         if self.output and self.unreported:
             text += f"\nlast output:\n{self.output}"
-        return f"{self._who}{text}"
-
-    @property
-    def _who(self) -> str:
         if not self.host:
-            return ""
-        return f"host {self.host}: " if self.rank is None else f"worker {self.rank} on {self.host} failed:\n"
+            return text
+        who = f"host {self.host}: " if self.rank is None else f"worker {self.rank} on {self.host} failed:\n"
+        return who + text
 
     def as_message(self) -> dict[str, Any]:
         """Return the fields for a message, and the age of the failure, because clocks may differ."""

@@ -16,6 +16,7 @@ __all__ = [
     "block_warning",
     "ignore_warning",
     "name_of",
+    "stop_signals_blocked",
     "unblock_warning",
     "warning_blocked",
 ]
@@ -52,6 +53,16 @@ def ignore_warning() -> None:
 def warning_blocked() -> Iterator[None]:
     """Block `WARNING_SIGNAL` within the context."""
     before = block_warning()
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Block all signals that request a stop: a process started in this context never receives them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:

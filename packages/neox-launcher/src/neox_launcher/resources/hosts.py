@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 
 from neox_config import NeoXConfig
+from neox_config.derive.problems import placed, refusal
 from neox_config.files import why_not_readable
-from neox_config.problems import Problem, config_error, in_words, place_of
+from neox_config.problems import Problem, config_error
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.hostfile import host_key, read_hostfile
 from neox_launcher.resources.selection import ALL, SelectionError, select_hosts
@@ -72,7 +73,10 @@ def find_pool(
     asked = None if launch.num_gpus in (None, ALL) else launch.num_gpus
     if launch.launcher == "slurm":
         if launch.num_nodes != ALL and asked is not None and not is_inside_allocation(environment):
-            return _pool_to_come(launch.num_nodes, asked)
+            # Placeholders, which suffice for a plan that is not started.
+            names = [f"<host {number} of the allocation>" for number in range(1, launch.num_nodes + 1)]
+            future = tuple(Host(name, tuple(range(asked))) for name in names)
+            return Pool(hosts=future, origin=FUTURE_ALLOCATION)
         is_set = {"--num-nodes N": launch.num_nodes != ALL, "--num-gpus M": asked is not None}
         unset = " ".join(option for option, given in is_set.items() if not given)
         hosts = allocated_hosts(environment, slots=asked, unset=unset)
@@ -95,17 +99,7 @@ def missing_hostfile(config: NeoXConfig) -> Problem | None:
         "correct the path, or use this machine (with launcher: slurm, the hosts of the allocation): --set "
         "hostfile=null"
     )
-    problem = Problem("hostfile", reason, remedy, value=path)
-    return problem.located(place_of(config.sources, "hostfile"), None)
-
-
-def _pool_to_come(hosts: int, slots: int) -> Pool:
-    """Return placeholders for a future allocation. They suffice for a plan, which cannot be started."""
-    names = [f"<host {number} of the allocation>" for number in range(1, hosts + 1)]
-    return Pool(
-        hosts=tuple(Host(name, tuple(range(slots))) for name in names),
-        origin=FUTURE_ALLOCATION,
-    )
+    return placed(config, Problem("hostfile", reason, remedy, value=path))
 
 
 def _hostfile(config: NeoXConfig, environment: Mapping[str, str]) -> tuple[str | None, str]:
@@ -139,9 +133,7 @@ def select(config: NeoXConfig, pool: Pool) -> tuple[Host, ...]:
             num_gpus=launch.num_gpus,
         )
     except SelectionError as error:
-        name = error.problem.name
-        located = error.problem.located(place_of(config.sources, name), in_words(config.value_of(name)))
-        raise config_error([located], config.files) from error
+        raise refusal(config, error.problem) from error
 
 
 def first_workers(hosts: Sequence[Host], count: int) -> tuple[Host, ...]:

@@ -36,33 +36,29 @@ def count_gpus(environment: Mapping[str, str] | None = None) -> int:
 
 def smallest_gpu_memory() -> int | None:
     """Return the smallest GPU memory of this machine in bytes, or None if `nvidia-smi` fails."""
+    listed = _nvidia_smi("--query-gpu=memory.total", "--format=csv,noheader,nounits") or ()
+    sizes = [int(line) for line in listed if line.strip().isdecimal()]
+    return min(sizes) * 2**20 if sizes else None
+
+
+def _nvidia_smi(*options: str) -> list[str] | None:
+    """Return the lines that `nvidia-smi` prints with options, or None if it is missing or fails."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
-    query = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        asked = subprocess.run(query, capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False)
+        asked = subprocess.run(
+            [command, *options], capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    sizes = [int(line) for line in asked.stdout.splitlines() if line.strip().isdecimal()]
-    return min(sizes) * 2**20 if asked.returncode == 0 and sizes else None
+    return asked.stdout.splitlines() if asked.returncode == 0 else None
 
 
 def _count_present() -> int:
-    command = shutil.which("nvidia-smi")
-    if command is not None:
-        try:
-            listed = subprocess.run(
-                [command, "-L"], capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return _count_in_folder()
-        if listed.returncode == 0:
-            return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
-    return _count_in_folder()
-
-
-def _count_in_folder() -> int:
+    listed = _nvidia_smi("-L")
+    if listed is not None:
+        return sum(line.startswith("GPU ") for line in listed)
     try:
         return sum(1 for _ in _DRIVER_FOLDER.iterdir())
     except OSError:

@@ -5,9 +5,9 @@ all slots of that host. Hosts keep the order of the pool, independent of `includ
 order. Unlike DeepSpeed, this raises an error if there are fewer hosts or slots than requested.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
+from neox_config.counted import counted
 from neox_config.facts.hosts import MOST_SLOTS
 from neox_config.problems import Problem
 from neox_launcher.resources.host import Host, name_some
@@ -64,7 +64,8 @@ def select_hosts(
     if not hosts:
         name = "exclude" if exclude is not None else "include"
         raise SelectionError(Problem(name, "leaves no host to train on", "select at least one host"))
-    return tuple(_first_slots(_first_hosts(hosts, num_nodes), num_gpus))
+    slots = ALL if num_gpus is None else num_gpus
+    return tuple(_first_slots(host, slots) for host in _first_hosts(hosts, num_nodes))
 
 
 def parse_selection(text: str, pool: Sequence[Host], parameter: str) -> dict[str, tuple[int, ...]]:
@@ -132,40 +133,19 @@ def _unknown_host(part: str, known: Mapping[str, Host], parameter: str) -> Probl
     if not part:
         return Problem(parameter, "has an empty part", "write NAME[:SLOT[,SLOT ...]], joined by single @")
     name = part.partition(":")[0] if part.count(":") == 1 else part
-    names = [host.name for host in known.values()]
-    near = difflib.get_close_matches(name, names, n=2)
-    # Hosts are numbered: where two names are equally close, neither is meant more than the other.
-    closeness = [difflib.SequenceMatcher(None, each, name).ratio() for each in near]
-    is_clear = len(near) == 1 or (len(near) == 2 and closeness[0] > closeness[1])
-    remedy = f"did you mean {near[0]}?" if is_clear else f"available hosts: {name_some(names)}"
+    remedy = f"available hosts: {name_some([host.name for host in known.values()])}"
     return Problem(parameter, f"names {shortened(name)}, which is not among the hosts", remedy)
 
 
 def _first_hosts(hosts: Sequence[Host], count: int) -> Sequence[Host]:
-    if count == ALL:
-        return hosts
     if count > len(hosts):
-        have = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
-        raise SelectionError(
-            Problem(
-                "num_nodes",
-                f"is more than the {have} available",
-                f"use at most {len(hosts)}, or -1 for all",
-            )
-        )
-    return hosts[:count]
+        what = f"is more than the {counted(len(hosts), 'host')} available"
+        raise SelectionError(Problem("num_nodes", what, f"use at most {len(hosts)}, or -1 for all"))
+    return hosts if count == ALL else hosts[:count]
 
 
-def _first_slots(hosts: Sequence[Host], count: int | None) -> Iterator[Host]:
-    for host in hosts:
-        if count is None or count == ALL:
-            yield host
-            continue
-        if count > len(host.slots):
-            have = f"{len(host.slots)} slot{'s' if len(host.slots) > 1 else ''}"
-            raise SelectionError(
-                Problem(
-                    "num_gpus", f"is more than the {have} of {host.name}", f"use at most {len(host.slots)}"
-                )
-            )
-        yield Host(host.name, host.slots[:count])
+def _first_slots(host: Host, count: int) -> Host:
+    if count > len(host.slots):
+        what = f"is more than the {counted(len(host.slots), 'slot')} of {host.name}"
+        raise SelectionError(Problem("num_gpus", what, f"use at most {len(host.slots)}"))
+    return host if count == ALL else Host(host.name, host.slots[:count])

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neox_config import NeoXConfig
+from neox_config.counted import counted
+from neox_config.derive.problems import placed
 from neox_config.facts.fused_operators import FUSED_OPERATORS
-from neox_config.problems import Problem, in_words, place_of
+from neox_config.problems import Problem
 from neox_launcher.resources.host import Host
 
 __all__ = ["World", "missing_devices", "slow_without_gpus"]
@@ -45,11 +47,8 @@ def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
     problems = []
     highest = max(slot for host in world.hosts for slot in host.slots)
     if world.gpus and highest >= world.gpus:
-        have = f"{world.gpus} GPU{'s' if world.gpus > 1 else ''}"
-        what = (
-            f"assigns slot {highest} to this machine, but only {have} {'are' if world.gpus > 1 else 'is'} "
-            "visible"
-        )
+        have = counted(world.gpus, "GPU is", "GPUs are")
+        what = f"assigns slot {highest} to this machine, but only {have} visible"
         problems.append(Problem("hostfile", what, f"use slots below {world.gpus}"))
     if config.parallelism.distributed_backend == "mpi":
         problems.append(
@@ -62,10 +61,7 @@ def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
         )
     if world.gpus == 0:
         problems += _without_gpus(config)
-    return [
-        problem.located(place_of(config.sources, problem.name), in_words(config.value_of(problem.name)))
-        for problem in problems
-    ]
+    return [placed(config, problem) for problem in problems]
 
 
 def slow_without_gpus(config: NeoXConfig, world: World) -> list[Problem]:
@@ -73,9 +69,8 @@ def slow_without_gpus(config: NeoXConfig, world: World) -> list[Problem]:
     if world.gpus != 0 or not config.precision.is_fp16:
         return []
     setting = _setting_of_fp32(config)
-    name = setting.partition("=")[0]
-    note = Problem(name, "is slow without GPUs", f"unless this is a test of fp16, use fp32: --set {setting}")
-    return [note.located(place_of(config.sources, name), in_words(config.value_of(name)))]
+    remedy = f"unless this is a test of fp16, use fp32: --set {setting}"
+    return [placed(config, Problem(setting.partition("=")[0], "is slow without GPUs", remedy))]
 
 
 def _setting_of_fp32(config: NeoXConfig) -> str:

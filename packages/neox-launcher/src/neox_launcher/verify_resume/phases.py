@@ -20,9 +20,10 @@ __all__ = [
     "Span",
     "comparison_plan",
     "kept_side",
-    "phases_between_kept",
+    "phase_between_kept",
     "phases_from_start",
     "side_of",
+    "titles",
 ]
 
 _LOGGED_PARTS = 5
@@ -70,6 +71,19 @@ class Phase:
         return _end(self.folder, self.last)
 
 
+def titles(span: Span, source: KeptCheckpoint | None, target: KeptCheckpoint | None) -> list[str]:
+    """Return descriptions of the trainings: one that ends at an existing checkpoint, or all three."""
+    resumed = f"{counted(span.steps, 'iteration')}, resumed at iteration {span.middle:,}"
+    if target is not None:
+        return [f"{resumed}, and compared with {target.path}"]
+    origin = "new weights" if source is None else source.path.name
+    return [
+        f"{counted(span.end - span.start, 'iteration')} without interruption, from {origin}",
+        f"{counted(span.middle - span.start, 'iteration')}, then save",
+        resumed,
+    ]
+
+
 def phases_from_start(
     plan: LaunchPlan,
     resumed: LaunchPlan,
@@ -90,42 +104,40 @@ def phases_from_start(
         evaluates: evaluate as configured.
     """
     load = None if source is None else _link_to(source.path, folder / "start")
-    origin = "new weights" if source is None else f"{source.path.name}"
-    for name, last, title in (
-        (
-            "uninterrupted",
-            span.end,
-            f"{counted(span.end - span.start, 'iteration')} without interruption, from {origin}",
-        ),
-        ("interrupted", span.middle, f"{counted(span.middle - span.start, 'iteration')}, then save"),
-    ):
+    whole, part, rest = titles(span, source, None)
+    for name, last, title in (("uninterrupted", span.end, whole), ("interrupted", span.middle, part)):
         own = folder / name
         config = _for_phase(plan.resolved.config, own, span=span, last=last, evaluates=evaluates)
-        checkpoint = config.checkpoint.replaced(load=load)
-        config = config.model_copy(update={"checkpoint": checkpoint})
+        config = config.model_copy(update={"checkpoint": config.checkpoint.replaced(load=load)})
         snapshot = own / "middle" if last == span.end else None
         recording = _recording(plan, config, own, span.middle, snapshot)
         yield Phase(title=title, plan=recording, folder=own, last=last)
-    title = f"{counted(span.steps, 'iteration')}, resumed from the checkpoint just saved"
     saved = str(folder / "interrupted" / "checkpoints")
-    yield _resumed(resumed, folder / "resumed", title=title, load=saved, span=span, evaluates=evaluates)
+    yield _resumed(resumed, folder / "resumed", title=rest, load=saved, span=span, evaluates=evaluates)
 
 
-def phases_between_kept(
-    resumed: LaunchPlan, *, span: Span, source: KeptCheckpoint, folder: Path, evaluates: bool
-) -> Iterator[Phase]:
-    """Yield the one training that resumes from an existing checkpoint up to the iteration of a later one.
+def phase_between_kept(
+    resumed: LaunchPlan,
+    *,
+    span: Span,
+    source: KeptCheckpoint,
+    target: KeptCheckpoint,
+    folder: Path,
+    evaluates: bool,
+) -> Phase:
+    """Return the one training that resumes from an existing checkpoint up to the iteration of a later one.
 
     Args:
         resumed: plan of the resumed training, possibly with another layout.
         span: iterations to compare.
         source: the earlier checkpoint.
+        target: the later one.
         folder: folder for all files.
         evaluates: evaluate as configured.
     """
     load = _link_to(source.path, folder / "start")
-    title = f"{counted(span.steps, 'iteration')}, resumed from {source.path.name}"
-    yield _resumed(resumed, folder / "resumed", title=title, load=load, span=span, evaluates=evaluates)
+    (title,) = titles(span, source, target)
+    return _resumed(resumed, folder / "resumed", title=title, load=load, span=span, evaluates=evaluates)
 
 
 def side_of(folder: Path, span: Span, *, last: int, has_middle: bool) -> Side:

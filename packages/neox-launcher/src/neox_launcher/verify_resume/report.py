@@ -1,6 +1,6 @@
 """Renders the result of `verify-resume`."""
 
-from neox_launcher.protocol.verification import Answer, Check
+from neox_launcher.protocol.verification import Answer
 
 __all__ = ["render_answer"]
 
@@ -14,7 +14,12 @@ def render_answer(answer: Answer, *, is_complete: bool = True) -> str:
         answer: result of the comparison.
         is_complete: whether the resumed training finished.
     """
-    rows = [_HEADER, *(_row(check) for check in answer.checks)]
+    rows = [_HEADER]
+    for check in answer.checks:
+        result = f"DIFFERENT: {check.differing}" if check.differing else "agree"
+        skipped = f"not compared: {check.skipped}"
+        ended = (skipped, "") if check.skipped else (result, check.worst)
+        rows.append((check.name, check.compared, *ended))
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = [
@@ -22,13 +27,6 @@ def render_answer(answer: Answer, *, is_complete: bool = True) -> str:
         for row in zip(*columns, strict=True)
     ]
     return "\n".join([*lines, "", *_verdict(answer, is_complete=is_complete)])
-
-
-def _row(check: Check) -> tuple[str, str, str, str]:
-    if check.skipped:
-        return check.name, check.compared, f"not compared: {check.skipped}", ""
-    result = f"DIFFERENT: {check.differing}" if check.differing else "agree"
-    return check.name, check.compared, result, check.worst
 
 
 def _verdict(answer: Answer, *, is_complete: bool) -> list[str]:

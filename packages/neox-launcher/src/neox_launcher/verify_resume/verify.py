@@ -10,16 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.counted import counted
+from neox_config.derive.problems import refusal
 from neox_config.errors import LaunchError, NeoXError
-from neox_config.estimate.resolved import estimate_resolved
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
-from neox_config.problems import Problem, config_error, in_words, place_of
+from neox_config.problems import Problem
 from neox_launcher.controller.dry_run import Form, show_plan
 from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
 from neox_launcher.controller.terminal import print_message
@@ -34,9 +33,10 @@ from neox_launcher.verify_resume.phases import (
     Span,
     comparison_plan,
     kept_side,
-    phases_between_kept,
+    phase_between_kept,
     phases_from_start,
     side_of,
+    titles,
 )
 from neox_launcher.verify_resume.report import render_answer
 
@@ -45,8 +45,6 @@ __all__ = ["VerifyRequest", "verify_resume"]
 _DIFFERENT = 1
 # Handled here only between trainings; while a training runs, its launch handles them.
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_BYTES_PER_PARAMETER = 12
-_CHECKPOINTS = {"from start": 5, "between kept": 2}
 # From the finest rounding to the coarsest.
 _PRECISIONS = ("fp32", "fp16", "bf16")
 
@@ -236,34 +234,25 @@ def _refuse_another_training(plan: LaunchPlan, resumed: LaunchPlan) -> None:
 
 
 def _refuse_incomplete_checkpoints(config: NeoXConfig) -> None:
-    for name, what in (("no_save_optim", "optimizer states"), ("no_save_rng", "random states")):
-        if getattr(config.checkpoint, name):
-            text = f"omits the {what} from checkpoints, so no resumed training equals an uninterrupted one"
-            remedy = f"add --set {name.replace('_', '-')}=false to verify everything else"
-            problem = Problem(name, text, remedy).located(place_of(config.sources, name), in_words(True))
-            raise config_error([problem], config.files)
-    name = "checkpoint.use_node_local_storage"
-    if config.value_of(name):
-        text = (
-            "leaves no host with a whole checkpoint, which verify-resume compares in a folder that all share"
-        )
-        remedy = f"add --set {name}=false, and --work-dir with a shared folder"
-        problem = Problem(name, text, remedy).located(place_of(config.sources, name), in_words(True))
-        raise config_error([problem], config.files)
+    differs = "from checkpoints, so no resumed training equals an uninterrupted one"
+    local = "leaves no host with a whole checkpoint, which verify-resume compares in a folder that all share"
+    reasons = {
+        "no_save_optim": (f"omits the optimizer states {differs}", "to verify everything else"),
+        "no_save_rng": (f"omits the random states {differs}", "to verify everything else"),
+        "checkpoint.use_node_local_storage": (local, "and --work-dir with a shared folder"),
+    }
+    for name, (what, more) in reasons.items():
+        if config.value_of(name):
+            remedy = f"add --set {name if '.' in name else name.replace('_', '-')}=false {more}"
+            raise refusal(config, Problem(name, what, remedy))
 
 
 def _refuse_dropout(config: NeoXConfig) -> None:
     """Refuse dropout with another layout, where random states are reset and dropout masks differ."""
-    rates = {
-        "hidden-dropout": config.model.hidden_dropout,
-        "attention-dropout": config.model.attention_dropout,
-    }
-    drawn = [name for name, rate in rates.items() if rate]
-    if drawn:
-        without = " ".join(f"--set {name}=0" for name in drawn)
+    if config.model.hidden_dropout or config.model.attention_dropout:
         raise LaunchError(
-            f"{' and '.join(drawn)}: with another layout dropout uses other random numbers, so no loss would "
-            f"agree; add {without} to verify everything else"
+            "with another layout dropout uses other random numbers, so no loss would agree; add --set "
+            "hidden-dropout=0 --set attention-dropout=0 to verify everything else"
         )
 
 
@@ -281,25 +270,13 @@ def _without_load(plan: LaunchPlan) -> LaunchPlan:
 
 def _show(job: _Job, form: Form) -> Outcome:
     if form == "text":
-        for number, phase in enumerate(_phases(job, None), 1):
-            click.echo(f"training {number}: {phase}")
+        for number, title in enumerate(titles(job.span, job.source, job.target), 1):
+            click.echo(f"training {number}: {title}")
         click.echo("")
     # The trainings are shown as plain lines, whatever `terminal` requests.
     config = job.config.model_copy(update={"launch": job.config.launch.replaced(terminal="plain")})
     shown = replace(job.plan, resolved=replace(job.plan.resolved, config=config))
     return Outcome(exit_code=show_plan(shown, form))
-
-
-def _phases(job: _Job, folder: Path | None) -> list[str]:
-    span = job.span
-    resumed = f"{counted(span.steps, 'iteration')}, resumed at iteration {span.middle:,}"
-    if job.target is not None:
-        return [f"{resumed}, and compared with {job.target.path}"]
-    return [
-        f"{counted(span.end - span.start, 'iteration')} without interruption, from iteration {span.start:,}",
-        f"{counted(span.middle - span.start, 'iteration')}, then save",
-        resumed,
-    ]
 
 
 @contextmanager
@@ -327,10 +304,9 @@ def _work_folder(job: _Job, wanted: VerifyRequest) -> Iterator[Path]:
     """Create a folder for all files, and remove it at the end.
 
     Raises:
-        LaunchError: it cannot be created, or there is not enough disk space.
+        LaunchError: it cannot be created.
     """
     parent = _parent_folder(job.config, wanted.work_dir)
-    _check_room(job, parent)
     try:
         folder = Path(tempfile.mkdtemp(prefix=".verify-resume-", dir=parent)).absolute()
     except OSError as error:
@@ -369,18 +345,6 @@ def _parent_folder(config: NeoXConfig, work_dir: str | None) -> Path:
     return folder
 
 
-def _check_room(job: _Job, parent: Path) -> None:
-    count = _CHECKPOINTS["from start" if job.target is None else "between kept"]
-    costs, _ = estimate_resolved(job.plan.resolved)
-    needed = count * _BYTES_PER_PARAMETER * costs.total_parameters
-    free = shutil.disk_usage(parent).free
-    if free < needed:
-        raise LaunchError(
-            f"{parent} has {free / 1e9:,.1f} GB free, but {count} checkpoints of this model need about "
-            f"{needed / 1e9:,.1f} GB; set a folder with more space with --work-dir"
-        )
-
-
 def _carry_out(
     job: _Job, folder: Path, wanted: VerifyRequest, run: Callable[[LaunchPlan], Outcome]
 ) -> Outcome:
@@ -389,7 +353,11 @@ def _carry_out(
     Raises:
         _StoppedError: a training failed before there was something to compare, or was stopped.
     """
-    phases = list(_make_phases(job, folder, wanted))
+    settings: dict[str, Any] = {"span": job.span, "folder": folder, "evaluates": wanted.evaluate}
+    if job.target is not None and job.source is not None:
+        phases = [phase_between_kept(job.resumed, source=job.source, target=job.target, **settings)]
+    else:
+        phases = list(phases_from_start(job.plan, job.resumed, source=job.source, **settings))
     resumed = _train(phases, run)
     print_message("\ncomparing\n")
     answer = _compare(job, folder, wanted, run)
@@ -407,22 +375,6 @@ def _compare(job: _Job, folder: Path, wanted: VerifyRequest, run: Callable[[Laun
         return Answer.from_facts(outcome.facts[0])
     except KeyError as error:
         raise NeoXError("the comparing worker ended without a result; see its output above") from error
-
-
-def _make_phases(job: _Job, folder: Path, wanted: VerifyRequest) -> Iterator[Phase]:
-    if job.target is not None:
-        assert job.source is not None, "checked with the options"
-        return phases_between_kept(
-            job.resumed, span=job.span, source=job.source, folder=folder, evaluates=wanted.evaluate
-        )
-    return phases_from_start(
-        job.plan,
-        job.resumed,
-        span=job.span,
-        source=job.source,
-        folder=folder,
-        evaluates=wanted.evaluate,
-    )
 
 
 def _train(phases: list[Phase], run: Callable[[LaunchPlan], Outcome]) -> Outcome:
@@ -443,31 +395,22 @@ def _train(phases: list[Phase], run: Callable[[LaunchPlan], Outcome]) -> Outcome
         has_restored = phase is phases[-1] and bool(complete_checkpoints(phase.folder / "middle"))
         if outcome.was_stopped or (outcome.exit_code and not has_restored):
             raise _StoppedError(outcome)
-        if not outcome.exit_code:
-            _demand_end(phase, f"training {number} of {len(phases)}")
-        seconds = time.monotonic() - started
+        name = f"training {number} of {len(phases)}"
+        if not outcome.exit_code and not (phase.end / MANIFEST).is_file():
+            # Workers that a signal stops end early with exit code 0.
+            raise NeoXError(
+                f"{name} ended before iteration {phase.last:,}: {phase.end} does not exist. Its workers may "
+                "have received SIGUSR1 or SIGTERM, or the folder is not shared by all hosts (set another one "
+                "with --work-dir); see the output above, and run the command again"
+            )
         ended = "failed" if outcome.exit_code else "ended"
-        more = (
-            f"; the other two together take about {seconds:.0f} s" if (number, len(phases)) == (1, 3) else ""
-        )
-        print_message(f"training {number} of {len(phases)} {ended} after {seconds:.0f} s{more}\n")
+        print_message(f"{name} {ended} after {time.monotonic() - started:.0f} s\n")
     return outcome
-
-
-def _demand_end(phase: Phase, name: str) -> None:
-    """Check that a training reached its last iteration; signalled workers stop early with exit code 0."""
-    if not (phase.end / MANIFEST).is_file():
-        raise NeoXError(
-            f"{name} ended before iteration {phase.last:,}: {phase.end} does not exist. Its workers may have "
-            "received SIGUSR1 or SIGTERM, or the folder is not shared by all hosts (set another one with "
-            "--work-dir); see the output above, and run the command again"
-        )
 
 
 def _comparison(job: _Job, folder: Path, wanted: VerifyRequest) -> Comparison:
     span = job.span
-    if job.target is not None:
-        assert job.source is not None, "checked with the options"
+    if job.target is not None and job.source is not None:
         expected, interrupted = kept_side(job.source, job.target, job.config), Side()
     else:
         expected = side_of(folder / "uninterrupted", span, last=span.end, has_middle=True)

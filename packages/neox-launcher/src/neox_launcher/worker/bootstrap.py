@@ -38,7 +38,9 @@ def main() -> None:
         os.sched_setaffinity(0, cores)
     try:
         register_worker(rank)
-        _become(sys.argv[1:])
+        # As the Python interpreter runs `-m PROGRAM ARGUMENTS`.
+        sys.argv = sys.argv[2:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except Exception as error:
         sys.exit(report_failure(rank, error))
 
@@ -67,12 +69,6 @@ def _redirect_output(folder: Path, rank: int) -> None:
             descriptor = os.open(pipe, os.O_WRONLY)
             os.dup2(descriptor, number)
             os.close(descriptor)
-
-
-def _become(arguments: list[str]) -> None:
-    """Run `-m PROGRAM ARGUMENTS` like the Python interpreter."""
-    sys.argv = arguments[1:]
-    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

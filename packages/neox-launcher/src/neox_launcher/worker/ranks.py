@@ -9,7 +9,6 @@ from neox_config.errors import LaunchError
 __all__ = [
     "STORE_SOCKET_VARIABLE",
     "TORCHRUN_STORE_VARIABLE",
-    "MpiRank",
     "RankInfo",
     "read_mpi_rank",
     "read_rank",
@@ -59,19 +58,6 @@ class RankInfo:
     store_socket: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpiRank:
-    """Rank of a process that was started by MPI.
-
-    Args:
-        rank: MPI rank.
-        size: number of ranks; None if the MPI does not provide it.
-    """
-
-    rank: int
-    size: int | None
-
-
 def read_rank(environment: Mapping[str, str] | None = None) -> RankInfo | None:
     """Read the place of this process from torchrun's variables; return None if it is not a worker.
 
@@ -92,7 +78,7 @@ def read_rank(environment: Mapping[str, str] | None = None) -> RankInfo | None:
     )
 
 
-def read_mpi_rank(environment: Mapping[str, str] | None = None) -> MpiRank:
+def read_mpi_rank(environment: Mapping[str, str] | None = None) -> int:
     """Read the rank of this process as set by Open MPI, MVAPICH, MPICH, Intel MPI or Slurm.
 
     Args:
@@ -102,10 +88,9 @@ def read_mpi_rank(environment: Mapping[str, str] | None = None) -> MpiRank:
         LaunchError: this process was not started by MPI.
     """
     env = os.environ if environment is None else environment
-    for rank, size in _MPI_VARIABLES:
+    for rank, _ in _MPI_VARIABLES:
         if env.get(rank, "").isdigit():
-            count = env.get(size, "")
-            return MpiRank(rank=int(env[rank]), size=int(count) if count.isdigit() else None)
+            return int(env[rank])
     names = ", ".join(name for name, _ in _MPI_VARIABLES)
     raise LaunchError(f"this process was not started by MPI: none of {names} is set to a number")
 

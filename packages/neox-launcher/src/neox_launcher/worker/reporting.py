@@ -2,8 +2,7 @@
 
 The agent passes the path of a private folder in NEOX_RUN_DIR. A worker writes `rank-R.pid` there when it
 starts, `rank-R.error.json` when it fails and `rank-R.end` when its interpreter exits normally; all are
-written atomically, and the last two into space reserved at the start, so that they arrive when the disk is
-full. A process that ends without the last was killed or crashed. On SIGUSR2 a worker writes its
+written atomically. A process that ends without the last was killed or crashed. On SIGUSR2 a worker writes its
 Python stacks to `rank-R.stacks`, even while it is blocked. Without the variable (a worker started by hand)
 nothing is written, and errors go to stderr only.
 """
@@ -30,6 +29,7 @@ from neox_config.atomic import atomic_write
 from neox_config.errors import NeoXError
 from neox_config.limits import limit_reached
 from neox_launcher.protocol.outcome import HEAD_START_SECONDS
+from neox_launcher.protocol.run_folder import no_room
 
 __all__ = [
     "AGENT_FILE",
@@ -70,9 +70,6 @@ FINISHING = "finishing"
 _BEAT_SECONDS = 1.0
 _PROGRESS_BYTES = 20
 _STATUS_BYTES = 2048
-_RESERVED_BYTES = 128 * 1024
-# JSON takes up to six bytes for each.
-_RESERVED_CHARACTERS = 8 * 1024
 _PR_SET_PDEATHSIG = 1
 _STANDARD_INPUT = 0
 
@@ -107,19 +104,28 @@ def register_worker(rank: int) -> None:
         NeoXError: the folder for temporary files is full.
     """
     folder = _run_dir()
-    die_with_parent(None if folder is None else _agent_of(folder))
+    agent = None if folder is None else folder / AGENT_FILE
+    die_with_parent(int(agent.read_text()) if agent is not None and agent.exists() else None)
     if folder is None:
         return
-    announced = worker_file(folder, rank, "pid")
-    if announced.exists() and announced.read_text() == str(os.getpid()):
+    announced, end, pid = worker_file(folder, rank, "pid"), worker_file(folder, rank, "end"), os.getpid()
+    if announced.exists() and announced.read_text() == str(pid):
         return
     # The handler keeps the file open and writes to it without the interpreter.
     stacks = worker_file(folder, rank, "stacks").open("ab", buffering=0)
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-    with _room_required():
-        _reserve(worker_file(folder, rank, "reserved"), _RESERVED_BYTES)
-        write_aside(announced, str(os.getpid()))
-    atexit.register(_report_end, announced, worker_file(folder, rank, "end"), os.getpid())
+    try:
+        write_aside(announced, str(pid))
+    except OSError as error:
+        raise NeoXError(no_room(error)) from error
+
+    def report_end() -> None:
+        # Processes forked from the worker also run this. The folder is gone if the launcher has ended.
+        if os.getpid() == pid and end.parent.is_dir():
+            # Unlike a new file, this requires no disk space.
+            announced.rename(end)
+
+    atexit.register(report_end)
 
 
 class Progress:
@@ -251,8 +257,14 @@ def answer_questions(rank: int, describe: Callable[[], str]) -> None:
         return
     question = worker_file(folder, rank, "question")
     os.mkfifo(question, mode=0o600)
-    answer = worker_file(folder, rank, "answer")
-    threading.Thread(target=_answer, args=(question, answer, describe), daemon=True).start()
+
+    def answer() -> None:
+        # Also open for writing, so that the pipe does not end after the first question.
+        descriptor = os.open(question, os.O_RDWR)
+        while os.read(descriptor, 1):
+            write_aside(worker_file(folder, rank, "answer"), describe())
+
+    threading.Thread(target=answer, daemon=True).start()
 
 
 def report_failure(rank: int, error: BaseException) -> int:
@@ -294,8 +306,8 @@ def report_failure(rank: int, error: BaseException) -> int:
     }
     try:
         write_aside(worker_file(folder, rank, "error.json"), json.dumps(report, allow_nan=False))
-    except OSError:
-        _report_in_reserved(folder, rank, report)
+    except OSError:  # The disk is full. The agent keeps the last output of its workers.
+        sys.stderr.write(f"{trace or message}\n")
     return exit_code
 
 
@@ -364,61 +376,15 @@ def write_aside(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _report_in_reserved(folder: Path, rank: int, report: dict[str, Any]) -> None:
-    """Report a failure on a full disk, in the space that was reserved at the start."""
-    reserved, name = worker_file(folder, rank, "reserved"), worker_file(folder, rank, "error.json")
-    for field in ("message", "traceback"):
-        report[field] = report[field] and report[field][-_RESERVED_CHARACTERS:]
-    try:
-        with reserved.open("r+b", buffering=0) as file:
-            file.truncate(file.write(json.dumps(report, allow_nan=False).encode()))
-        reserved.rename(name)
-    except OSError:
-        sys.stderr.write(f"{report['traceback'] or report['message']}\n")
-
-
-def _reserve(path: Path, size: int) -> None:
-    with path.open("wb", buffering=0) as file:
-        os.pwrite(file.fileno(), b" " * size, 0)
-
-
 def _open_reserved(path: Path, size: int) -> BinaryIO:
-    with _room_required():
-        _reserve(path, size)
-        return path.open("r+b", buffering=0)
-
-
-@contextmanager
-def _room_required() -> Iterator[None]:
     try:
-        yield
+        file = path.open("w+b", buffering=0)
+        os.pwrite(file.fileno(), b" " * size, 0)
     except OSError as error:
-        raise NeoXError(
-            f"{error.filename or 'the folder for temporary files'} cannot be written: {error.strerror}; free "
-            "disk space, or set TMPDIR to another folder"
-        ) from error
+        raise NeoXError(no_room(error)) from error
+    return file
 
 
 def _run_dir() -> Path | None:
     folder = os.environ.get(RUN_DIR_VARIABLE)
     return Path(folder) if folder else None
-
-
-def _agent_of(folder: Path) -> int | None:
-    """Return the process id of the agent, or None if no agent started this process."""
-    path = folder / AGENT_FILE
-    return int(path.read_text()) if path.exists() else None
-
-
-def _answer(question: Path, answer: Path, describe: Callable[[], str]) -> None:
-    # Also open for writing, so that the pipe does not end after the first question.
-    descriptor = os.open(question, os.O_RDWR)
-    while os.read(descriptor, 1):
-        write_aside(answer, describe())
-
-
-def _report_end(announced: Path, end: Path, pid: int) -> None:
-    # Processes forked from the worker also run this. The folder is gone if the launcher has ended.
-    if os.getpid() == pid and end.parent.is_dir():
-        # Requires no disk space.
-        announced.rename(end)

@@ -173,12 +173,6 @@ def test_weights_are_not_used_when_documents_are_counted(load):
     assert notice.name == "train_data_weights"
 
 
-@pytest.mark.parametrize("fp16", ["fp16: {enabled: true}", "precision: fp16"])
-def test_sm3_is_advised_against_with_fp16(load, fp16):
-    (notice,) = load(fp16, "optimizer.type=SM3").notices
-    assert (notice.what, notice.remedy) == ("does not work well with fp16", "use bf16")
-
-
 def test_one_bit_adam_follows_its_own_schedule(load):
     keys = "lr-decay-style: linear\noptimizer: {params: {freeze_step: 9}}"
     (notice,) = load(keys, "optimizer.type=OneBitAdam").notices
@@ -211,19 +205,6 @@ def test_a_training_that_ends_between_two_averages_of_its_replicas_is_noted(load
     assert [(notice.name, notice.remedy) for notice in notices] == expected
     what = f"of the average in iteration {average or 0:,}, if no update is skipped"
     assert all(notice.what.endswith(what) for notice in notices)
-
-
-def test_odd_lengths_are_advised_against_in_16_bits(load):
-    schedule = "{total_curriculum_step: 9, difficulty_step: %d}"
-    text = """\
-fp16: {enabled: true}
-curriculum_learning:
-  {enabled: true, curriculum_type: seqlen, min_difficulty: 8, max_difficulty: 32, schedule_type: fixed_linear,
-   schedule_config: %s}
-"""
-    (notice,) = load(text % (schedule % 12)).notices
-    assert notice.remedy == "use a multiple of 8"
-    assert load(text % (schedule % 16)).notices == ()
 
 
 def test_a_block_that_may_be_off_on_purpose_is_not_only_told_to_be_on(load):

@@ -146,11 +146,11 @@ def test_words_that_nothing_contains_together_find_each_alone():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rotary-pc", "rotary-pc is not a parameter; did you mean rotary-pct?"),
+        ("rotary-pc", "rotary-pc is not a parameter; did you mean rotary_pct?"),
         ("swigluu", "swigluu is not a parameter; did you mean swiglu?"),
         ("zzzz", "zzzz is not a parameter; try another word (all parameters: neox-config docs)"),
         ("", '"" is not a parameter; try another word (all parameters: neox-config docs)'),
-        ("the of", "the_of is not a parameter; try another word (all parameters: neox-config docs)"),
+        ("the of", "the of is not a parameter; try another word (all parameters: neox-config docs)"),
         (
             "zz\x1b[zz\udcff",
             r'"zz\u001b[zz\udcff" is not a parameter; try another word (all parameters: neox-config docs)',

@@ -71,20 +71,6 @@ def test_the_json_schema_in_docs_is_current():
     assert json.loads(written) == SCHEMA
 
 
-def test_shared_types_are_written_once():
-    holders = [SCHEMA, *(block for block in SCHEMA["$defs"].values() if "properties" in block)]
-    own = [
-        json.dumps(found["anyOf"])
-        for holder in holders
-        for found in holder["properties"].values()
-        if found.get("anyOf", [None])[0] == {"type": "boolean"}
-    ]
-    assert own == [], "switches refer to a definition"
-    assert SCHEMA["properties"]["log_interval"]["$ref"] == "#/$defs/integer_exclusiveMinimum_0_or_null"
-    used = set(re.findall(r'#/\$defs/([^"]+)', json.dumps(SCHEMA)))
-    assert used == set(SCHEMA["$defs"])
-
-
 @pytest.mark.parametrize("path", [*EXAMPLES, EVERY_BLOCK], ids=lambda path: path.name)
 def test_no_example_is_flagged(path):
     """Read as editors read YAML: 5e8 is a number or text, never an error."""

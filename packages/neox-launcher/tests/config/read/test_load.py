@@ -1,13 +1,11 @@
 """Loading of a configuration from several files and the command line."""
 
 import re
-import shlex
 
 import pytest
 
 from neox_config import load_config
 from neox_config.errors import ConfigError
-from neox_config.problems import Place
 from neox_config.read.aliases import (
     COMPUTED,
     FOREIGN_NAMES,
@@ -56,14 +54,6 @@ WRONG = [
     ("hang-timeout: 1e7", ["must be at most 2,000,000", "Seconds without a finished iteration"]),
     ("save-interval: 0", ["must be greater than 0"]),
     ("save-interval: 1.5", ["must be a whole number"]),
-    ('stop-tokens: ["<|im_end|>"]', ["must be a whole number in element 1", "or its text in stop-strings"]),
-    ("min-lr: 0,002", ["must be a number", "write 0.002"]),
-    ("temperature: 1,5", ["write 1.5"]),
-    ("temperature: -,5e-1", ["write -.5e-1"]),
-    ("min-lr: 1,000", ["write 1.000 if the comma begins the fraction, or 1000 if it separates thousands"]),
-    ("min-lr: 1,000,000.5", ["write 1000000.5"]),
-    ("save-interval: 1,000", ["must be a whole number", "write 1000"]),
-    ("save-interval: 1,000.0", ["write 1000.0"]),
     ("save-interval: 10.000", ["10.000", "must be a whole number", "10.000 is 10; for 10,000 write 10000"]),
     ("log-interval: 1.000.000", ["for 1,000,000 write 1000000"]),
     ("save-interval: true", ["save-interval: true", "must be a whole number"]),
@@ -75,45 +65,25 @@ WRONG = [
     ("zero_optimization: {stage: 4}", ["is not one of the choices", "use 0, 1, 2, 3"]),
     (
         "lora-target-modules: [qkv, q_proj]",
-        ["is not one of the choices in element 2", "write qkv for q_proj"],
+        ["is not one of the choices in element 2", "use qkv, dense, up, gate, down"],
     ),
-    (
-        "lora-target-modules: [q_proj, v_proj, qkv, o_proj, zzz]",
-        [
-            "is not one of the choices in elements 1, 2, 4, 5",
-            "write qkv for q_proj, v_proj; write dense for o_proj; use qkv, dense, up, gate, down",
-        ],
-    ),
-    ("dtype: bf16", ["is not a parameter", "use precision: bfloat16 (data type of training; may be set"]),
-    ("torch_dtype: float16", ["is not a parameter", "use precision: fp16 (data type of training"]),
-    ("torch_dtype: auto", ["is not a parameter", "use precision (data type of training"]),
-    ("eval_strategy: steps", ["use eval-interval ("]),
+    ("dtype: bf16", ["is not a parameter", "use precision: ... (data type of training; may be set"]),
     ("report_to: mlflow", ["set tensorboard-dir, use-wandb or comet.enabled"]),
-    ("report_to: wandb", ["use use-wandb: true"]),
-    ("report_to: none", ["remove it, and set use-wandb: false"]),
-    ("packing: true", ["remove it: by default, documents are joined"]),
-    ("packing: false", ["use pack-impl: unpacked (one document per sample"]),
-    ("optim: adamw_torch", ["use optimizer: {type: AdamW}"]),
-    ("optim: paged_adamw_8bit", ["the optimizers of bitsandbytes are not supported"]),
+    ("report_to: wandb", ["set tensorboard-dir, use-wandb or comet.enabled"]),
     ("optim: other", ["such as optimizer: {type: AdamW}"]),
     ("completion_only_loss: true", ["preprocess_data --loss-mask prompt-response writes labels"]),
-    ("completion_only_loss: false", ["remove it: without labels, all tokens count"]),
     ("use_rslora: true", ["multiply lora-alpha by the square root of lora-rank"]),
     ("load_in_4bit: true", ["training on quantized weights (QLoRA) is not supported"]),
-    ("load_in_4bit: false", ["remove it: here it is always false"]),
     ("group_by_length: true", ["use pack-impl: best_fit"]),
     ("assistant_only_loss: true", ["preprocess_data --loss-mask chat"]),
     ("attn_implementation: sdpa", ["remove it; attention is computed by the fastest"]),
     ("lora-target-modules: [gat]", ["is not one of the choices in element 1", "did you mean gate?"]),
     ("train-data-paths: data/x", ["must be a list", "write [data/x]"]),
-    ("attention-config: local", ["must be a list", 'write [[["local"], "all"]]']),
-    ("attention-config: []", ["describes 0 layers", 'write [[["global", "local"], 6]] for 12 layers']),
+    ("attention-config: []", ["describes 0 layers", "change the counts"]),
     ("optimizer: {params: {betas: [0.9]}}", ["has too few elements"]),
     ("optimizer: {params: {betas: [0.9, 0.9, 0.9]}}", ["has too many elements"]),
     ("optimizer: {params: {betas: [0.9, high]}}", ["in element 2"]),
-    ("train-epochs: 0.05", ["must be a whole number", "use train-iters: N for a part of a pass"]),
-    ("optimizer: Adam", ["must be a block of parameters", "write optimizer: {type: Adam, params: ...}"]),
-    ("fp16: true", ["must be a block of parameters", "write precision: fp16"]),
+    ("optimizer: Adam", ["must be a block of parameters", "write optimizer: {type: ...}"]),
     ("seed: {a: 1}", ["seed is not a block"]),
     ("split: a,b", ["has an invalid format", "write up to three numbers, as in 969,30,1"]),
     ("pipe-partition-method: best", ["write parameters, uniform or type:REGEX"]),
@@ -129,13 +99,6 @@ WRONG = [
     ("geglu: true\nactivation: gelu", ["has a different value"]),
     ("attention_config: [[[global, loca], 2]]", ["'loca' is not an attention type", "did you mean local?"]),
 ]
-
-
-@pytest.mark.parametrize("value", ["1,000.5", "1000.5,"])
-def test_a_fraction_is_not_suggested_for_a_whole_number(load, value):
-    with pytest.raises(ConfigError) as found:
-        load(f"save-interval: {value}")
-    assert str(found.value).endswith("must be a whole number")
 
 
 @pytest.mark.parametrize(("text", "sentences"), WRONG)
@@ -241,82 +204,8 @@ def test_two_files_that_disagree_can_be_overridden(load):
     assert load("hidden-size: 128", "hidden-size=256").model.hidden_size == 256
 
 
-def test_two_files_that_disagree_are_one_problem_with_the_options_that_replace_both(tmp_path):
-    base, mine = tmp_path / "base.yml", tmp_path / "mine.yml"
-    load_from = f"it's {'far ' * 20}away"
-    base.write_text(f"{START}seed: 3\nload: here\n")
-    mine.write_text(f'seed: 3\nhidden-size: 128\nlr: 0.5\nload: "{load_from}"\n')
-    with pytest.raises(ConfigError) as refusal:
-        load_config([base, mine])
-    (problem,) = refusal.value.problems
-    assert problem.place == Place(str(mine))
-    assert problem.what == (
-        f"gives 3 parameters other values than {base}:\n"
-        "line 2  hidden-size: 128 (there line 2: 64)\n"
-        "line 3  lr: 0.5 (there line 6: 0.001)\n"
-        f"line 4  load: {load_from[:57]}... (there line 9: here)"
-    )
-    assert problem.remedy.startswith(
-        "keep only one of each, or replace both with --set hidden-size=128 --set lr="
-    )
-    words = shlex.split(problem.remedy.partition("both with ")[2])
-    loaded = load_config([base, mine], overrides=[word for word in words if word != "--set"])
-    assert loaded.model.hidden_size == 128
-    assert loaded.optimizer.optimizer.params.lr == 0.5
-    assert loaded.checkpoint.load == load_from
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "what", "option"),
-    [
-        # The older spelling of another parameter, whose value it translates.
-        ("launcher: pdsh", "deepspeed_slurm: true", "launcher: pdsh", "launcher=slurm"),
-        # Letters in place of zeros: the other value is offered.
-        ("lr_decay_iters: 300", 'lr_decay_iters: "3OO"', "lr_decay_iters: 300", "lr_decay_iters=300"),
-        ('seed: "3O"', "seed: x", "seed: 3O", None),
-    ],
-)
-def test_the_option_that_replaces_both_values_is_valid(tmp_path, first, second, what, option):
-    base, mine = tmp_path / "base.yml", tmp_path / "mine.yml"
-    base.write_text(START + first)
-    mine.write_text(second)
-    with pytest.raises(ConfigError) as refusal:
-        load_config([base, mine])
-    problem = next(each for each in refusal.value.problems if "different value" in each.what)
-    assert problem.what.endswith(f", as {what}")
-    name, value = second.replace('"', "").split(": ")
-    assert (problem.place.spelling, problem.value) == (name, value)
-    if option is None:
-        assert problem.remedy == "keep only one of them"
-    else:
-        assert problem.remedy.endswith(f"replace both with --set {option}")
-        load_config([base, mine], overrides=[option])
-
-
-def test_lines_of_a_file_that_disagree_are_one_problem(load):
-    with pytest.raises(ConfigError) as refusal:
-        load("gas: 2\ngradient-accumulation-steps: 3\nclip-grad: 1\ngradient-clipping: 2")
-    (problem,) = refusal.value.problems
-    assert problem.what.startswith("gives 2 parameters other values than other lines:\nline 2  gradient-acc")
-
-
 def test_the_same_value_twice_in_two_files_is_fine(load):
     assert load("hidden_size: 64").model.hidden_size == 64
-
-
-def test_a_file_that_is_given_twice_is_refused(tmp_path):
-    (tmp_path / "chat.yml").write_text("{}")
-    (tmp_path / "linked.yml").symlink_to("chat.yml")
-    for files, message in (
-        (["chat.yml", "chat.yml"], "the configuration file chat.yml is given twice; give it once"),
-        (["chat", "chat.yml"], "chat and chat.yml are the same configuration file; give it once"),
-        (["chat", "linked"], "chat and linked are the same configuration file; give it once"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            load_config(files, directory=tmp_path)
-        assert str(caught.value) == message
-    with pytest.raises(ConfigError, match="file not found"):
-        load_config(["absent.yml", "absent.yml"], directory=tmp_path)
 
 
 def test_blocks_of_several_files_are_merged(load):
@@ -397,15 +286,7 @@ def test_an_iteration_to_load_is_refused_with_the_folder_of_its_checkpoint(load)
         load("load: checkpoints\niteration: 100")
     (problem,) = found.value.problems
     assert (problem.name, problem.value, problem.place.line) == ("iteration", "100", 2)
-    assert problem.remedy == "remove it, and set load: checkpoints/global_step100"
-    for folder, remedy in (
-        ("null", "set load: CHECKPOINTS/global_step100"),
-        ("checkpoints/global_step5", "set load: CHECKPOINTS/global_step100"),
-        ("s3://bucket/run", "remove it: of a store, the latest checkpoint is loaded"),
-    ):
-        with pytest.raises(ConfigError) as found:
-            load(f"load: {folder}\niteration: 100")
-        assert found.value.problems[0].remedy.endswith(remedy)
+    assert problem.remedy == "remove it, and set load: CHECKPOINTS/global_step100"
 
 
 def test_every_alias_leads_to_a_parameter_and_no_name_has_two_homes():
@@ -471,8 +352,8 @@ def test_deepspeeds_interval_of_reports_is_that_of_the_log_where_none_is_given(l
 @pytest.mark.parametrize(
     ("setting", "remedy"),
     [
-        ("fp16=null", "such as --set fp16.enabled=false"),
-        ("fp16={}", "such as --set fp16.enabled=false"),
+        ("fp16=null", "such as --set fp16.enabled=VALUE"),
+        ("fp16={}", "such as --set fp16.enabled=VALUE"),
         ("optimizer=null", "such as --set optimizer.type=VALUE"),
         ("optimizer.params=~", "such as --set optimizer.params."),
     ],
@@ -551,33 +432,23 @@ def test_an_unknown_name_beside_the_parameter_that_it_stands_for_hides_no_rule(l
     assert [problem.name for problem in refusal.value.problems] == ["n_head", "num_attention_heads"]
 
 
-def test_a_switch_of_half_precision_on_the_command_line_names_the_option(load):
-    with pytest.raises(ConfigError, match=r"write --set precision=bf16$"):
-        load("", "bf16=true")
-    assert load("", "precision=bf16").value_of("precision") == "bfloat16"
-
-
 @pytest.mark.parametrize("name", ["num_train_epochs", "run_name", "gradient_checkpointing"])
 def test_the_advice_on_a_foreign_name_has_the_first_sentence_of_the_documentation(load, name):
     with pytest.raises(ConfigError) as found:
         load(f"{name}: 1")
     (problem,) = (each for each in found.value.problems if each.name == name)
-    assert ". " not in problem.remedy
+    assert ". " not in problem.remedy.replace("...", "")
     assert problem.remedy.startswith("use ")
     assert len(problem.remedy) < 250
 
 
-def test_two_lengths_of_a_training_name_both_places_and_the_option(load):
+def test_two_lengths_of_a_training_name_both_places(load):
     # The file of the fixture has train-iters.
     with pytest.raises(ConfigError) as found:
         load("", "train-epochs=1")
     (problem,) = found.value.problems
     assert re.search(r"and train-iters cannot both be set \(\S+\.yml line \d+\)$", problem.what)
-    assert problem.remedy == "add --set train-iters=null"
-    with pytest.raises(ConfigError, match="remove one of them"):
-        load("train-epochs: 1")
-    with pytest.raises(ConfigError, match="add --set train-epochs=null"):
-        load("train-epochs: 1", "train-iters=5")
+    assert problem.remedy == "remove one of them, or set it to null"
 
 
 @pytest.mark.parametrize("name", ["launcher", "precision", "pos-emb"])
@@ -590,16 +461,15 @@ def test_a_wrong_auto_is_answered_with_the_choices_of_a_parameter(load, name):
 @pytest.mark.parametrize(
     ("setting", "remedy"),
     [
-        ("num_heads=4", "use num-attention-heads: 4 ("),
-        ("heads=4", "use num-attention-heads: 4 ("),
-        ("num-iters=4", "use train-iters: 4 ("),
+        ("num_heads=4", "use num-attention-heads: ... ("),
+        ("heads=4", "use num-attention-heads: ... ("),
+        ("num-iters=4", "use train-iters: ... ("),
         ("dropout=0.1", "use hidden-dropout and attention-dropout"),
         ("resume_from_checkpoint=run/checkpoints", "use load: FOLDER and finetune: false; "),
-        ("tp=2", "use model-parallel-size: 2 ("),
-        ("pp=2", "use pipe-parallel-size: 2 ("),
-        ("pp=0.5", "use pipe-parallel-size ("),
-        ("block_size=64", "use seq-length: 64 ("),
-        ("learning_rate=0.1", "use optimizer: {params: {lr: 0.1}} ("),
+        ("tp=2", "use model-parallel-size: ... ("),
+        ("pp=2", "use pipe-parallel-size: ... ("),
+        ("block_size=64", "use seq-length: ... ("),
+        ("learning_rate=0.1", "use optimizer: {params: {lr: ...}} ("),
         ("ep=2", "remove it: mixture-of-experts layers (MoE) are not supported"),
         ("cp=2", "remove it: context parallelism is not supported"),
         ("dp=2", "remove it: the data-parallel size is the number of devices divided by"),
@@ -609,7 +479,6 @@ def test_a_wrong_auto_is_answered_with_the_choices_of_a_parameter(load, name):
         ("moe_expert_parallel_size=2", "remove it: mixture-of-experts layers (MoE) are not supported"),
         ("use_cpu=true", "remove it: the CPU is used where no GPU is visible"),
         ("use_cache=true", "remove it: generation caches keys and values"),
-        ("use_cache=false", "use recompute: true"),
         ("eos_token=x", "remove it: the tokenizer's files define the special tokens; stop-tokens: [ID"),
         ("min_p=0.1", "remove it: it is not supported; top-p and top-k"),
         ("tf32=true", "remove it: float32 matrices are multiplied without TF32"),
@@ -620,23 +489,10 @@ def test_a_wrong_auto_is_answered_with_the_choices_of_a_parameter(load, name):
             "remove it: training on preferences (DPO) is not supported; Adam's betas are optimizer.par",
         ),
         ("deepspeed_config.zero_stage=2", "remove it: the settings of DeepSpeed are parameters here"),
-        ("deepspeed=ds.json", "the settings of DeepSpeed are parameters here; give their file as a further"),
-        (
-            "zero_optimization.allgather_bucket_size=auto",
-            "auto is filled in by transformers' Trainer; leave it",
-        ),
-        ("bf16.enabled=auto", "auto is filled in by transformers' Trainer; leave it out, or write the value"),
-        ("optimizer.params.betas=auto", "auto is filled in by transformers' Trainer; leave it out"),
-        ("pos-emb=RoPE", "write rotary for RoPE"),
-        ("r=8", "use lora-rank: 8 ("),
+        ("r=8", "use lora-rank: ... ("),
         ("task_type=CAUSAL_LM", "remove it: adapters are those of the model"),
-        ("target_modules=[q_proj,v_proj]", "use lora-target-modules ("),
-        ("bias=none", "remove it: adapters train no biases"),
-        ("bias=lora_only", "remove it: adapters train no biases"),
-        ("resume_from_checkpoint=true", "use load: FOLDER, the folder that save names, and finetune: false"),
-        ("resume_from_checkpoint=false", "remove it: a training without load"),
         ("peft_config.r=8", "remove it: adapters are set by lora-rank"),
-        ("zzzz=1", "search for one: neox-config explain zzzz"),
+        ("zzzz=1", "search for one: neox-config explain WORD"),
         ("zz;zz=1", "search for one: neox-config explain WORD"),
     ],
 )

@@ -1,8 +1,5 @@
 """Reading of configuration files."""
 
-import json
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -90,20 +87,20 @@ def test_values_are_read_as_people_write_them(minimal, text, name, value):
         ("'': 1", "is not a parameter name"),
         (
             "seed: \x00",
-            'line 1  "seed: \\u0000"\n          contains the character U+0000, which YAML does not allow',
+            'line 1  "seed: \\u0000"\n          is not valid YAML: it contains the character U+0000',
         ),
-        ("seed: 1\nsave: \x1b[0m", 'line 2  "save: \\u001b[0m"\n          contains the character U+001B'),
+        ("seed: 1\nsave: \x1b[0m", 'line 2  "save: \\u001b[0m"\n          is not valid YAML: it contains'),
         (
             "log-interval: 5\nseed: 0777",
             "line 2  0777\n          starts with a zero: YAML 1.2 reads a decimal number, "
             "YAML 1.1 an octal one\n"
-            "          write 777 or 511, or put text in quotes",
+            "          write it without the zero, or put text in quotes",
         ),
-        ("seed: 0_8", "starts with a zero: YAML 1.2 reads a decimal number\n          write 8, or put"),
-        ("seed: 07", "write 7, or put"),
+        ("seed: 0_8", "starts with a zero: YAML 1.2 reads a decimal number"),
+        ("seed: 07", "write it without the zero"),
         ("seed: 0" + "7" * 6000, "must be a whole number"),
-        ("attention-config: [[[global], 010]]", "write 10 or 8"),
-        ("attention-config: {a: [+010]}", "write 10 or 8"),
+        ("attention-config: [[[global], 010]]", "write it without the zero"),
+        ("attention-config: {a: [+010]}", "write it without the zero"),
         ("seed: 0o777", "must be a whole number"),
         ("save: x\nattention-config: " + "[" * 5000 + "]" * 5000, "it is nested too deeply"),
         ("save:\n" + "".join(" " * deep + "a:\n" for deep in range(1, 500)), "line 202  a:"),
@@ -118,28 +115,10 @@ def test_syntax_errors_are_reported_with_their_line(load, text, sentence):
     assert "is missing" not in str(found.value)
 
 
-@pytest.mark.parametrize(
-    ("value", "remedy"),
-    [
-        ("0123", "write 123 or 83, or put text in quotes within those of the shell: --set prompt=\"'0123'\""),
-        ("123", "put it in quotes to make it text within those of the shell: --set prompt=\"'123'\""),
-    ],
-)
-def test_text_like_a_number_is_quoted_twice_on_the_command_line(minimal, value, remedy):
-    with pytest.raises(ConfigError) as found:
-        load_config([minimal], overrides=[f"prompt={value}"])
-    (problem,) = found.value.problems
-    assert problem.remedy == remedy
-    assert load_config([minimal], overrides=[f"prompt='{value}'"]).generation.prompt == value
-
-
-def test_a_byte_that_is_no_text_is_reported_with_its_line(minimal):
+def test_a_byte_that_is_no_text_is_reported_with_its_place(minimal):
     more = minimal.with_name("more.yml")
     more.write_bytes(b"seed: 1\n\nsave: \xff\n")
-    with pytest.raises(ConfigError, match=r"line 3 +cannot be read: the byte 0xff is not UTF-8\n.* latin1"):
-        load_config([minimal, more])
-    more.write_text("seed: 1\n", encoding="utf-16")
-    with pytest.raises(ConfigError, match=r"cannot be read: it is in UTF-16\n.*: iconv -f utf-16 -t utf-8 "):
+    with pytest.raises(ConfigError, match=r"cannot be read: .* byte 0xff in position 15"):
         load_config([minimal, more])
 
 
@@ -193,20 +172,6 @@ def test_a_missing_file_is_named_with_its_neighbour(minimal):
     )
 
 
-def test_a_missing_folder_is_named_with_its_neighbour(minimal, tmp_path):
-    (tmp_path / "configs" / "small").mkdir(parents=True)
-    (tmp_path / "configured").touch()
-    for given, meant in (("config", "configs"), ("config/small", "configs/small"), ("config/x", "configs")):
-        with pytest.raises(ConfigError) as found:
-            load_config(["a.yml"], directory=tmp_path / given)
-        assert str(found.value) == (
-            f"{tmp_path / given / 'a.yml'}: 1 problem\n\n  folder {tmp_path / given} does not exist\n"
-            f"    did you mean {tmp_path / meant}?"
-        )
-    with pytest.raises(ConfigError, match=r"other does not exist\n *check the path"):
-        load_config([tmp_path / "other" / "a.yml"])
-
-
 @pytest.mark.parametrize(
     ("name", "neighbour", "remedy"),
     [
@@ -221,7 +186,6 @@ def test_a_missing_folder_is_named_with_its_neighbour(minimal, tmp_path):
             "check the path (relative to the working directory, or to FOLDER with -d FOLDER)",
         ),
         ("nonexist.yml", "nonexit.json", "did you mean {}?"),
-        ("nonexist.conf", "nonexit.conf", "did you mean {}?"),
     ],
 )
 def test_only_a_neighbour_that_may_be_a_configuration_is_named(tmp_path, name, neighbour, remedy):
@@ -236,23 +200,6 @@ def test_folder_in_place_of_a_file_is_refused(tmp_path):
         load_config([tmp_path])
 
 
-def test_a_folder_of_checkpoints_is_called_that(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    saved = Path("run/checkpoints/global_step5")
-    saved.mkdir(parents=True)
-    (saved / "manifest.json").write_text("{}")
-    for file in ("FILE", "run/config.yml"):
-        for folder in (saved, saved.parent):
-            with pytest.raises(ConfigError, match="is a folder of checkpoints, not a config") as found:
-                load_config([folder])
-            (problem,) = found.value.problems
-            assert problem.remedy.endswith(
-                f"the configuration of its training: {file}; to describe what is saved there: "
-                f"neox-checkpoint inspect {folder}"
-            )
-        Path("run/config.yml").touch()
-
-
 def test_a_folder_with_a_configuration_is_answered_with_its_path(tmp_path):
     (tmp_path / "one.yml").touch()
     with pytest.raises(ConfigError, match=f"did you mean {tmp_path}/one.yml?"):
@@ -263,37 +210,6 @@ def test_a_folder_with_a_configuration_is_answered_with_its_path(tmp_path):
     (tmp_path / "model.yml").touch()
     with pytest.raises(ConfigError, match=f"did you mean {tmp_path}/model.yml?"):
         load_config([tmp_path])
-
-
-def test_a_model_of_transformers_is_one_problem_with_the_command_that_imports_it(tmp_path):
-    path, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
-    weights.write_bytes(b"\x80weights")
-    for values in (
-        {"transformers_version": "5.0"},
-        {"architectures": ["X"], "model_type": "x"},
-        {"model_type": "x"},
-    ):
-        path.write_text(json.dumps({"hidden_size": 8, "bos_token_id": 0, **values}))
-        for given, what in (
-            (path, "is a config.json of transformers, not a configuration of a training"),
-            (tmp_path, "is a model of transformers, not a configuration of a training"),
-            (weights, "cannot be read: the byte 0x80 is not UTF-8"),
-        ):
-            with pytest.raises(ConfigError) as found:
-                load_config([given])
-            (problem,) = found.value.problems
-            assert problem.what.startswith(what)
-            assert problem.remedy == (
-                f"run neox-convert from-hf {tmp_path} --output NEW, which writes a checkpoint and a "
-                "configuration that loads it, and give NEW/model.yml"
-            )
-
-
-def test_a_folder_whose_json_describes_no_model_of_transformers_is_a_folder(tmp_path):
-    for content in (b'{"num_layers": 2}', b"\x80", b"[1"):
-        (tmp_path / "config.json").write_bytes(content)
-        with pytest.raises(ConfigError, match="is a directory, not a file"):
-            load_config([tmp_path])
 
 
 def test_a_prompt_may_have_several_lines(minimal):

@@ -7,12 +7,6 @@ from neox_config.rules import RULES
 
 # rule -> (text that breaks it, where, part of the sentence, text that does not)
 EXAMPLES = {
-    "one_choice_of_slots": (
-        "include: a\nexclude: b",
-        "exclude",
-        "cannot be combined with include",
-        "include: a",
-    ),
     "slots_are_named_or_counted": (
         "exclude: worker-1:0\nnum-gpus: 2",
         "num_gpus",

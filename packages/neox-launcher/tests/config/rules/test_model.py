@@ -95,7 +95,7 @@ BROKEN = [
         "gives layer 2 (local) the weights of layer 0 (gmlp)",
         {"num_unique_layers": 2, "attention_config": ["gmlp", "global", "gmlp", "local"]},
     ),
-    ({"num_kv_heads": 3}, "num_kv_heads", "use one of 1, 2, 4, 8", {"num_kv_heads": 2}),
+    ({"num_kv_heads": 3}, "num_kv_heads", "use 1, 2, 4, 8", {"num_kv_heads": 2}),
     (
         {"bias_gelu_fusion": True, "use_bias_in_mlp": False},
         "bias_gelu_fusion",
@@ -105,13 +105,13 @@ BROKEN = [
     (
         of_type("local", block=12),
         "sparsity_config.block",
-        "does not divide seq-length: 32; use 4, 8, 16",
+        "does not divide seq-length: 32; use 2, 4, 8, 16",
         of_type("global", block=12),
     ),
     (
         of_type("sparse_fixed", num_local_blocks=4, num_global_blocks=3),
         "sparsity_config.num_global_blocks",
-        "does not divide num_local_blocks: 4",
+        "does not divide num-local-blocks: 4",
         of_type("bigbird", num_local_blocks=4, num_global_blocks=3),
     ),
     (

@@ -199,11 +199,10 @@ def test_a_damaged_word_is_refused(word):
 @pytest.mark.parametrize(
     ("sizes", "remedy"),
     [
-        ((100, 64, None), "use 64 or 128, or micro-batch 50 or 100"),
-        ((90, 4, None), "use 88 or 92, or micro-batch 3 or 5"),
-        ((30, None, 64), "use 64, or accumulation 30"),
-        ((100, 10, 3), "set train-batch-size: 30 or gradient-accumulation-steps: 10"),
-        ((100, 7, 10), "set train-batch-size: 70 or train-micro-batch-size-per-gpu: 10"),
+        ((100, 64, None), "use 64 or 128"),
+        ((90, 4, None), "use 88 or 92"),
+        ((30, None, 64), "use 64"),
+        ((100, 10, 3), "set train-batch-size: 30"),
     ],
 )
 def test_batch_sizes_that_disagree_have_numbers_that_agree(load, sizes, remedy):

@@ -112,20 +112,12 @@ def groups_of_one(layout: Layout, engine: EngineSection) -> Iterator[Groups]:
     finally:
         _JOINED.count -= 1
         if _JOINED.count == 0 and _JOINED.environment is not None:
-            _leave_process_group()
-            _restore(_JOINED.environment)
+            distributed.destroy_process_group()
+            if "deepspeed" in sys.modules:
+                importlib.import_module("neox_model.deepspeed_compat").forget_process_group()
+            for name, value in _JOINED.environment.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
             _JOINED.environment = None
-
-
-def _restore(variables: dict[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def _leave_process_group() -> None:
-    distributed.destroy_process_group()
-    if "deepspeed" in sys.modules:
-        importlib.import_module("neox_model.deepspeed_compat").forget_process_group()

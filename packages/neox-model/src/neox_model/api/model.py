@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, get_args, overload
+from typing import Any, get_args, overload
 
 import torch
 from pydantic import ValidationError
@@ -13,12 +13,10 @@ from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved, resolve
 from neox_config import load_config as load_files
-from neox_config.counted import counted, first_few
+from neox_config.counted import counted
 from neox_config.derive.objective import WITHOUT_TEXTS
 from neox_config.errors import ConfigError, NeoXError
-from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
-from neox_config.problems import Problem, config_error, did_you_mean, in_words
-from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, foreign_remedy
+from neox_config.problems import Problem, config_error, in_words
 from neox_config.read.wording import sentence_about
 from neox_config.rules import broken_rules
 from neox_config.schema.config import as_written
@@ -39,19 +37,17 @@ from neox_model.api.configuration import as_text, load_config
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.names import is_score
 from neox_model.convert.checkpoints import Checkpoint, build_sequential, load_into
 from neox_model.convert.from_hf import HuggingFaceModel, open_hf
-from neox_model.convert.requests import NOT_DOWNLOADED, snapshot_in
 from neox_model.convert.yaml_file import TRAINING
 from neox_model.generate.chat_template import configured_template
 from neox_model.generate.engine import Reply, Update
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import Job, check_numbers, replies
 from neox_model.generate.run import explained_shortage, job_of, load_forward
-from neox_model.inspection.recognition import CHECKPOINT, why_another
+from neox_model.inspection.finding import find_checkpoint, is_model
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import Writable, named_logical_parameters
 from neox_model.processes import load_tokenizer
@@ -66,39 +62,8 @@ _SETTINGS = (
     *("stop_strings", "stop_tokens"),
     *("sampling_seed", "generation_batch_size", "recompute"),
 )
-# Names of other programs for settings here, before those for parameters of configurations.
-_FOREIGN_SETTINGS = {**FOREIGN_NAMES, "max_tokens": "maximum_tokens"}
 # Endings of configuration files.
 _CONFIGURATIONS = (".yml", ".yaml")
-_ON_ONE_DEVICE = (
-    "the model is loaded on the current GPU, which torch.cuda.set_device(N) chooses before, or without a "
-    "visible GPU on the CPU"
-)
-# Attributes of a model of transformers that a model does not have -> what to use.
-_ATTRIBUTES_OF_TRANSFORMERS = {
-    "from_pretrained": "use neox_model.load_model(FOLDER)",
-    **dict.fromkeys(("to", "cuda", "cpu"), _ON_ONE_DEVICE),
-    **{
-        name: f'load it with load_model(FOLDER, precision="{precision}")'
-        for name, precision in (("half", "fp16"), ("bfloat16", "bf16"), ("float", "fp32"))
-    },
-    "dtype": "use that of a parameter of model.module; load_model(FOLDER, precision=...) chooses it",
-    **dict.fromkeys(("forward", "parameters", "named_parameters", "state_dict"), "use that of model.module"),
-    **dict.fromkeys(
-        ("save_pretrained", "push_to_hub"),
-        "use neox-convert to-hf --load FOLDER --output DIR, with a checkpoint",
-    ),
-    "apply_chat_template": "use model.chat(messages)",
-    **dict.fromkeys(("eval", "train"), "it computes without dropout; to train, use neox_model.Trainer"),
-}
-# Arguments of transformers' from_pretrained -> what to use.
-_ARGUMENTS_OF_TRANSFORMERS = {
-    **dict.fromkeys(("torch_dtype", "dtype"), "use precision='fp32', 'bf16' or 'fp16'"),
-    **dict.fromkeys(("device", "device_map"), f"leave it out: {_ON_ONE_DEVICE}"),
-}
-# Folders that a message names.
-_MOST_NAMED = 3
-_NUMBERS_OF_TEXTS = ("num_samples", "num_return_sequences", "n")
 
 
 @dataclass(eq=False, repr=False)
@@ -135,17 +100,6 @@ class Model:
         return (
             f"<Model of {self.source}: {counted(section.num_layers, 'layer')}, hidden size "
             f"{section.hidden_size:,}, {counted(count, 'parameter')} in {dtype} on {self.device}>"
-        )
-
-    def __getattr__(self, name: str) -> NoReturn:
-        # Called for names that are not there.
-        meant = _ATTRIBUTES_OF_TRANSFORMERS.get(name)
-        raise AttributeError(f"Model has no attribute {name!r}{f'; {meant}' if meant else ''}")
-
-    def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Raise an error that names what computes logits and texts."""
-        raise NeoXError(
-            "a Model is not called; use model.logits(text), model.module(tokens_BS) or model.generate"
         )
 
     @property
@@ -209,8 +163,8 @@ class Model:
             NeoXError: the prompt fills the model's longest sequence, the device has too little memory, or the
                 model's output is not finite.
         """
-        _refuse_other_than_text(prompt)
         job = self._job(settings)
+        _texts([prompt])
         with our_errors():
             tokens = job.tokenizer.encode(prompt) if prompt else []
         yield from (update.text for update in self._updates(job, tokens) if update.text)
@@ -235,7 +189,7 @@ class Model:
                 sequence, the device has too little memory, or the model's output is not finite.
         """
         with our_errors():
-            found = self._template() if template is None else _template_in(template)
+            found = self._template(template)
             text = _written(found, messages)
             tokens = encode_conversation(text, self.tokenizer)
             ends = ends_of_answers(found, end_of_answer(found, self.tokenizer))
@@ -244,13 +198,15 @@ class Model:
         (reply,) = [update.reply for update in self._updates(job, tokens) if update.reply is not None]
         return reply
 
-    def _template(self) -> ChatTemplate:
+    def _template(self, given: str | Path | None) -> ChatTemplate:
+        if given is not None:
+            return load_chat_template(Path(given))
         file = self.config.tokenizer.vocab_file
         found = configured_template(self.config.serving.serve.chat_template, file)
         if found is None:
-            where = "there is no chat template" + (f" in the folder of {file}" if file else "")
             raise NeoXError(
-                f"{where}; pass template=PATH of a file of Jinja, or of the folder of a tokenizer"
+                f"there is no chat template next to the tokenizer {file or ''}; pass template=PATH of a file "
+                "of Jinja, or of the folder of a tokenizer"
             )
         return found
 
@@ -373,12 +329,6 @@ class Model:
             self.module.train(was_training)
 
 
-def _template_in(path: str | Path) -> ChatTemplate:
-    if not str(path) or "{%" in str(path) or "{{" in str(path):
-        raise NeoXError("template is the path of a file or folder; write a template to a file first")
-    return load_chat_template(Path(path))
-
-
 def _texts(prompts: Any) -> list[str]:
     """Return a prompt or several as a list.
 
@@ -388,20 +338,12 @@ def _texts(prompts: Any) -> list[str]:
     is_several = isinstance(prompts, Iterable) and not isinstance(prompts, str | bytes | Mapping)
     texts = list(prompts) if is_several else [prompts]
     for text in texts:
-        _refuse_other_than_text(text)
+        if not isinstance(text, str):
+            raise NeoXError(
+                f"a prompt is a text, not a value of type {type(text).__name__}; for token ids, pass "
+                "model.tokenizer.decode(ids), and for messages use model.chat(messages)"
+            )
     return texts
-
-
-def _refuse_other_than_text(prompt: Any) -> None:
-    """Refuse token ids and messages, which transformers takes, and what else is no text."""
-    if isinstance(prompt, str):
-        return
-    if isinstance(prompt, Mapping) and "role" in prompt:
-        raise NeoXError("a prompt is a text; for messages, use model.chat(messages)")
-    raise NeoXError(
-        f"a prompt is a text, not a value of type {type(prompt).__name__}; for token ids, pass "
-        "model.tokenizer.decode(ids), and for messages use model.chat(messages)"
-    )
 
 
 def _written(template: ChatTemplate, messages: list[dict[str, Any]]) -> str:
@@ -410,17 +352,11 @@ def _written(template: ChatTemplate, messages: list[dict[str, Any]]) -> str:
     Raises:
         NeoXError: these are not messages, or the template does not accept them.
     """
-    if not messages:
-        raise NeoXError('there is no message; pass [{"role": "user", "content": "..."}]')
     try:
-        read = messages_in(messages, "messages")
-    except ValueError as error:
-        raise NeoXError(f'{error}; pass [{{"role": "user", "content": "..."}}]') from error
-    try:
-        return template.prompt(read)
+        return template.prompt(messages_in(messages, "messages"))
     except ValueError as error:
         raise NeoXError(
-            f"{template.name}: {error}; change the messages, or pass another template="
+            f'{error}; pass [{{"role": "user", "content": "..."}}], as {template.name} accepts them'
         ) from error
 
 
@@ -428,38 +364,17 @@ def _changed(
     section: GenerationSection, settings: Mapping[str, Any]
 ) -> tuple[GenerationSection, list[Problem]]:
     """Return the parameters of generation with others in place of some, and what is wrong with these."""
-    names = set(_SETTINGS)
-    problems = [_about_unknown(name, settings[name]) for name in sorted(settings.keys() - names)]
+    unknown = settings.keys() - set(_SETTINGS)
+    remedy = f"use {', '.join(_SETTINGS)}"
+    problems = [Problem(name, "is not a parameter of generation", remedy) for name in sorted(unknown)]
+    known = {name: value for name, value in settings.items() if name not in unknown}
     try:
-        section = GenerationSection.model_validate(
-            {
-                **section.model_dump(),
-                **{name: value for name, value in settings.items() if name in names},
-            }
-        )
+        section = GenerationSection.model_validate({**section.model_dump(), **known})
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             name = str(detail["loc"][0])
             problems.append(Problem(name, *sentence_about(name, [detail]), value=in_words(settings[name])))
     return section, problems
-
-
-def _about_unknown(name: str, value: Any) -> Problem:
-    listed = f"use {', '.join(_SETTINGS)}"
-    if name in _NUMBERS_OF_TEXTS:
-        listed = f"pass the prompt several times: generate([prompt] * {value!r})"
-    if name in GenerationSection.model_fields:
-        return Problem(name, "has no effect on texts that Python requests", listed)
-    ours = _FOREIGN_SETTINGS.get(name)
-    if ours in _SETTINGS:
-        remedy = f"use {ours}={value!r}"
-    elif name in FOREIGN_REMEDIES:
-        remedy = foreign_remedy(name, in_words(value))
-    elif name in _NUMBERS_OF_TEXTS:
-        remedy = listed
-    else:
-        remedy = did_you_mean(name, _SETTINGS) or listed
-    return Problem(name, "is not a parameter of generation", remedy)
 
 
 def load_model(
@@ -468,7 +383,6 @@ def load_model(
     precision: DataType | None = None,
     vocab_file: str | Path | None = None,
     merge_file: str | Path | None = None,
-    **others: Any,
 ) -> Model:
     """Load a model on this process's device: the current GPU, or the CPU.
 
@@ -480,67 +394,50 @@ def load_model(
             transformers, that in which it is stored.
         vocab_file: file of the tokenizer, if that which a folder of checkpoints records was moved.
         merge_file: the same for a tokenizer of two files.
-        others: refused; those of transformers with ours.
 
     Raises:
-        TypeError: an argument is unknown.
         ConfigError: the configuration is invalid.
         NeoXError: there is no model, or it cannot be loaded.
     """
-    files = {
-        name: Path(path)
-        for name, path in (("vocab_file", vocab_file), ("merge_file", merge_file))
-        if path is not None
-    }
-    _refuse_others(others)
+    given = {"vocab_file": vocab_file, "merge_file": merge_file}
+    files = {name: Path(path) for name, path in given.items() if path is not None}
     if precision not in (None, *get_args(DataType)):
         raise NeoXError(f"precision {precision!r} is unknown; use one of {', '.join(get_args(DataType))}")
+    if not isinstance(source, NeoXConfig | str | os.PathLike):
+        raise NeoXError(
+            f"a model cannot be loaded from a value of type {type(source).__name__}; pass the path of a "
+            "folder or of a configuration file, or a configuration: neox_model.load_config(...)"
+        )
     with plain_state(), our_errors(), explained_shortage():
-        if not isinstance(source, NeoXConfig) and _is_configuration(source):
+        if not isinstance(source, NeoXConfig):
+            folder = Path(source)
+            if folder.is_dir() or folder.suffix not in _CONFIGURATIONS:
+                if not is_model(folder):
+                    return _of_checkpoint(find_checkpoint(folder), precision, files)
+                _refuse_files(files, "a model of transformers has its tokenizer in its folder; copy it there")
+                return _of_hf(open_hf(folder), precision)
             source = load_config(source)
-        if isinstance(source, NeoXConfig):
-            _refuse_files(files, "a configuration names the tokenizer's files itself; set them there")
-            if source.checkpoint.load is None:
-                raise NeoXError(
-                    "the configuration has no weights to load; set load to a folder with checkpoints"
-                )
-            config = without_passes(source)
-            resolved = resolve(config, devices=1)
-            refuse_worker_by_hand(config, program="model")
-            if precision is not None:
-                resolved = resolved.replaced(precision=_in_precision(source.precision, precision))
-            _refuse_towers(resolved.model.head)
-            tokenizer, load = load_tokenizer(source.tokenizer), source.checkpoint.load
-            forward, _ = load_forward(resolved, load, SINGLE_PROCESS, tokenizer)
-            return Model(forward.model, resolved, tokenizer, load)
-        folder = Path(source)
-        if (folder / "config.json").is_file():
-            _refuse_files(files, "a model of transformers has its tokenizer in its folder; copy it there")
-            return _of_hf(open_hf(folder), precision)
-        return _of_checkpoint(_checkpoint_in(folder), precision, files)
+        _refuse_files(files, "a configuration names the tokenizer's files itself; set them there")
+        if source.checkpoint.load is None:
+            raise NeoXError("the configuration has no weights to load; set load to a folder with checkpoints")
+        config = without_passes(source)
+        resolved = resolve(config, devices=1)
+        refuse_worker_by_hand(config, program="model")
+        if precision is not None:
+            resolved = resolved.replaced(precision=_in_precision(source.precision, precision))
+        _refuse_towers(resolved.model.head)
+        tokenizer, load = load_tokenizer(source.tokenizer), source.checkpoint.load
+        forward, _ = load_forward(resolved, load, SINGLE_PROCESS, tokenizer)
+        return Model(forward.model, resolved, tokenizer, load)
 
 
-def _is_configuration(source: str | Path) -> bool:
-    """Return whether a path is that of a configuration file, by its name.
-
-    Raises:
-        NeoXError: it is no path.
-    """
-    if isinstance(source, str | os.PathLike):
-        return Path(source).suffix in _CONFIGURATIONS and not Path(source).is_dir()
-    what = "dictionary" if isinstance(source, Mapping) else f"value of type {type(source).__name__}"
-    raise NeoXError(
-        f"a model cannot be loaded from a {what}; pass the path of a folder or of a configuration file, or a "
-        "configuration: neox_model.load_config(...)"
+def _in_precision(section: PrecisionSection, precision: DataType) -> PrecisionSection:
+    """Return the section with weights in another precision."""
+    return section.replaced(
+        precision={"fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}[precision],
+        fp16=section.fp16.replaced(enabled=False),
+        bf16=section.bf16.replaced(enabled=False),
     )
-
-
-def _refuse_others(arguments: Mapping[str, Any]) -> None:
-    for name in arguments:
-        meant = _ARGUMENTS_OF_TRANSFORMERS.get(name)
-        if meant is None:
-            raise TypeError(f"load_model() got an unexpected keyword argument {name!r}")
-        raise NeoXError(f"load_model has no argument {name}; {meant}")
 
 
 def _refuse_files(files: Mapping[str, Path], reason: str) -> None:
@@ -556,66 +453,29 @@ def _refuse_towers(head: Vocabulary | Retrieval) -> None:
         )
 
 
-def _in_precision(section: PrecisionSection, precision: DataType) -> PrecisionSection:
-    """Return the section with weights in another precision."""
-    return section.replaced(
-        precision={"fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}[precision],
-        fp16=section.fp16.replaced(enabled=False),
-        bf16=section.bf16.replaced(enabled=False),
-    )
-
-
-def _checkpoint_in(folder: Path) -> Checkpoint:
-    if (folder / MANIFEST).is_file():
-        return _whole_model(folder)
-    if folder.is_file():
+def _of_checkpoint(folder: Path, precision: DataType | None, files: Mapping[str, Path]) -> Model:
+    if Manifest.read(folder).config.get("lora_rank"):
         raise CheckpointError(
-            f"{folder} is a file; pass the folder of checkpoints, or a configuration file "
-            f"({', '.join(_CONFIGURATIONS)})"
-        )
-    if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}; check the path ({NOT_DOWNLOADED})")
-    latest = find_latest(folder)
-    other = why_another(folder, CHECKPOINT)
-    if latest is None and other is not None:
-        raise CheckpointError(other)
-    snapshot = snapshot_in(folder)
-    if latest is None and snapshot is not None:
-        raise CheckpointError(f"{folder} is a folder of the Hub's cache; pass {snapshot}")
-    if latest is None:
-        inside = sorted(str(path) for path in folder.iterdir() if complete_checkpoints(path))
-        raise CheckpointError(
-            f"{folder} contains no checkpoint, and no model of transformers; pass "
-            f"{first_few(inside, _MOST_NAMED) if inside else 'the folder that save names'}"
-        )
-    return _whole_model(latest)
-
-
-def _whole_model(checkpoint: Path) -> Checkpoint:
-    if Manifest.read(checkpoint).config.get("lora_rank"):
-        raise CheckpointError(
-            f"{checkpoint} contains low-rank adapters alone; pass the configuration of their training, as in "
+            f"{folder} contains low-rank adapters alone; pass the configuration of their training, as in "
             'load_model(load_config("base.yml", "adapters.yml")), or merge them into their base with '
             "neox-checkpoint merge and pass the merged checkpoint"
         )
-    return Checkpoint(checkpoint)
-
-
-def _of_checkpoint(checkpoint: Checkpoint, precision: DataType | None, files: Mapping[str, Path]) -> Model:
-    _refuse_towers(checkpoint.resolved.model.head)
+    checkpoint = Checkpoint(folder)
+    resolved = checkpoint.resolved
+    _refuse_towers(resolved.model.head)
     tokenizer = checkpoint.tokenizer(**files, options="vocab_file=... (and merge_file=...)")
     read = {name: str(path) for name, path in checkpoint.tokenizer_files(**files).items()}
     checkpoint.check_shapes()
     dtype = DTYPES[precision or checkpoint.precision]
-    resolved = checkpoint.resolved
     module = build_sequential(resolved.model, resolved.run, checkpoint.vocab_size, device=computing_device())
     _cast(module, dtype)
     load_into(module, checkpoint, dtype)
-    generation = GenerationSection(stop_tokens=checkpoint.stop_tokens)
-    section = resolved.config.tokenizer.replaced(**read)
-    exported = CheckpointSection(hf_family=checkpoint.family)
-    resolved = resolved.replaced(generation=generation, tokenizer=section, checkpoint=exported)
-    return Model(module, resolved, tokenizer, str(checkpoint.folder))
+    resolved = resolved.replaced(
+        generation=GenerationSection(stop_tokens=checkpoint.stop_tokens),
+        tokenizer=resolved.config.tokenizer.replaced(**read),
+        checkpoint=CheckpointSection(hf_family=checkpoint.family),
+    )
+    return Model(module, resolved, tokenizer, str(folder))
 
 
 def _of_hf(found: HuggingFaceModel, precision: DataType | None) -> Model:

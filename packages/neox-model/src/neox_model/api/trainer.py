@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -28,18 +28,16 @@ from neox_model.api.model import Model
 from neox_model.assembly.model import build_stage
 from neox_model.assembly.zero_sharding import gathered_parameter, whole_parameter
 from neox_model.checkpoint.directory import find_latest
-from neox_model.checkpoint.save_lock import save_lock
+from neox_model.checkpoint.storage import save_lock
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.compression import copy_compression
 from neox_model.train.hooks.base import Hook
-from neox_model.train.read_back import read_back
 from neox_model.train.run import Run, open_training
 from neox_model.train.saving import save_training
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
-from neox_model.train.training import Additions, Training
+from neox_model.train.state import StepReport, TrainState, read_back
+from neox_model.train.training import Additions
 from neox_model.worker import our_errors
 
 __all__ = ["Step", "Trainer"]
@@ -102,7 +100,10 @@ class Trainer:
         start_from: Model | None = None,
     ) -> None:
         if not isinstance(config, NeoXConfig):
-            raise NeoXError(_no_configuration(config))
+            raise NeoXError(
+                f"a value of type {type(config).__name__} is not a configuration; pass that of "
+                "neox_model.load_config(...)"
+            )
         self._is_running = self._has_ended = self._has_failed = self._is_closed = False
         config = with_iterations(config, devices=1)
         blocks = custom_curricula(config.data_efficiency)
@@ -118,12 +119,9 @@ class Trainer:
             )
         self._own = OwnState()
         hooks = [] if callback is None else [_CallbackHook(callback, self._own)]
-        additions = Additions(
-            hooks=hooks,
-            difficulties=difficulties,
-            fill=_nothing if start_from is None else partial(_fill, start_from),
-            source=None if start_from is None else start_from.source,
-        )
+        additions = Additions(hooks=hooks, difficulties=difficulties)
+        if start_from is not None:
+            additions = replace(additions, fill=partial(_fill, start_from), source=start_from.source)
         with self._inside():
             resolved = resolve(config, devices=1)
             refuse_worker_by_hand(config, program="train", has_functions=bool(difficulties))
@@ -209,7 +207,9 @@ class Trainer:
             self._has_failed = True
             with self._inside():
                 self._run.loop.pause()
-                self._end_with(error)
+                # The training's record and its snapshots then contain the failure.
+                if (released := self._release.detach()) is not None:
+                    released[2][0].__exit__(type(error), error, error.__traceback__)
             self._open = None
             raise
         finally:
@@ -231,7 +231,8 @@ class Trainer:
         if target is None:
             raise NeoXError("there is no folder to save to; pass one, or set save in the configuration")
         with self._inside(), ExitStack() as stack:
-            if not _is_same(target, training.config.checkpoint.save):
+            own = training.config.checkpoint.save
+            if own is None or Path(target).resolve() != Path(own).resolve():
                 stack.enter_context(save_lock(Path(target), training.groups, storage=training.storage))
             self._run.before_save()
             save_training(training, Path(target))
@@ -245,8 +246,18 @@ class Trainer:
             NeoXError: the training failed or is closed.
         """
         self._refuse("copy the model", while_running=True)
-        with self._inside(), self._run.training.engine.update.with_shared_weights():
-            return _copy_of(self._run.training)
+        training = self._run.training
+        resolved, tokenizer = training.resolved, training.tokenizer
+        with self._inside(), training.engine.update.with_shared_weights():
+            # Without what divides it.
+            module = build_stage(
+                resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size
+            )
+            copies = dict(named_logical_parameters(module))
+            for name, parameter in named_logical_parameters(training.model):
+                copies[name].data = whole_parameter(parameter, training.groups)
+            copy_compression(training.model, module, training.state.iteration, training.groups)
+            return Model(module.eval(), resolved, tokenizer)
 
     def close(self) -> None:
         """End the training and release everything; a warning names iterations that were not saved."""
@@ -268,13 +279,6 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _end_with(self, error: BaseException) -> None:
-        """Release everything after a failure, which the training's record and its snapshots then contain."""
-        released = self._release.detach()
-        if released is not None:
-            resources: ExitStack = released[2][0]
-            resources.__exit__(type(error), error, error.__traceback__)
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -343,44 +347,15 @@ class _CallbackHook(Hook):
             self._callback(step)
 
 
-def _no_configuration(value: Any) -> str:
-    """Return what to write in place of a value that is not a configuration."""
-    if isinstance(value, Mapping):
-        return "a dictionary is not a configuration; to make one of it: neox_model.load_config({...})"
-    if isinstance(value, str | Path):
-        file = repr(str(value))
-        return f"{file} is not a configuration; to read one from this file: neox_model.load_config({file})"
-    return f"a value of type {type(value).__name__} is not a configuration; pass that of load_config"
-
-
 def _release(resources: ExitStack, state: TrainState) -> None:
     if not state.finished:
         state.request_stop("closed")
     resources.close()
 
 
-def _nothing(model: nn.Module, groups: Groups) -> None:
-    """Keep the weights that the configuration initializes."""
-
-
 def _fill(source: Model, model: nn.Module, groups: Groups) -> None:
     """Copy the weights of a model, also to parameters that ZeRO partitions."""
     source.copy_to(model, writable=partial(gathered_parameter, groups=groups))
-
-
-def _is_same(folder: str | Path, other: str | None) -> bool:
-    return other is not None and Path(folder).resolve() == Path(other).resolve()
-
-
-def _copy_of(training: Training) -> Model:
-    """Return a copy of a training's model, without what divides it."""
-    resolved, tokenizer = training.resolved, training.tokenizer
-    module = build_stage(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size)
-    copies = dict(named_logical_parameters(module))
-    for name, parameter in named_logical_parameters(training.model):
-        copies[name].data = whole_parameter(parameter, training.groups)
-    copy_compression(training.model, module, training.state.iteration, training.groups)
-    return Model(module.eval(), resolved, tokenizer)
 
 
 def _difficulties(
@@ -394,9 +369,7 @@ def _difficulties(
     if isinstance(curriculum, Mapping):
         functions = dict(curriculum)
     else:
-        functions = (
-            {} if curriculum is None else dict.fromkeys(list(blocks)[:1] or ["curriculum"], curriculum)
-        )
+        functions = {} if curriculum is None else {next(iter(blocks), "curriculum"): curriculum}
     for name in sorted(functions.keys() ^ blocks.keys()):
         raise ConfigError(
             f"curriculum has a function for {name}, which is no enabled block with schedule_type: custom; "
@@ -419,16 +392,12 @@ def _tabulated(name: str, block: Any, function: Schedule, iterations: int) -> Di
     smallest = block.min_difficulty
     for iteration in range(1, iterations + 1):
         value = function(iteration)
-        if isinstance(value, bool) or not isinstance(value, Integral):
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if not is_whole or not smallest <= value <= block.max_difficulty:
             raise ConfigError(
-                f"the function of {name} returns {value!r} for iteration {iteration}, which is no "
-                "whole number; return an int"
-            )
-        if not smallest <= value <= block.max_difficulty:
-            raise ConfigError(
-                f"the function of {name} returns {value} for iteration {iteration}, but must return "
-                f"{smallest} to {block.max_difficulty}: between min_difficulty and max_difficulty, and no "
-                "less than for the iteration before"
+                f"the function of {name} returns {value!r} for iteration {iteration}, but must return a "
+                f"whole number of {smallest} to {block.max_difficulty}: between min_difficulty and "
+                "max_difficulty, and no less than for the iteration before"
             )
         smallest = int(value)
         values.append(smallest)

@@ -58,8 +58,11 @@ class Recomputation:
 
     def run(self, layers: Sequence[Layer], inputs: Any) -> Any:
         """Run the layers in order, transformer layers in segments."""
-        parts = self._split(layers)
-        number = 0
+        parts, number = [], 0
+        for is_recomputed, group in groupby(layers, key=lambda layer: isinstance(layer, ResidualLayer)):
+            run_of = list(group)
+            step = self._segment_layers if is_recomputed else len(run_of)
+            parts += [(is_recomputed, run_of[first : first + step]) for first in range(0, len(run_of), step)]
         if self._keeper is not None:
             self._keeper.expect(self._passes * sum(is_segment for is_segment, _ in parts))
         for is_segment, part in parts:
@@ -70,15 +73,6 @@ class Recomputation:
             run = self._run_watched if self._is_watched else self._run_segment
             inputs = run(part, _as_tuple(inputs), f"segment {number}")
         return inputs
-
-    def _split(self, layers: Sequence[Layer]) -> list[tuple[bool, list[Layer]]]:
-        """Return (is recomputed, layers) for each part."""
-        parts = []
-        for is_recomputed, group in groupby(layers, key=lambda layer: isinstance(layer, ResidualLayer)):
-            run = list(group)
-            step = self._segment_layers if is_recomputed else len(run)
-            parts += [(is_recomputed, run[first : first + step]) for first in range(0, len(run), step)]
-        return parts
 
     def _run_segment(self, layers: Sequence[Layer], inputs: tuple[Tensor, ...], name: str) -> Any:
         with nullcontext() if self._keeper is None else self._keeper.hooks():

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
-from neox_model.assembly.autocast import Autocast
-from neox_model.assembly.plan import LayerPlan, share_parameters
+from neox_model.assembly.as_sequential import LayerPlan, share_parameters
+from neox_model.assembly.choices import Autocast
 from neox_model.deepspeed_compat import mark_stage_copies, sum_tied_weights
 from neox_model.errors import LayoutError
 from neox_model.layers.embedding import Embedding
@@ -71,7 +71,12 @@ class PipelineModel(PipelineModule):
         self._give_shared_layers_their_own_modules(plan, start, stop)
         self.plan_names = _plan_names(plan, start, stop)
         mark_stage_copies(self)
-        _count_once_in_norms(self, groups)
+        # DeepSpeed's norms run over stages and tensor-parallel ranks and, without ZeRO, count parameters
+        # without `model_parallel` on the first rank only, which omits the norms and biases of other stages,
+        # and counts a tied copy twice. With this mark they count every logical tensor exactly once.
+        for _, parameter in named_logical_parameters(self):
+            is_counted = parameter.logical.model_parallel or groups.model.rank == 0  # type: ignore[attr-defined]
+            parameter.model_parallel = is_counted and not is_stage_copy(parameter)  # type: ignore[attr-defined]
 
     def _give_shared_layers_their_own_modules(self, plan: Sequence[LayerPlan], start: int, stop: int) -> None:
         """Create a module per layer that shares parameters with others of this stage.
@@ -221,16 +226,3 @@ def _plan_names(plan: Sequence[LayerPlan], start: int, stop: int) -> dict[str, s
         elif path not in names:
             names[f"{path}.{layer.tied_weight}"] = f"{layer.tied}.{owners[layer.tied].tied_weight}"
     return names
-
-
-def _count_once_in_norms(model: PipelineModel, groups: Groups) -> None:
-    """Mark each parameter so that DeepSpeed's norms count every logical tensor exactly once.
-
-    DeepSpeed's norms run over stages and tensor-parallel ranks and, without ZeRO, count parameters without
-    `model_parallel` on the first rank only: this omits the norms and biases of other stages, and counts a
-    tied copy twice.
-    """
-    for _, parameter in named_logical_parameters(model):
-        is_split = parameter.logical.model_parallel  # type: ignore[attr-defined]
-        is_copy = is_stage_copy(parameter)
-        parameter.model_parallel = (is_split or groups.model.rank == 0) and not is_copy  # type: ignore[attr-defined]

@@ -1,18 +1,48 @@
-"""Build the list of layers as a plain module, with every layer on this rank."""
+"""The layers that a model is planned as, and their form as a plain module, with every layer on this rank."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
-from neox_model.assembly.autocast import Autocast
+from neox_model.assembly.choices import Autocast
 from neox_model.assembly.distillation import Distillation
-from neox_model.assembly.plan import LayerPlan, share_parameters
 
-__all__ = ["SequentialModel", "as_sequential", "build_layers"]
+__all__ = ["LayerPlan", "SequentialModel", "build_layers", "share_parameters"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """The description of one layer of the model.
+
+    Attributes:
+        name: logical prefix of its parameters ("embedding", "layers.12", "final_norm", "lm_head").
+        cls: its class.
+        kwargs: plain values, groups and factories (functools.partial), but no modules, so that a plan uses no
+            memory for weights.
+        tied: name of the layer that owns the weight shared with this one; the owner has its own name here.
+        tied_weight: path of that weight in this layer.
+        shares: name of the earlier layer all of whose parameters this one uses; that layer has its own name
+            here. None if layers do not share parameters.
+    """
+
+    name: str
+    cls: type[nn.Module]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tied: str | None = None
+    tied_weight: str = ""
+    shares: str | None = None
+
+
+def share_parameters(module: nn.Module, owner: nn.Module) -> None:
+    """Replace the parameters of `module` by those of `owner`, a module of the same structure."""
+    for path, parameter in list(owner.named_parameters()):
+        holder, _, name = path.rpartition(".")
+        setattr(module.get_submodule(holder), name, parameter)
 
 
 class SequentialModel(nn.Module):
@@ -21,9 +51,15 @@ class SequentialModel(nn.Module):
     If a layer shares parameters with one that is not in the plan, it has parameters of its own, with the
     logical names of those.
 
+    Args:
+        plan: the layers, built with uninitialized weights.
+        loss_fn: function of (logits_BSV, (labels_BS, loss_mask_BS)).
+        recomputation: recomputes segments of layers; None stores all activations.
+        autocast: context of every forward pass.
+        owners: layers that are built elsewhere, and may own weights that layers of the plan share.
+
     Attributes:
         plan_names: logical name of each path in this module.
-        loss_fn: function of (logits_BSV, (labels_BS, loss_mask_BS)).
         distillation: computes the loss in training with a teacher; None: there is none.
     """
 
@@ -103,25 +139,3 @@ def build_layers(
             if layer.shares is not None:
                 names[path] = layer.shares
     return layers, names
-
-
-def as_sequential(
-    plan: Sequence[LayerPlan],
-    *,
-    loss_fn: Callable[..., Tensor],
-    recomputation: Recomputation | None = None,
-    autocast: Autocast = nullcontext,
-    owners: Sequence[LayerPlan] = (),
-) -> SequentialModel:
-    """Build every layer of the plan, with uninitialized weights.
-
-    Args:
-        plan: the model as a list of layers.
-        loss_fn: stored as the model's `loss_fn`.
-        recomputation: recomputes segments of layers; None stores all activations.
-        autocast: context of every forward pass.
-        owners: layers that are built elsewhere, and may own weights that layers of the plan share.
-    """
-    return SequentialModel(
-        plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast, owners=owners
-    )

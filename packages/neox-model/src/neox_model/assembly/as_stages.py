@@ -16,10 +16,9 @@ from torch.distributed import ProcessGroup
 
 from neox_config.facts.pipeline_schedules import Placement, stage_of_part
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
-from neox_model.assembly.as_sequential import build_layers
-from neox_model.assembly.autocast import Autocast
+from neox_model.assembly.as_sequential import LayerPlan, build_layers
+from neox_model.assembly.choices import Autocast
 from neox_model.assembly.partition import partition
-from neox_model.assembly.plan import LayerPlan
 from neox_model.layers.lm_head import LMLoss
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import Groups
@@ -218,7 +217,10 @@ class StagedModel(nn.Module):
             group = joined[members]
             if mine is None or group is None:
                 continue
-            for path, parameter in _shared_parameters(plan[mine], layers[mine]):
+            tied, module = plan[mine].tied is not None, layers[mine]
+            paths_in = [plan[mine].tied_weight] if tied else [path for path, _ in module.named_parameters()]
+            for path in paths_in:
+                parameter = module.get_parameter(path)
                 parameter.is_stage_copy = holders[0] != groups.pipe.rank  # type: ignore[attr-defined]
                 ties.append((f"{paths[mine]}.{path}", group))
         return ties
@@ -269,9 +271,3 @@ def as_stages(
         ),
     )
     return model
-
-
-def _shared_parameters(layer: LayerPlan, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    if layer.tied is not None:
-        return [(layer.tied_weight, module.get_parameter(layer.tied_weight))]
-    return list(module.named_parameters())

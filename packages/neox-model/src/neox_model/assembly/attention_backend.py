@@ -1,14 +1,12 @@
-"""Which backend of PyTorch's scaled_dot_product_attention a training runs, and why it is not cuDNN's.
+"""Which backend of PyTorch's scaled_dot_product_attention a training runs.
 
 PyTorch chooses by device, shapes, dtype, mask, dropout and determinism. On GPUs of the generations Hopper and
 Blackwell (compute capability 9 and 10) it tries cuDNN's attention first, which is the fastest there.
 """
 
 import logging
-import math
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +24,9 @@ from neox_model.layers.attention import DenseCore, ParallelAttention
 from neox_model.parallel.groups import Group
 from neox_model.parallel.linear import zero_init
 from neox_model.parallel.low_rank import freeze_all_but_adapters
-from neox_model.torch_compat import chosen_attention, runtime_cudnn
-from neox_model.versions import version_of_cudnn
+from neox_model.torch_compat import chosen_attention
 
-__all__ = ["AttentionBackend", "Call", "attention_backends", "log_backends", "why_not_cudnn"]
+__all__ = ["AttentionBackend", "attention_backends", "log_backends"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +39,6 @@ _NAMES = {
     "MATH": "math",
     "OVERRIDEABLE": "overrideable",
 }
-
-# Source of these conditions: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of PyTorch.
-_PREFERRING_GENERATIONS = (9, 10)
-_PREFERRED_SINCE = 91501
-_DEPRIORITIZED = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
-_DROPOUT_STEPS = 16
-_WIDTH_STEP, _LARGEST_WIDTH = 8, 128
-
-_UNKNOWN = (
-    "for a reason that is not known here; torch.backends.cuda.can_use_cudnn_attention with debug=True prints "
-    "PyTorch's"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,31 +58,6 @@ class AttentionBackend:
     note: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What decides whether PyTorch runs cuDNN's attention.
-
-    Args:
-        capability: compute capability of the GPU; None: no NVIDIA GPU.
-        cudnn: version of cuDNN as a number, such as 91900; None: PyTorch has none.
-        dtype: dtype of queries, keys and values.
-        head_width: channels of a head.
-        dropout: dropout probability of attention weights.
-        is_deterministic: only deterministic algorithms are allowed.
-        is_deprioritized: the environment asks PyTorch not to prefer cuDNN.
-        trains_mask: the mask has a gradient (relative positions that are learned).
-    """
-
-    capability: tuple[int, int] | None
-    cudnn: int | None
-    dtype: torch.dtype
-    head_width: int
-    dropout: float = 0.0
-    is_deterministic: bool = False
-    is_deprioritized: bool = False
-    trains_mask: bool = False
-
-
 def attention_backends(spec: ModelSpec, run: RunSpec, device: torch.device) -> list[AttentionBackend]:
     """Return the backend of each kind of attention that calls scaled_dot_product_attention in training.
 
@@ -115,7 +75,7 @@ def attention_backends(spec: ModelSpec, run: RunSpec, device: torch.device) -> l
         if call is not None:
             inputs, options = call
             name = _NAMES[chosen_attention(*inputs, **options).name]
-            note = why_not_cudnn(_described(inputs[0], options), name)
+            note = _note(name, device)
             found.append(AttentionBackend(kind=kind, layers=layers, name=name, note=note))
     return found
 
@@ -129,69 +89,26 @@ def log_backends(backends: Sequence[AttentionBackend]) -> None:
         logger.info("%s", note)
 
 
-def why_not_cudnn(call: Call, chosen: str) -> str | None:
-    """Return a note if PyTorch prefers cuDNN's attention on this device but runs another; else None.
-
-    Args:
-        call: what decides about it.
-        chosen: name of the backend that runs.
-    """
-    is_preferred = call.capability is not None and call.capability[0] in _PREFERRING_GENERATIONS
-    if chosen == _CUDNN or not is_preferred:
+def _note(chosen: str, device: torch.device) -> str | None:
+    """Return a note if PyTorch prefers cuDNN's attention on this device but runs another; else None."""
+    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
+    capability = torch.cuda.get_device_capability(device)[0] if is_nvidia else None
+    # On these PyTorch tries cuDNN's attention first (aten's sdp_utils.cpp).
+    if chosen == _CUDNN or capability not in (9, 10):
         return None
     return (
-        f"attention runs on the {chosen} backend, not on cuDNN's, which is faster on this GPU: "
-        f"{'; '.join(_reasons(call)) or _UNKNOWN}"
+        f"attention runs on the {chosen} backend, not on cuDNN's, which is faster on this GPU; "
+        "docs/performance.md lists the settings and versions for which PyTorch refuses cuDNN"
     )
 
 
-def _reasons(call: Call) -> Iterator[str]:
-    """Yield each reason why PyTorch does not run cuDNN's attention, with what would allow it."""
-    if call.dtype == torch.float32:
-        yield "it computes in 16 bits alone; set precision: bfloat16"
-    if call.is_deterministic:
-        yield "it is not deterministic; deterministic: false allows it"
-    if (call.dropout * _DROPOUT_STEPS) % 1 != 0:
-        below = math.floor(call.dropout * _DROPOUT_STEPS) / _DROPOUT_STEPS
-        yield (
-            f"attention-dropout {call.dropout:g} is not a multiple of 1/{_DROPOUT_STEPS}; set {below:g} or "
-            f"{below + 1 / _DROPOUT_STEPS:g}"
-        )
-    heads = f"heads of {call.head_width} channels (hidden-size / num-attention-heads) are"
-    if call.head_width % _WIDTH_STEP != 0:
-        narrower = call.head_width // _WIDTH_STEP * _WIDTH_STEP
-        yield (
-            f"{heads} not a multiple of {_WIDTH_STEP}; the next multiples are {narrower} and "
-            f"{narrower + _WIDTH_STEP}"
-        )
-    if call.head_width > _LARGEST_WIDTH:
-        yield (
-            f"{heads} wider than {_LARGEST_WIDTH}; use more heads, or for 256 channels a PyTorch with cuDNN "
-            "since 9.22.1"
-        )
-    if call.trains_mask:
-        yield "it has no gradient for the bias of pos-emb: rpe; use another position embedding"
-    if call.cudnn is None or call.cudnn < _PREFERRED_SINCE:
-        found = "no cuDNN" if call.cudnn is None else f"cuDNN {version_of_cudnn(call.cudnn)}"
-        yield (
-            f"{found} is loaded, and PyTorch prefers it since {version_of_cudnn(_PREFERRED_SINCE)}; install "
-            "a PyTorch with a newer one, and remove folders with another cuDNN from LD_LIBRARY_PATH"
-        )
-    if call.is_deprioritized:
-        yield f"the variable {_DEPRIORITIZED} is 1; unset it"
-
-
-# The call of a layer ----------------------------------------------------------------------------------------
-
-
-_Arguments = tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]
 # The sequence is the outermost dimension of queries, keys and values, so that strides do not depend on it.
 _FEW_TOKENS = 2
 
 
 def _call_of_layer(
     spec: ModelSpec, layer_index: int, run: RunSpec, device: torch.device
-) -> _Arguments | None:
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]] | None:
     """Return arguments as a layer passes them to scaled_dot_product_attention; None if it does not call it.
 
     The layer runs on a few tokens, and what it passes is stretched to the length of the sequence. Fused
@@ -232,31 +149,14 @@ def _call_of_layer(
 def _stretched(inputs: tuple[Tensor, Tensor, Tensor], length: int) -> Any:
     """Return tensors like these inputs_BNSK for a sequence of this length, without values, in one memory."""
     shapes = [(*x.shape[:2], length, x.shape[3]) for x in inputs]
-    first, ends = inputs[0], map(_end, shapes, inputs)
+    first = inputs[0]
+    # The elements of memory that each requires, with the strides of the input.
+    ends = [
+        x.storage_offset() + 1 + sum((size - 1) * step for size, step in zip(shape, x.stride(), strict=True))
+        for shape, x in zip(shapes, inputs, strict=True)
+    ]
     memory = torch.empty(max(ends), dtype=first.dtype, device=first.device, requires_grad=True)
     return tuple(
         memory.as_strided(shape, x.stride(), x.storage_offset())
         for shape, x in zip(shapes, inputs, strict=True)
-    )
-
-
-def _end(shape: tuple[int, ...], like: Tensor) -> int:
-    """Return the elements of memory that a tensor of this shape requires, with the other's strides."""
-    steps = ((size - 1) * stride for size, stride in zip(shape, like.stride(), strict=True))
-    return int(like.storage_offset()) + sum(steps) + 1
-
-
-def _described(query: Tensor, options: Mapping[str, Any]) -> Call:
-    mask = options["attn_mask"]
-    is_nvidia = query.device.type == "cuda" and torch.version.cuda is not None
-    return Call(
-        capability=torch.cuda.get_device_capability(query.device) if is_nvidia else None,
-        cudnn=runtime_cudnn(),
-        dtype=query.dtype,
-        head_width=query.shape[-1],
-        dropout=options["dropout_p"],
-        is_deterministic=torch.are_deterministic_algorithms_enabled()
-        and not torch.is_deterministic_algorithms_warn_only_enabled(),
-        is_deprioritized=os.environ.get(_DEPRIORITIZED) == "1",
-        trains_mask=mask is not None and mask.requires_grad,
     )

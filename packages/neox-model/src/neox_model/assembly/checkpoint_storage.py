@@ -60,7 +60,12 @@ class InputStorage:
         if not tensor.is_floating_point():
             return tensor
         kept = _Kept(tensor.new_empty(0), tensor.shape, tensor.device)
-        mine = self._my_share(tensor.detach())
+        # This rank's part of the flat tensor, padded with zeros to equal lengths.
+        flat = tensor.detach().reshape(-1)
+        length = -(-flat.numel() // self._group.size)
+        mine = flat[self._group.rank * length : (self._group.rank + 1) * length]
+        if mine.numel() < length:
+            mine = torch.cat((mine, mine.new_zeros(length - mine.numel())))
         kept.share = self._place(kept, mine)
         kept.share.copy_(mine, non_blocking=kept.share.is_pinned())
         return kept
@@ -72,15 +77,6 @@ class InputStorage:
         # The buffer's slot is reused as soon as this input is released.
         share = share.clone() if share is kept.share else share
         return all_gather(share, self._group, dim=0)[: kept.shape.numel()].view(kept.shape)
-
-    def _my_share(self, tensor: Tensor) -> Tensor:
-        """Return this rank's part of the flat tensor, padded with zeros to equal lengths."""
-        flat = tensor.reshape(-1)
-        length = -(-flat.numel() // self._group.size)
-        mine = flat[self._group.rank * length : (self._group.rank + 1) * length]
-        if mine.numel() < length:
-            mine = torch.cat((mine, mine.new_zeros(length - mine.numel())))
-        return mine
 
     def _place(self, kept: _Kept, share: Tensor) -> Tensor:
         """Return memory for a part, released with `kept`."""

@@ -1,15 +1,17 @@
-"""Look up implementations by their configured name, and agree on choices over all ranks."""
+"""The types and the device of a training, and choices that all ranks agree on."""
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
-from torch import distributed
+from torch.distributed import ReduceOp
 
-from neox_model.errors import ModelError
+from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Group
 
-__all__ = ["DTYPES", "all_ranks_agree", "computing_device", "pick"]
+__all__ = ["DTYPES", "Autocast", "all_ranks_agree", "build_autocast", "computing_device"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -19,26 +21,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "fp64": torch.float64,
 }
 
-Choice = TypeVar("Choice")
-
-
-def pick(table: Mapping[str, Choice], value: str, parameter: str) -> Choice:
-    """Return the implementation with the given name.
-
-    Args:
-        table: name -> implementation.
-        value: the configured name.
-        parameter: name of the parameter, for the message.
-
-    Raises:
-        ModelError: this version has no implementation with this name.
-    """
-    if value not in table:
-        raise ModelError(
-            f"{parameter}: {value!r} has no implementation in this version; set one of {', '.join(table)}"
-        )
-    return table[value]
-
 
 def computing_device() -> torch.device:
     """Return the device that this process trains on: its GPU, or the CPU if there is none."""
@@ -47,10 +29,20 @@ def computing_device() -> torch.device:
     return torch.device("cpu")
 
 
+# Returns a new context at each call.
+Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+def build_autocast(dtype: str | None, device: torch.device) -> Autocast:
+    """Build a context that computes matrix products in a type of `DTYPES`; None: one without effect.
+
+    Weights and gradients stay in float32. The models themselves enter it, in `forward` and around the loss
+    of a pipeline's last stage, so that training, evaluation, generation and recomputation compute alike.
+    """
+    return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype=DTYPES[dtype])
+
+
 def all_ranks_agree(control: Group, mine: bool) -> bool:
     """Return True if `mine` is True on every rank. Collective over the control group."""
-    if control.size == 1:
-        return mine
     flag = torch.tensor(int(mine), device="cpu")
-    distributed.all_reduce(flag, distributed.ReduceOp.MIN, group=control.process_group)
-    return bool(flag.item())
+    return bool(all_reduce(flag, control, ReduceOp.MIN).item())

@@ -48,11 +48,8 @@ logger = logging.getLogger(__name__)
 # Estimated cost of compilation, and cautious estimate of its gain, to decide whether a trial is worthwhile.
 _SECONDS_TO_COMPILE = 60.0
 _SHARE_GAINED = 0.1
-_REPEATS = 3
 # Largest |compiled - eager| / |eager| of the layers' output that is attributed to rounding.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-# Graphs differ by kind of attention, and between training and evaluation.
-_GRAPHS_OF_A_FUNCTION = 64
 
 
 def compile_layers(
@@ -156,12 +153,14 @@ class _Trial:
         for module in (collectives, sequence, random, flex, parallel_attention):
             for function in module.COMPILE_DISABLED:
                 function.disable_compile()
-        limit_graphs(_GRAPHS_OF_A_FUNCTION)
+        # They differ by kind of attention, and between training and evaluation.
+        limit_graphs(64)
         for layer in self.layers:
             layer.compiled = torch.compile(layer.block, dynamic=False, backend=backend)
         try:
             seconds = self._in_training(self._seconds)
-            difference = _relative(self._output(), expected)
+            exact = expected.double()
+            difference = float((self._output().double() - exact).norm() / exact.norm())
         except (RuntimeError, OSError, recompile_limit_error()) as error:
             return _Found(failure=f"the compiler fails: {_in_one_line(error)}")
         bound = _TOLERANCE[DTYPES[self._run.precision.computes_in]]
@@ -186,12 +185,12 @@ class _Trial:
         return run()
 
     def _seconds(self) -> float:
-        return min(self._timed_once() for _ in range(_REPEATS))
-
-    def _timed_once(self) -> float:
-        began = self._now()
-        self._train()
-        return self._now() - began
+        times = []
+        for _ in range(3):
+            began = self._now()
+            self._train()
+            times.append(self._now() - began)
+        return min(times)
 
     def _now(self) -> float:
         torch.get_device_module(self.device).synchronize()
@@ -254,11 +253,6 @@ def _why_not(trial: _Trial, run: RunSpec, groups: Groups, iterations: int) -> st
         f"the expected gain, a tenth of their time in {counted(iterations, 'iteration')}, is {gained:.0f} s, "
         "less than compilation takes"
     )
-
-
-def _relative(given: Tensor, expected: Tensor) -> float:
-    wide, exact = given.double(), expected.double()
-    return float((wide - exact).norm() / exact.norm())
 
 
 def _in_one_line(error: Exception) -> str:

@@ -35,49 +35,34 @@ def attach_compression(model: nn.Module, run: RunSpec, *, in_forward: bool | Non
         in_forward: quantize weights in the forward pass; None: as configured.
     """
     section = run.compression
-    memberships = configured_matrices(section, run.compressible)
+    matrices = configured_matrices(section, run.compressible)
     if in_forward is None:
         in_forward = section.weight_quantization.shared_parameters.quantize_weight_in_forward
     for name, module in list(named_logical_modules(model)):
-        if name in memberships and isinstance(module, Linear):
-            module.compression = _compression_of(
+        if name not in matrices or not isinstance(module, Linear):
+            continue
+        memberships, quantizer, bits, inputs = matrices[name], None, None, None
+        if "weight_quantization" in memberships:
+            quantizer, bits = _weight_quantizer(
                 name,
                 module,
-                memberships[name],
+                memberships["weight_quantization"],
                 section,
                 in_forward=in_forward,
                 seed=run.initialization.seed,
-                stretches_periods=run.fusions.has_second_derivatives,
             )
-
-
-def _compression_of(
-    name: str,
-    module: Linear,
-    memberships: dict[str, Membership],
-    section: CompressionTraining,
-    *,
-    in_forward: bool,
-    seed: int,
-    stretches_periods: bool,
-) -> MatrixCompression:
-    quantizer, bits, inputs = None, None, None
-    if "weight_quantization" in memberships:
-        quantizer, bits = _weight_quantizer(
-            name, module, memberships["weight_quantization"], section, in_forward=in_forward, seed=seed
+        if "activation_quantization" in memberships:
+            inputs = _input_quantizer(module, memberships["activation_quantization"], section)
+        prunings, rules = _prunings(module, memberships, section)
+        module.compression = MatrixCompression(
+            quantizer=quantizer,
+            bits=bits,
+            inputs=inputs,
+            inputs_offset=section.activation_quantization.shared_parameters.schedule_offset,
+            prunings=prunings,
+            rules=rules,
+            stretches_periods=run.fusions.has_second_derivatives,
         )
-    if "activation_quantization" in memberships:
-        inputs = _input_quantizer(module, memberships["activation_quantization"], section)
-    prunings, rules = _prunings(module, memberships, section)
-    return MatrixCompression(
-        quantizer=quantizer,
-        bits=bits,
-        inputs=inputs,
-        inputs_offset=section.activation_quantization.shared_parameters.schedule_offset,
-        prunings=prunings,
-        rules=rules,
-        stretches_periods=stretches_periods,
-    )
 
 
 def _weight_quantizer(

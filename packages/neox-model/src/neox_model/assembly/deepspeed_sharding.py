@@ -15,7 +15,7 @@ from torch import nn
 from neox_config.errors import NeoXError
 from neox_model.deepspeed_compat import is_partitioned, why_not_async_io
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.mpu import ModelParallelUnit
+from neox_model.parallel.mpu import model_parallel_unit
 
 __all__ = ["gathered", "partitioning"]
 
@@ -34,7 +34,7 @@ def partitioning(groups: Groups, settings: dict[str, Any]) -> AbstractContextMan
     return deepspeed.zero.Init(
         data_parallel_group=groups.data.process_group,
         config_dict_or_path=settings,
-        mpu=ModelParallelUnit(groups),
+        mpu=model_parallel_unit(groups),
     )
 
 

@@ -90,8 +90,9 @@ class Distillation:
                 logits_BSV, expected_BSV, weights_BS, loss_fn.vocab_size
             )
         if self._weight:
-            difference = sum(_mean_square(*pair) for pair in zip(own, theirs, strict=True)) / len(own)
-            loss = loss + self._weight * (difference * weights_BS.t()).sum()
+            pairs = zip(own, theirs, strict=True)
+            squares = [(widen(mine) - widen(other)).square().mean(dim=-1) for mine, other in pairs]
+            loss = loss + self._weight * (sum(squares) / len(own) * weights_BS.t()).sum()
         return loss
 
     def _divergence(
@@ -105,10 +106,6 @@ class Distillation:
         )
         divergence_BS = (expected.exp() * (expected - found)).sum(dim=-1)
         return self._temperature**2 * (divergence_BS * weights_BS).sum()
-
-
-def _mean_square(own_SBD: Tensor, theirs_SBD: Tensor) -> Tensor:
-    return (widen(own_SBD) - widen(theirs_SBD)).square().mean(dim=-1)
 
 
 @contextmanager

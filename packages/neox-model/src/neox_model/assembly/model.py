@@ -21,14 +21,12 @@ from torch import nn
 from neox_config.spec.model import ModelSpec, Retrieval, Vocabulary
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.activation_checkpointing import build_recomputation, passes_in_flight
-from neox_model.assembly.as_sequential import SequentialModel, as_sequential
+from neox_model.assembly.as_sequential import LayerPlan, SequentialModel
 from neox_model.assembly.as_stages import StagedModel, as_stages
 from neox_model.assembly.attention import build_input_position, log_attention_paths
-from neox_model.assembly.autocast import build_autocast
-from neox_model.assembly.choices import DTYPES, computing_device
+from neox_model.assembly.choices import DTYPES, build_autocast, computing_device
 from neox_model.assembly.compression import attach_compression
 from neox_model.assembly.operators import choose_loss_operator, choose_operators
-from neox_model.assembly.plan import LayerPlan
 from neox_model.assembly.towers import BLOCK, QUERY, SHARED, TowerModel
 from neox_model.assembly.transformer import build_init, build_layer, build_norm
 from neox_model.assembly.zero_sharding import (
@@ -206,7 +204,7 @@ def build_stage(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
     start = 0 if pipe.rank == 0 else 1 + pipe.rank * num_layers // pipe.size
     stop = len(plan) if pipe.rank == pipe.size - 1 else 1 + (pipe.rank + 1) * num_layers // pipe.size
     with device:
-        model = as_sequential(
+        model = SequentialModel(
             plan[start:stop],
             loss_fn=_loss(run, groups.model, spec.embedding.entries(vocab_size)),
             autocast=build_autocast(run.precision.autocast, device),
@@ -260,11 +258,11 @@ def _assemble(
     if isinstance(spec.head, Retrieval):
         loss = RetrievalLoss(groups.data, best=run.targets.report_topk_accuracies)
         towers = {
-            name: as_sequential(plan, loss_fn=loss, recomputation=recomputation, autocast=autocast)
+            name: SequentialModel(plan, loss_fn=loss, recomputation=recomputation, autocast=autocast)
             for name in _tower_names(spec.head)
         }
         return TowerModel(towers, loss_fn=loss)
-    return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
+    return SequentialModel(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
 
 
 def _log_share(model: nn.Module, groups: Groups) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from neox_config.facts.norms import NORM_FACTS
 from neox_config.spec.model import Attention, Layer, ModelSpec, Retrieval, Rotary
-from neox_config.spec.run import Compilation, Fusion, Fusions, RunSpec
+from neox_config.spec.run import Fusion, Fusions, RunSpec
 from neox_kernels import (
     KernelUnavailable,
     Operator,
@@ -107,17 +107,17 @@ def choose_operators(
         return _exported(is_encoder=spec.is_encoder)
     if device.type == "cuda":
         private_compiler_cache()
-    chooser = _Chooser.of(groups, device=device, dtype=dtype, autocast=run.precision.autocast)
+    chooser = _Chooser(groups, device=device, dtype=dtype, autocast=run.precision.autocast)
     tokens, ranks = (run.batch.length, run.batch.micro), groups.model.size
     shape_SBD = (*tokens, spec.width)
+    # The reference draws other random numbers, so layers cannot alternate.
+    dropout_fusion = fusions.bias_dropout
+    if dropout_fusion == "auto" and device.type == "cuda" and run.compilation.requested is not False:
+        logger.info("bias_dropout_add: reference implementation, which torch.compile fuses")
+        dropout_fusion = False
     norm, norm_of_sum, norm_with_input = _norms(spec, fusions, run.dropout.hidden, chooser, shape_SBD)
     found = Operators(
-        bias_dropout_add=chooser.fused(
-            "bias-dropout-fusion",
-            _bias_dropout_fusion(fusions, run.compilation, device),
-            bias_dropout_add,
-            shape_SBD,
-        ),
+        bias_dropout_add=chooser.fused("bias-dropout-fusion", dropout_fusion, bias_dropout_add, shape_SBD),
         norm=norm,
         norm_of_sum=norm_of_sum,
         norm_with_input=norm_with_input,
@@ -217,17 +217,8 @@ def choose_loss_operator(
         return None
     columns = -(-vocab_size // groups.model.size)
     rows = min(chunk_rows_on(device, columns), run.batch.length * run.batch.micro)
-    chooser = _Chooser.of(groups, device=device, dtype=dtype, autocast=run.precision.autocast)
+    chooser = _Chooser(groups, device=device, dtype=dtype, autocast=run.precision.autocast)
     return chooser.fused("loss-fusion", requested, cross_entropy, (rows, columns))
-
-
-def _bias_dropout_fusion(fusions: Fusions, compilation: Compilation, device: torch.device) -> Fusion:
-    """Return what is requested; the reference draws other random numbers, so layers cannot alternate."""
-    is_compiled = device.type == "cuda" and compilation.requested is not False
-    if fusions.bias_dropout == "auto" and is_compiled:
-        logger.info("bias_dropout_add: reference implementation, which torch.compile fuses")
-        return False
-    return fusions.bias_dropout
 
 
 def _projection_arguments(
@@ -265,7 +256,6 @@ def _why_not_flex(head_width: int, dropout: float, device: torch.device) -> str 
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Chooser:
     """Chooses between the fused and the reference implementation of operators.
 
@@ -273,23 +263,13 @@ class _Chooser:
     requests for the fused ones.
     """
 
-    device: torch.device
-    dtype: torch.dtype
-    agree: Callable[[bool], bool] | None
-    has_one_dtype: bool = True
-
-    @classmethod
-    def of(
-        cls, groups: Groups, *, device: torch.device, dtype: torch.dtype, autocast: str | None
-    ) -> "_Chooser":
-        """Return the chooser of a model."""
-        control = groups.control
-        return cls(
-            device=device,
-            dtype=dtype,
-            agree=None if control.size == 1 else partial(all_ranks_agree, control),
-            has_one_dtype=autocast is None,
-        )
+    def __init__(
+        self, groups: Groups, *, device: torch.device, dtype: torch.dtype, autocast: str | None
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.agree = None if groups.control.size == 1 else partial(all_ranks_agree, groups.control)
+        self.has_one_dtype = autocast is None
 
     def form(
         self,

@@ -1,7 +1,5 @@
 """Build the optimizer."""
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -44,7 +42,13 @@ def build_optimizer(
     groups = split_by_weight_decay(model.parameters(), optimizer.params.weight_decay)
     own = OPTIMIZERS.get(optimizer.kind)
     if own is not None:
-        _check_device(optimizer, groups, is_offloaded=run.layout.offloads_optimizer)
+        device = groups[0]["params"][0].device
+        if optimizer.kind.startswith("cpu_") and device.type != "cpu" and not run.layout.offloads_optimizer:
+            raise ConfigError(
+                f"optimizer.type: {optimizer.type} requires CPU-resident or offloaded parameters, but the "
+                f"weights are on {device}; add zero_optimization: {{stage: 1, offload_optimizer: "
+                "{device: cpu}}"
+            )
         values, facts = optimizer.params.model_dump(), OPTIMIZER_FACTS[optimizer.kind]
         arguments = facts.arguments_in_effect(optimizer.params.given())
         if facts.joins_split_weights:
@@ -54,7 +58,10 @@ def build_optimizer(
         if facts.joins_rows is not None:
             arguments["row_group"] = data_group if run.partitions_rows else SINGLE_RANK
         if facts.matrix_states:
-            groups = split_by_kind(groups, _matrices_of_layers(model))
+            # The head is not one of these.
+            linear = (ColumnParallelLinear, RowParallelLinear)
+            matrices = {id(module.weight) for module in model.modules() if isinstance(module, linear)}
+            groups = split_by_kind(groups, matrices)
             is_wide = run.precision.weights in ("fp32", "fp64")
             arguments["iteration_dtype"] = DTYPES[run.precision.weights] if is_wide else torch.bfloat16
         return own(groups, **{name: values[name] for name in facts.declared}, **arguments)
@@ -62,28 +69,7 @@ def build_optimizer(
         known = ", ".join(sorted({*OPTIMIZERS, *_TORCH_CLASSES}))
         raise ConfigError(f"optimizer.type: unknown optimizer {optimizer.type!r}; set one of {known}")
     arguments = {name: value for name, value in optimizer.params.given().items() if name != "weight_decay"}
-    return _build_torch_class(_TORCH_CLASSES[optimizer.kind], groups, arguments)
-
-
-def _check_device(section: Chosen, groups: list[dict[str, Any]], *, is_offloaded: bool) -> None:
-    """Raise an error if a CPU optimizer has parameters that are neither on the CPU nor offloaded."""
-    device = groups[0]["params"][0].device
-    if section.kind.startswith("cpu_") and device.type != "cpu" and not is_offloaded:
-        raise ConfigError(
-            f"optimizer.type: {section.type} requires CPU-resident or offloaded parameters, but the weights "
-            f"are on {device}; add zero_optimization: {{stage: 1, offload_optimizer: {{device: cpu}}}}"
-        )
-
-
-def _matrices_of_layers(model: nn.Module) -> set[int]:
-    """Return the ids of the weights of linear layers, without the head, which is not one of these."""
-    linear = (ColumnParallelLinear, RowParallelLinear)
-    return {id(module.weight) for module in model.modules() if isinstance(module, linear)}
-
-
-def _build_torch_class(
-    kind: type[Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
-) -> Optimizer:
+    kind = _TORCH_CLASSES[optimizer.kind]
     try:
         return kind(groups, **arguments)
     # torch's constructors raise any of the three for invalid arguments.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from neox_model.assembly.plan import LayerPlan
+from neox_model.assembly.as_sequential import LayerPlan
 from neox_model.errors import LayoutError
 
 __all__ = ["partition"]
@@ -46,7 +46,10 @@ def _ends(plan: Sequence[LayerPlan], parts: int, method: str) -> list[int]:
     if kind.lower() == "uniform":
         return _equal_lengths(len(plan), parts)
     if kind.lower() == "parameters":
-        return _equal_sums([_elements(layer) for layer in plan], parts)
+        # Without allocating the parameters.
+        with torch.device("meta"):
+            modules = [layer.cls(**layer.kwargs) for layer in plan]
+        return _equal_sums([sum(each.numel() for each in module.parameters()) for module in modules], parts)
     matches = [re.search(pattern, layer.cls.__name__, re.IGNORECASE) is not None for layer in plan]
     if not any(matches):
         names = ", ".join(sorted({layer.cls.__name__ for layer in plan}))
@@ -54,12 +57,6 @@ def _ends(plan: Sequence[LayerPlan], parts: int, method: str) -> list[int]:
             f"pipe-partition-method {method!r} matches no layer; the classes of the layers are {names}"
         )
     return _equal_sums([int(match) for match in matches], parts)
-
-
-def _elements(layer: LayerPlan) -> int:
-    """Return the number of elements of a layer's parameters, without allocating them."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in layer.cls(**layer.kwargs).parameters())
 
 
 def _equal_lengths(count: int, parts: int) -> list[int]:

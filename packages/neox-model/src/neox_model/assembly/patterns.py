@@ -1,7 +1,6 @@
 """Build the attention patterns of layers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
@@ -23,73 +22,53 @@ from neox_model.parallel.groups import Group
 __all__ = ["PATTERNS", "build_pattern"]
 
 Factory = Callable[[], Pattern]
-Layout = Callable[["_Request"], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What determines the layout of a head.
-
-    Args:
-        blocks: the settings.
-        num_blocks: blocks of the longest window.
-        head: index of the head among all heads.
-        draw: draws its random blocks.
-        is_causal: blocks see only earlier blocks and themselves.
-    """
-
-    blocks: Blocks
-    num_blocks: int
-    head: int
-    draw: Draw
-    is_causal: bool
-
-
-def _fixed(request: _Request) -> Tensor:
-    blocks = request.blocks
+def _fixed(blocks: Blocks, num_blocks: int, head: int, draw: Draw, is_causal: bool) -> Tensor:
     return fixed_layout(
-        request.num_blocks,
+        num_blocks,
         local_blocks=blocks.local_blocks,
         global_blocks=blocks.global_blocks,
-        pattern=request.head % blocks.patterns,
-        is_causal=request.is_causal,
+        pattern=head % blocks.patterns,
+        is_causal=is_causal,
         has_global_rows=blocks.has_global_rows,
     )
 
 
-def _variable(request: _Request) -> Tensor:
-    blocks = request.blocks
+def _variable(blocks: Blocks, num_blocks: int, head: int, draw: Draw, is_causal: bool) -> Tensor:
     return variable_layout(
-        request.num_blocks,
+        num_blocks,
         windows=blocks.windows,
         global_ranges=blocks.global_ranges,
-        draw=request.draw,
-        is_causal=request.is_causal,
+        draw=draw,
+        is_causal=is_causal,
         has_global_rows=blocks.has_global_rows,
     )
 
 
-def _bslongformer(request: _Request) -> Tensor:
+def _bslongformer(blocks: Blocks, num_blocks: int, head: int, draw: Draw, is_causal: bool) -> Tensor:
     return bslongformer_layout(
-        request.num_blocks,
-        sliding_blocks=request.blocks.sliding_blocks,
-        global_ranges=request.blocks.global_ranges,
-        is_causal=request.is_causal,
+        num_blocks,
+        sliding_blocks=blocks.sliding_blocks,
+        global_ranges=blocks.global_ranges,
+        is_causal=is_causal,
     )
 
 
-def _bigbird(request: _Request) -> Tensor:
+def _bigbird(blocks: Blocks, num_blocks: int, head: int, draw: Draw, is_causal: bool) -> Tensor:
     return bigbird_layout(
-        request.num_blocks,
-        sliding_blocks=request.blocks.sliding_blocks,
-        global_blocks=request.blocks.global_blocks,
-        draw=request.draw,
-        is_causal=request.is_causal,
+        num_blocks,
+        sliding_blocks=blocks.sliding_blocks,
+        global_blocks=blocks.global_blocks,
+        draw=draw,
+        is_causal=is_causal,
     )
 
 
-# Kind of a layout of blocks -> function that returns the layout of a head.
-_LAYOUTS: dict[str, Layout] = {
+# Kind of a layout of blocks -> function that returns the layout of a head, given the settings, the blocks of
+# the longest window, the index of the head among all heads, what draws its random blocks, and whether blocks
+# see only earlier blocks and themselves.
+_LAYOUTS: dict[str, Callable[[Blocks, int, int, Draw, bool], Tensor]] = {
     "sparse_fixed": _fixed,
     "sparse_variable": _variable,
     "bslongformer": _bslongformer,
@@ -106,7 +85,7 @@ def _blocks(mixer: Attention, pattern: Blocks, layer_index: int, length: int, gr
         draw = random_blocks(
             pattern.random_blocks, seed=pattern.seed, layer=layer_index, head=head, among=among
         )
-        return _LAYOUTS[pattern.kind](_Request(pattern, num_blocks, head, draw, is_causal))
+        return _LAYOUTS[pattern.kind](pattern, num_blocks, head, draw, is_causal)
 
     return partial(
         BlockPattern,

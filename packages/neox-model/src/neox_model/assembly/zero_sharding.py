@@ -28,7 +28,6 @@ __all__ = [
 
 # Imported by name: DeepSpeed and torch's `fully_shard` take seconds to import; many trainings use neither.
 _DEEPSPEEDS = "neox_model.assembly.deepspeed_sharding"
-_FULLY_SHARD = "neox_model.parallel.sharding"
 
 
 def without_zero(run: RunSpec) -> RunSpec:
@@ -59,7 +58,7 @@ def partition_model(run: RunSpec, model: nn.Module, groups: Groups) -> None:
     """Partition a model over the data group for the torch engine, as its ZeRO stage says. Collective."""
     second, is_last = run.layout.second_partition, run.layout.zero == 3
     summed_in = run.reduces_in if run.gradients.reduces_each else run.gradients.accumulate_in
-    sharding = importlib.import_module(_FULLY_SHARD)
+    sharding = importlib.import_module("neox_model.parallel.sharding")
     sharding.partition(
         model,
         # The last two layers, norm and head, are gathered with the root.

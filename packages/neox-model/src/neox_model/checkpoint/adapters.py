@@ -1,6 +1,14 @@
-"""Read the pairs of matrices in a checkpoint of adapters, in one process."""
+"""Read the pairs of matrices in a checkpoint of adapters, and merge them into their base, in one process.
 
-from collections.abc import Mapping
+For a merge the weights are read, changed and written one after another, so that memory holds one at a time.
+The result is a checkpoint of a whole model without optimizer states; it is a base for other adapters, and
+loads wherever the base loads.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -9,14 +17,20 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from neox_config.counted import counted
 from neox_config.facts.adapters import adapter_scale
 from neox_config.schema.sections.adapters import AdaptersSection
-from neox_model.checkpoint.base import record_in
-from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.base import record_in, recorded_base
+from neox_model.checkpoint.blocks import whole_block
+from neox_model.checkpoint.contents import Layout, Manifest, first_problem
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 from neox_model.checkpoint.shards import ShardReader
+from neox_model.checkpoint.stream import StreamedTensor, write_whole_tensors
+from neox_model.versions import package_versions
 
-__all__ = ["Adapters", "adaptable", "whole_tensor"]
+__all__ = ["Adapters", "adaptable", "merge_adapters"]
+
+logger = logging.getLogger(__name__)
 
 _SIDES = (".adapter.a", ".adapter.b")
 # What determines the products; the folder of the base is recorded with its checksum.
@@ -50,7 +64,7 @@ class Adapters:
                 "training with lora-rank saved"
             )
         self.base = base
-        self._reader = ShardReader(folder, self.manifest.files)
+        self._reader = ShardReader(folder, self.manifest)
         names = self.manifest.weight_names
         self.matrices = {name.removesuffix(side) for side in _SIDES for name in names if name.endswith(side)}
         if not names or names != {matrix + side for matrix in self.matrices for side in _SIDES}:
@@ -95,7 +109,7 @@ class Adapters:
         Raises:
             CheckpointError: they are damaged.
         """
-        a, b = (whole_tensor(self._reader, self.manifest, f"{matrix}{side}") for side in _SIDES)
+        a, b = (_whole_tensor(self._reader, self.manifest, f"{matrix}{side}") for side in _SIDES)
         return a, b
 
     def product(self, matrix: str) -> Tensor:
@@ -131,22 +145,78 @@ def _recorded_section(folder: Path, config: Mapping[str, Any]) -> AdaptersSectio
     except KeyError as error:
         problem = f"{error.args[0]} is missing"
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        problem = f"{' / '.join(map(str, first['loc']))}: {quoted(first['msg'])}"
+        problem = first_problem(error)
     raise DamagedManifestError(f"config / {problem}", folder)
 
 
-def whole_tensor(reader: ShardReader, manifest: Manifest, name: str) -> Tensor:
+def _whole_tensor(reader: ShardReader, manifest: Manifest, name: str) -> Tensor:
     """Return a weight of a checkpoint, whole and in float32.
 
     Raises:
         CheckpointError: it is damaged.
     """
-    record = manifest.tensors[name]
-    wanted = (tuple((0, length) for length in record.shape), 0, prod(record.shape))
-    reader.check_sums([(record, wanted)])
+    shape = manifest.tensors[name].shape
     # Float32 holds every value of the dtypes in which weights are stored.
-    target = torch.empty(prod(record.shape))
-    reader.check(name, record, wanted, target.dtype)
-    reader.fill(target, name, record, wanted)
-    return target.view(record.shape)
+    target, wanted = torch.empty(prod(shape)), (whole_block(shape), 0, prod(shape))
+    reader.check([(name, wanted, target.dtype)])
+    reader.fill(target, name, wanted)
+    return target.view(shape)
+
+
+def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) -> Path:
+    """Write the weights of a base with adapters merged into them.
+
+    Args:
+        adapters: folder of one checkpoint of adapters.
+        output: folder of checkpoints to write to; the checkpoint has the iteration of the adapters.
+        base: folder of the checkpoints of the base; None: the one that the adapters name.
+
+    Returns:
+        The folder of the new checkpoint.
+
+    Raises:
+        CheckpointError: a checkpoint is damaged, it is not one of adapters, or the base is another one.
+        OSError: the output cannot be written.
+    """
+    found = Adapters(adapters)
+    folder = recorded_base(found.base, base)
+    whole = Manifest.read(folder)
+    reader = ShardReader(folder, whole)
+    names = sorted(whole.weight_names)
+    found.check_base(folder, {name: whole.tensors[name].shape for name in names})
+
+    def values(name: str) -> Iterator[Tensor]:
+        weight = _whole_tensor(reader, whole, name)
+        matrix = name.removesuffix(".weight")
+        if matrix in found.matrices and matrix != name:
+            weight += found.product(matrix).to(weight.dtype)
+        yield weight
+
+    merged = replace(
+        whole,
+        iteration=found.manifest.iteration,
+        layout=Layout(data=1, model=1, pipe=1),
+        config={**whole.config, **_of_adapters(found.manifest)},
+        optimizer=None,
+        optimizer_scalars={},
+        packages=package_versions(),
+    )
+    tensors = [StreamedTensor(name, whole.tensors[name].shape, torch.float32) for name in names]
+    final, _ = write_whole_tensors(merged, tensors, values, output)
+    adapters_there, tensors_there = counted(len(found.matrices), "adapter"), counted(len(names), "tensor")
+    logger.info("merged %s into %s", adapters_there, tensors_there)
+    return final
+
+
+def _of_adapters(manifest: Manifest) -> dict[str, Any]:
+    """Return the settings of the adapters' training that the merged model keeps.
+
+    The tokenizer is that of the base, but the adapters may have been trained with a copy of its files, and
+    the chat template is next to these.
+    """
+    config = manifest.config
+    kept = {"stop_tokens": config["stop_tokens"]} if "stop_tokens" in config else {}
+    files = {name: config[name] for name in ("vocab_file", "merge_file") if config.get(name)}
+    if all(map(os.path.exists, files.values())):
+        kept |= {name: os.path.abspath(path) for name, path in files.items()}
+    return kept

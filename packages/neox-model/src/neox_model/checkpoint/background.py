@@ -11,11 +11,11 @@ next save waits for it.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,7 +24,7 @@ from neox_model.checkpoint.outcome import gather
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.save import Saving, shard_size
 from neox_model.checkpoint.shards import plan_shard
-from neox_model.checkpoint.snapshot import Snapshot
+from neox_model.checkpoint.snapshot import Snapshot, in_thread
 from neox_model.checkpoint.writer_process import WriterProcess
 from neox_model.parallel.delayed_exchange import DelayedExchange
 from neox_model.parallel.groups import Groups
@@ -52,7 +52,8 @@ class BackgroundSaves:
         self._snapshot = Snapshot(device)
         self._all_done = DelayedExchange(groups.control, "min")
         self._saving: Saving | None = None
-        self._stage: _Stage | None = None
+        # Writing the shard, or making the checkpoint visible.
+        self._stage: WriterProcess | Future[None] | None = None
         self._publications: list[Callable[[], None]] = []
         self._deletion: Thread | None = None
 
@@ -107,7 +108,7 @@ class BackgroundSaves:
         if self._saving is not None and self._all_done.receive():
             self._continue()
         if self._stage is not None:
-            self._all_done.send(int(self._stage.has_ended()))
+            self._all_done.send(int(self._stage.done()))
 
     def finish(self) -> None:
         """Wait until the save under way, if there is one, is complete. Collective over all ranks.
@@ -117,7 +118,8 @@ class BackgroundSaves:
         """
         self._all_done.receive()
         while self._stage is not None:
-            self._stage.wait()
+            if isinstance(self._stage, WriterProcess):
+                self._stage.wait()
             self._continue()
 
     def settle(self) -> None:
@@ -131,12 +133,12 @@ class BackgroundSaves:
         A shard that is being written is left unfinished, and its checkpoint does not become visible, which is
         logged; a checkpoint that is being made visible is completed.
         """
-        if isinstance(self._stage, WriterProcess) and self._saving is not None:
-            logger.warning("%s was not saved: the training ended while it was written", self._saving.final)
-        if isinstance(self._stage, _Publication) and self._saving is not None:
-            error = self._stage.error()
-            if error is not None:
-                logger.error("%s was not saved: %s", self._saving.final, error)
+        if self._saving is not None:
+            final = self._saving.final
+            if isinstance(self._stage, WriterProcess):
+                logger.warning("%s was not saved: the training ended while it was written", final)
+            elif self._stage is not None and self._stage.exception() is not None:
+                logger.error("%s was not saved: %s", final, self._stage.exception())
         self._leave()
         self._snapshot.close()
         if self._deletion is not None:
@@ -147,21 +149,17 @@ class BackgroundSaves:
         """Begin the part of the save that follows the one that is done on all ranks. Collective."""
         stage = self._stage
         with self._ended_on_failure() as saving:
-            if isinstance(stage, WriterProcess):
-                with saving.shared_outcome():
-                    pieces, size = stage.result()
-                saving.collect(pieces, size)
+            assert stage is not None, "a part is under way"
+            with saving.shared_outcome():
+                written = stage.result()
+            if written is not None:
+                saving.collect(*written)
                 self._leave_stage()
                 self._publications = saving.publications()
-                self._stage = _Publication(self._publications.pop(0))
-                return
-            assert isinstance(stage, _Publication), "one of two parts is under way"
-            with saving.shared_outcome():
-                stage.result()
             if self._publications:
-                self._stage = _Publication(self._publications.pop(0))
-                return
-            self._leave()
+                self._stage = in_thread(self._publications.pop(0))
+            else:
+                self._leave()
 
     def _leave(self) -> None:
         self._leave_stage()
@@ -185,36 +183,3 @@ class BackgroundSaves:
             self._deletion = Thread(target=saving.abandon, daemon=True)
             self._deletion.start()
             raise
-
-
-class _Stage(Protocol):
-    """A part of a save that this rank does while the training continues."""
-
-    def has_ended(self) -> bool:
-        """Return whether it is done or has failed."""
-
-    def wait(self) -> None:
-        """Wait until it is done or has failed."""
-
-
-class _Publication:
-    """A part that makes the checkpoint visible, in a thread that does not communicate."""
-
-    def __init__(self, publish: Callable[[], None]) -> None:
-        thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-publication")
-        self._outcome = thread.submit(publish)
-        thread.shutdown(wait=False)
-
-    def has_ended(self) -> bool:
-        return self._outcome.done()
-
-    def wait(self) -> None:
-        self._outcome.exception()
-
-    def error(self) -> BaseException | None:
-        """Wait until it is done; return the error if it failed."""
-        return self._outcome.exception()
-
-    def result(self) -> None:
-        """Raise the error if it failed."""
-        self._outcome.result()

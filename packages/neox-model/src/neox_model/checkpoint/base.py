@@ -4,7 +4,6 @@ A checkpoint of adapters records the SHA-256 of the base's manifest, which conta
 of its tensors. Adapters are loaded only on the base that they were trained with.
 """
 
-import hashlib
 import logging
 import os
 from collections.abc import Mapping
@@ -16,18 +15,18 @@ from torch import nn
 
 from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
 from neox_config.facts.stores import is_url
+from neox_config.spec.refusals import other_model
 from neox_model.checkpoint import directory as folders
-from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse_model_changes
-from neox_model.checkpoint.contents import Manifest, is_count
+from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse
+from neox_model.checkpoint.contents import Manifest, is_count, manifest_sha256
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.whole_weights import (
-    WantedWeight,
     check_wanted,
     fill_wanted,
-    shape_problems,
+    model_problems,
     wanted_weight,
 )
 from neox_model.parallel.groups import Groups
@@ -38,7 +37,6 @@ __all__ = [
     "base_record",
     "check_base",
     "load_base",
-    "manifest_sha256",
     "record_in",
     "recorded_base",
 ]
@@ -94,14 +92,23 @@ def load_base(
         manifest = Manifest.read(folder)
         changes = changes_since(manifest, config)
         of_model = tuple(change for change in changes.model if not change.label.startswith(_OF_ADAPTERS))
-        refuse_model_changes(
-            replace(changes, model=of_model), remedy="set the base's values, or another base"
-        )
-        _check(manifest, frozen, names, folder)
-        reader = ShardReader(folder, manifest.files)
-        check_wanted(frozen, manifest, reader)
+        refuse(other_model(replace(changes, model=of_model), remedy="set the base's values, or another base"))
+        recorded = record_in(manifest)
+        if recorded is not None:
+            raise CheckpointError(
+                f"{folder} is a checkpoint of adapters, which contains no model; set lora-base to their "
+                f"base, {recorded['folder']}, or merge them first"
+            )
+        problems = model_problems(names, ((weight.name, weight.shape) for weight in frozen), manifest)
+        if problems:
+            raise CheckpointError(
+                f"the base {folder} contains a different model: {problems[0]}; set the base's values, or "
+                "lora-base to another folder"
+            )
+        reader = ShardReader(folder, manifest)
+        check_wanted(frozen, reader)
         digest = manifest_sha256(folder)
-    fill_wanted(frozen, manifest, reader, writable=writable)
+    fill_wanted(frozen, reader, writable=writable)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
     logger.info("adapters are added to the weights of %s", folder)
@@ -142,14 +149,11 @@ def record_in(manifest: Manifest, folder: Path | None = None) -> Mapping[str, An
         return None
     names = ("folder", "iteration", "manifest_sha256")
     place, iteration, digest = map(found.get, names) if isinstance(found, Mapping) else (None,) * 3
-    if not (_is_path(place) and is_count(iteration) and isinstance(digest, str)):
+    is_path = isinstance(place, str) and 0 < len(place) <= _LONGEST_PATH and "\0" not in place
+    if not (is_path and is_count(iteration) and isinstance(digest, str)):
         problem = "config / base does not contain a folder, an iteration and a SHA-256"
         raise DamagedManifestError(problem, folder)
     return found
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= _LONGEST_PATH and "\0" not in value
 
 
 def _record(place: str, iteration: int, digest: str | None) -> dict[str, Any]:
@@ -157,87 +161,33 @@ def _record(place: str, iteration: int, digest: str | None) -> dict[str, Any]:
 
 
 def _find(place: str, adapters: Path | None, groups: Groups, cache: str | None) -> Path:
-    if is_url(place):
-        return _download(place, adapters, groups, cache)
-    directory, folder = Path(place), None
-    with shared_outcome(groups.control, f"finding a checkpoint in {directory}", keeps_bugs=True):
-        if groups.world.rank == 0:
-            folder = _of_adapters(directory, adapters) or folders.find_latest(directory)
-            if folder is None:
-                raise CheckpointError(
-                    f"{directory} contains no checkpoint; set lora-base to the folder of the model to adapt"
-                )
-    found: Path = gather(groups.control, folder)[0]
-    return found
-
-
-def _download(url: str, adapters: Path | None, groups: Groups, cache: str | None) -> Path:
-    name = None
-    with shared_outcome(groups.control, f"finding the base of {adapters}", keeps_bugs=True):
-        if groups.world.rank == 0 and (recorded := _recorded(adapters)) is not None:
-            name = checkpoint_name(recorded["iteration"])
-    name = gather(groups.control, name)[0]
-    folder = local_folder(url, groups, cache=cache, name=name, weights_only=True)
-    found = None if folder is None else folders.find_latest(folder)
-    if found is None:
-        raise CheckpointError(f"{url} contains no checkpoint; set lora-base to the URL of the model to adapt")
-    return found
-
-
-def _recorded(adapters: Path | None) -> Mapping[str, Any] | None:
-    """Return what the adapters in a folder record about their base; None without adapters."""
-    latest = None if adapters is None else folders.find_latest(adapters)
-    return None if latest is None else record_in(Manifest.read(latest), latest)
-
-
-def _of_adapters(directory: Path, adapters: Path | None) -> Path | None:
-    """Return the checkpoint in a folder that adapters were trained on; None without adapters.
+    """Return the checkpoint of the base: the one that adapters were trained on, or the latest. Collective.
 
     Raises:
-        CheckpointError: the folder does not contain it.
+        CheckpointError: the folder or store does not contain it.
     """
-    recorded = _recorded(adapters)
-    if recorded is None:
-        return None
-    found = directory / checkpoint_name(recorded["iteration"])
-    there = manifest_sha256(found)
-    if there is None:
-        raise CheckpointError(
-            f"{directory} does not contain {found.name}, on which the adapters in {adapters} were trained; "
-            "set lora-base to a folder with it (keep-last-n-checkpoints deletes earlier ones)"
-        )
-    # Another checkpoint of this iteration is refused when the bases are compared.
-    return found if there == recorded["manifest_sha256"] else None
-
-
-def manifest_sha256(folder: Path) -> str | None:
-    """Return the SHA-256 of a checkpoint's manifest; None if there is none."""
-    manifest = folder / MANIFEST
-    return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None
-
-
-def _check(manifest: Manifest, frozen: list[WantedWeight], names: set[str], folder: Path) -> None:
-    recorded = record_in(manifest)
-    if recorded is not None:
-        raise CheckpointError(
-            f"{folder} is a checkpoint of adapters, which contains no model; set lora-base to their base, "
-            f"{recorded['folder']}, or merge them first"
-        )
-    stored = manifest.weight_names
-    lacking = next((name for name in sorted(manifest.files) if not (folder / name).is_file()), None)
-    if lacking is not None:
-        raise CheckpointError(
-            f"the base {folder} lacks {lacking} on this host; if it was saved on the disks of several hosts "
-            "(use-node-local-storage), copy the files of all hosts into one folder that all hosts read"
-        )
-    problems = [f"{name} is not in the checkpoint" for name in sorted(names - stored)]
-    problems += [f"{name} is in the checkpoint but not in this model" for name in sorted(stored - names)]
-    problems += shape_problems(frozen, manifest)
-    if problems:
-        raise CheckpointError(
-            f"the base {folder} contains a different model: {problems[0]}; set the base's values, or "
-            "lora-base to another folder"
-        )
+    folder: Path | None = None
+    name: str | None = None
+    with shared_outcome(groups.control, f"finding the base in {place}", keeps_bugs=True):
+        if groups.world.rank == 0:
+            latest = None if adapters is None else folders.find_latest(adapters)
+            recorded = None if latest is None else record_in(Manifest.read(latest), latest)
+            name = None if recorded is None else checkpoint_name(recorded["iteration"])
+            if not is_url(place):
+                # Another checkpoint of this iteration is refused when the bases are compared.
+                folder = folders.find_latest(Path(place)) if name is None else Path(place, name)
+            if folder is not None and not (folder / MANIFEST).is_file():
+                raise CheckpointError(
+                    f"{place} does not contain {name}, on which the adapters in {adapters} were trained; "
+                    "set lora-base to a folder with it (keep-last-n-checkpoints deletes earlier ones)"
+                )
+    folder, name = gather(groups.control, (folder, name))[0]
+    if is_url(place):
+        directory = local_folder(place, groups, cache=cache, name=name, weights_only=True)
+        folder = None if directory is None else folders.find_latest(directory)
+    if folder is None:
+        raise CheckpointError(f"{place} contains no checkpoint; set lora-base to where the model to adapt is")
+    return folder
 
 
 def check_base(manifest: Manifest, config: Mapping[str, Any]) -> None:

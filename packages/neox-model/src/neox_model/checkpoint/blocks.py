@@ -8,14 +8,24 @@ other.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Block", "Box", "Overlap", "Range", "block_numel", "boxes", "find_overlaps", "overlapping"]
+__all__ = [
+    "Block",
+    "Box",
+    "Overlap",
+    "Range",
+    "block_numel",
+    "boxes",
+    "find_overlaps",
+    "overlapping",
+    "whole_block",
+]
 
 # One interval per dimension of the whole tensor.
 Block = tuple[tuple[int, int], ...]
@@ -27,6 +37,11 @@ Range = tuple[Block, int, int]
 def block_numel(block: Block) -> int:
     """Return the number of elements in a block; 1 for a tensor without dimensions."""
     return prod(stop - start for start, stop in block)
+
+
+def whole_block(shape: tuple[int, ...]) -> Block:
+    """Return the block that is a whole tensor."""
+    return tuple((0, length) for length in shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +114,15 @@ def overlapping(ranges: Iterable[Range]) -> bool:
         parts.sort()
         if any(first[1] > second[0] for first, second in pairwise(parts)):
             return True
-    return any(
-        find_overlaps((one, *first), (other, *second))
-        for one, other in _intersecting_blocks(sorted(by_block))
-        for first in by_block[one]
-        for second in by_block[other]
-    )
-
-
-def _intersecting_blocks(blocks: list[Block]) -> Iterator[tuple[Block, Block]]:
-    """Yield the pairs of different blocks that intersect; the blocks are sorted."""
+    blocks = sorted(by_block)
     for number, one in enumerate(blocks):
         for other in blocks[number + 1 :]:
             if other[0][0] >= one[0][1]:
                 break
-            if _intersection(one, other) is not None:
-                yield one, other
+            pairs = product(by_block[one], by_block[other])
+            if any(find_overlaps((one, *first), (other, *second)) for first, second in pairs):
+                return True
+    return False
 
 
 def _intersection(one: Block, other: Block) -> Block | None:

@@ -1,7 +1,7 @@
 """Compare a run's settings with those of a checkpoint: refuse incompatible ones, log other differences."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -11,7 +11,7 @@ from neox_config.errors import ConfigError
 from neox_config.facts.curves import CURVES
 from neox_config.facts.learning_rate import Curve
 from neox_config.problems import in_words
-from neox_config.spec.refusals import CURVE_CLASS, Refusal, described_curve, other_model, other_states
+from neox_config.spec.refusals import CURVE_CLASS, Refusal, described_curve
 from neox_config.spec.resume import (
     IN_EFFECT,
     LEARNING_RATE,
@@ -20,7 +20,7 @@ from neox_config.spec.resume import (
     Changes,
     compare,
 )
-from neox_model.checkpoint.contents import Manifest, is_count
+from neox_model.checkpoint.contents import Manifest, first_problem, is_count
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 
 __all__ = [
@@ -32,14 +32,12 @@ __all__ = [
     "counters_of",
     "data_state",
     "log_another_order",
-    "log_model_changes",
+    "log_changes",
     "log_other_evaluation",
     "log_other_versions",
     "log_training_changes",
     "log_unknown_changes",
     "refuse",
-    "refuse_model_changes",
-    "refuse_state_changes",
     "stored_curve",
     "training_state",
 ]
@@ -79,24 +77,6 @@ def changes_since(manifest: Manifest, config: Mapping[str, Any]) -> Changes:
         raise DamagedManifestError(f"config / {error}") from error
 
 
-def refuse_model_changes(changes: Changes, *, remedy: str) -> None:
-    """Raise an error if the checkpoint contains a different model.
-
-    Raises:
-        CheckpointError: lists every parameter that changes the model, and the remedy.
-    """
-    refuse(other_model(changes, remedy=remedy))
-
-
-def refuse_state_changes(changes: Changes) -> None:
-    """Raise an error if this run's optimizer cannot use the checkpoint's optimizer states.
-
-    Raises:
-        CheckpointError: lists the parameters that make them incompatible, and the remedy.
-    """
-    refuse(other_states(changes))
-
-
 def refuse(refusal: Refusal | None) -> None:
     """Raise a refusal of a checkpoint, if there is one.
 
@@ -116,10 +96,13 @@ def log_unknown_changes(changes: Changes) -> None:
         )
 
 
-def log_model_changes(changes: Changes) -> None:
-    """Log the parameters that change the model that is fine-tuned."""
-    if changes.model:
-        logger.warning("finetune: the model differs from the checkpoint's:\n%s", _table(changes.model))
+def log_changes(what: str, changes: Sequence[Change]) -> None:
+    """Log what differs, with a table of the parameters that do."""
+    rows = [("parameter", "checkpoint", "this run")]
+    rows += [(change.name, in_words(change.there), in_words(change.here)) for change in changes]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    logger.warning("%s:\n%s", what, "\n".join(f"  {line.rstrip()}" for line in lines))
 
 
 def log_training_changes(changes: Changes, *, keeps_curve: bool) -> None:
@@ -131,9 +114,7 @@ def log_training_changes(changes: Changes, *, keeps_curve: bool) -> None:
     """
     found = [change for change in changes.training if not (keeps_curve and change.label in LEARNING_RATE)]
     if found:
-        logger.warning(
-            "the training continues with settings that differ from the checkpoint's:\n%s", _table(found)
-        )
+        log_changes("the training continues with settings that differ from the checkpoint's", found)
 
 
 def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
@@ -167,21 +148,15 @@ def log_other_evaluation(manifest: Manifest, config: Mapping[str, Any]) -> None:
         manifest: the checkpoint's.
         config: values that this run would record in a checkpoint.
     """
-    there, here = map(_of_evaluation, (manifest.config, config))
+    there, here = (
+        {**all_, **all_.get(IN_EFFECT, {}).get("training", {})} for all_ in (manifest.config, config)
+    )
     # An imported checkpoint records no training.
-    both = [name for name in here if name in there]
+    both = [name for name in _SELECT_EVALUATED if name in there and name in here]
     changes = [Change(name, there[name], here[name]) for name in both if there[name] != here[name]]
     if changes:
-        logger.warning(
-            "other samples are evaluated than in the training, because settings that select them differ:\n%s",
-            _table(changes),
-        )
-
-
-def _of_evaluation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded values that select the samples of evaluations; none of an unknown form."""
-    values = {**config, **config.get(IN_EFFECT, {}).get("training", {})}
-    return {name: values[name] for name in _SELECT_EVALUATED if name in values}
+        what = "other samples are evaluated than in the training, because settings that select them differ"
+        log_changes(what, changes)
 
 
 def log_other_versions(manifest: Manifest, packages: Mapping[str, str]) -> None:
@@ -228,9 +203,7 @@ def stored_curve(manifest: Manifest) -> Curve:
         text = finite_json.dumps(manifest.schedule["curve"])
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = quoted(" / ".join(map(str, ("schedule", "curve", *first["loc"]))))
-        raise DamagedManifestError(f"{place}: {first['msg']}") from error
+        raise DamagedManifestError(first_problem(error, "schedule", "curve")) from error
 
 
 def training_state(manifest: Manifest) -> dict[str, Any]:
@@ -239,9 +212,7 @@ def training_state(manifest: Manifest) -> dict[str, Any]:
     Raises:
         CheckpointError: the checkpoint lacks a count, and its parameters do not determine it.
     """
-    state = data_state(manifest)
-    _require(state, _DONE)
-    return state
+    return data_state(manifest, required=_USED | _DONE)
 
 
 def counters_of(training: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,8 +220,12 @@ def counters_of(training: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in training.items() if name not in _NO_COUNTERS}
 
 
-def data_state(manifest: Manifest) -> dict[str, Any]:
+def data_state(manifest: Manifest, required: Mapping[str, str] = _USED) -> dict[str, Any]:
     """Return the state of the training loop as far as it is known, with the position in the data.
+
+    Args:
+        manifest: the checkpoint's.
+        required: counts that must be known, described.
 
     Raises:
         CheckpointError: the checkpoint lacks the position, and its parameters do not determine it.
@@ -262,7 +237,12 @@ def data_state(manifest: Manifest) -> dict[str, Any]:
         evaluations = manifest.iteration // (_count(config, "eval_interval") or 1)
         state.setdefault("samples", manifest.iteration * batch)
         state.setdefault("validation_samples", evaluations * (_count(config, "eval_iters") or 0) * batch)
-    _require(state, _USED)
+    missing = [what for name, what in required.items() if name not in state]
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint does not record {' or '.join(missing)}; set finetune: true to load only the "
+            "weights"
+        )
     is_one_size = batch is not None and state["samples"] == manifest.iteration * batch
     state.setdefault("batch_sizes", [[0, batch]] if is_one_size else [])
     return state
@@ -273,20 +253,3 @@ def _count(config: Mapping[str, Any], name: str) -> int | None:
     if value is not None and not is_count(value):
         raise DamagedManifestError(f"config / {name} is not a count")
     return value
-
-
-def _require(state: Mapping[str, Any], counts: Mapping[str, str]) -> None:
-    missing = [what for name, what in counts.items() if name not in state]
-    if missing:
-        raise CheckpointError(
-            f"the checkpoint does not record {' or '.join(missing)}; set finetune: true to load only the "
-            "weights"
-        )
-
-
-def _table(changes: "tuple[Change, ...] | list[Change]") -> str:
-    rows = [("parameter", "checkpoint", "this run")]
-    rows += [(change.name, in_words(change.there), in_words(change.here)) for change in changes]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(f"  {line.rstrip()}" for line in lines)

@@ -5,10 +5,11 @@ A tensor has the name and shape that it has in the whole, unsharded model. A pie
 parallelism produces blocks, ZeRO produces ranges; names depend on neither.
 """
 
+import hashlib
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from math import inf, prod
@@ -19,17 +20,28 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from neox_config import finite_json
 from neox_config.facts.checkpoints import MANIFEST
-from neox_model.checkpoint.blocks import block_numel, overlapping
+from neox_model.checkpoint.blocks import Range, block_numel, overlapping
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 from neox_model.checkpoint.names import is_weight
 from neox_model.checkpoint.stored_types import STORED_TYPES
 
-__all__ = ["FORMAT", "Layout", "Manifest", "Piece", "TensorRecord", "are_ranges", "is_count"]
+__all__ = [
+    "FORMAT",
+    "Layout",
+    "Manifest",
+    "Piece",
+    "TensorRecord",
+    "are_ranges",
+    "first_problem",
+    "is_count",
+    "manifest_sha256",
+]
 
 FORMAT = "neox-checkpoint-1"
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Size = Annotated[int, Field(ge=1, lt=2**63)]
+_Number = Annotated[int, Field(ge=-(2**63), lt=2**63)] | float
 _Checksum = Annotated[int, Field(ge=0, lt=2**32)]
 # Longest name of a file on common file systems.
 _NAME_BYTES = 255
@@ -57,6 +69,11 @@ class Piece:
     def numel(self) -> int:
         """Return the number of stored elements."""
         return self.stop - self.start
+
+    @property
+    def range(self) -> Range:
+        """Return its place in the tensor."""
+        return self.block, self.start, self.stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +169,51 @@ class Manifest:
         return manifest
 
 
+@dataclass(frozen=True, slots=True)
+class _Scalar:
+    __pydantic_config__ = _EXACT
+
+    value: _Number | None
+    dtype: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ForwardPass:
+    __pydantic_config__ = _EXACT
+
+    samples: _Number
+    loss: _Number
+    batch: str
+    precision: str
+    # Checkpoints of before have none.
+    micro_batch: _Number = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    iteration: _Count = 0
+    skipped_iterations: _Count = 0
+    tokens: _Count = 0
+    samples: _Count = 0
+    validation_samples: _Count = 0
+    due_validation: _Count | None = None
+    batch_sizes: Sequence[tuple[_Count, _Size]] = ()
+    recent_losses: Sequence[_Number] = ()
+    forward_pass: _ForwardPass | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """The plain values in a manifest, as far as they must have a form."""
+
+    training: _Training = _Training()
+    engine: Mapping[str, _Number | None] = field(default_factory=dict)
+    optimizer_scalars: Mapping[str, Mapping[str, _Scalar]] = field(default_factory=dict)
+
+
 @cache
-def _schema() -> TypeAdapter[Manifest]:
-    return TypeAdapter(Manifest)
+def _schemas() -> tuple[TypeAdapter[Manifest], TypeAdapter[_States]]:
+    return TypeAdapter(Manifest), TypeAdapter(_States)
 
 
 def _parse(content: bytes, path: Path) -> Manifest:
@@ -175,14 +234,27 @@ def _parse(content: bytes, path: Path) -> Manifest:
             raise DamagedCheckpointError(f"{path} is damaged: its checksum does not match its contents")
         if finite_json.FLAG in document["contents"]:
             text = _encode(finite_json.restored(document["contents"]))
-        return _schema().validate_json(text, strict=True)
+        whole, states = _schemas()
+        manifest = whole.validate_json(text, strict=True)
+        states.validate_json(text, strict=True)
+        return manifest
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = quoted(" / ".join(map(str, first["loc"])))
-        raise DamagedCheckpointError(f"{path} is damaged: {place}: {first['msg']}") from error
+        raise DamagedCheckpointError(f"{path} is damaged: {first_problem(error)}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = quoted(f"{type(error).__name__}: {error}")
         raise DamagedCheckpointError(f"{path} is damaged: {reason}") from error
+
+
+def first_problem(error: ValidationError, *place: str) -> str:
+    """Return the first problem that pydantic found, after its place inside `place`."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{quoted(' / '.join(map(str, (*place, *first['loc']))))}: {first['msg']}"
+
+
+def manifest_sha256(folder: Path) -> str | None:
+    """Return the SHA-256 of a checkpoint's manifest; None if there is none."""
+    manifest = folder / MANIFEST
+    return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None
 
 
 def _encode(contents: Mapping[str, Any]) -> str:
@@ -193,7 +265,8 @@ def _encode(contents: Mapping[str, Any]) -> str:
 def _problems(manifest: Manifest) -> Iterator[str]:
     """Yield what is wrong with the values of a manifest whose types are right; later ones rely on earlier."""
     for name in manifest.files:
-        if name != Path(name).name or name in ("", ".", "..") or not _is_writable(name):
+        is_plain = name == Path(name).name and name not in ("", ".", "..") and name.isprintable()
+        if not is_plain or len(name.encode()) > _NAME_BYTES:
             yield f"files contains {quoted(name)!r}, which is not a plain file name"
     stored: dict[str, int] = defaultdict(int)
     for name, record in manifest.tensors.items():
@@ -206,42 +279,20 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _problems_of_states(manifest)
 
 
-def _is_writable(name: str) -> bool:
-    """Return whether a file name has only printable characters, and not too many for a file system."""
-    return name.isprintable() and len(name.encode()) <= _NAME_BYTES
-
-
 def _problems_of_states(manifest: Manifest) -> Iterator[str]:
-    yield from _problems_of_training(manifest.training)
-    if not all(_is_scalar(state) for held in manifest.optimizer_scalars.values() for state in held.values()):
-        yield "optimizer_scalars contains a state that is not a number with a dtype"
-    if not all(value is None or _is_number(value) for value in manifest.engine.values()):
-        yield "engine contains a value that is not a number"
-    elif STORED_TYPES["F32"].largest < abs(manifest.engine.get("cur_scale") or 0) < inf:
+    if STORED_TYPES["F32"].largest < abs(manifest.engine.get("cur_scale") or 0) < inf:
         yield "engine / cur_scale is too large"
     for name in _ENGINE_INTEGERS:
         if not isinstance(manifest.engine.get(name, 0), int | None):
             yield f"engine / {name} is not an integer"
-
-
-def _problems_of_training(training: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("iteration", "skipped_iterations", "tokens", "samples", "validation_samples"):
-        if name in training and not is_count(training[name]):
-            yield f"training / {name} is not a count"
-    due = training.get("due_validation")
-    if due is not None and not is_count(due):
-        yield "training / due_validation is not a count or null"
-    sizes = training.get("batch_sizes", [])
-    if not isinstance(sizes, list) or not all(_is_batch_size(change) for change in sizes):
-        yield "training / batch_sizes is not a list of pairs of counts"
-    if not are_ranges(training.get("left_out", [])):
+    if not are_ranges(manifest.training.get("left_out", [])):
         yield "training / left_out is not an ordered list of ranges [first, stop] with first < stop"
-    losses = training.get("recent_losses", [])
-    if not isinstance(losses, list) or not all(_is_number(loss) for loss in losses):
-        yield "training / recent_losses is not a list of numbers"
-    result = training.get("forward_pass")
-    if result is not None and not _is_forward_pass(result):
-        yield "training / forward_pass is not a loss with its batch and precision"
+    for states in manifest.optimizer_scalars.values():
+        for name, state in states.items():
+            value, dtype = state["value"], state["dtype"]
+            is_stored = dtype in STORED_TYPES and value is not None and STORED_TYPES[dtype].holds(value)
+            if dtype is not None and not is_stored:
+                yield f"optimizer_scalars / {quoted(name)} does not fit its dtype"
 
 
 def _problems_of_tensor(record: TensorRecord, files: Mapping[str, int]) -> Iterator[str]:
@@ -258,9 +309,8 @@ def _problems_of_tensor(record: TensorRecord, files: Mapping[str, int]) -> Itera
             yield "a block lies outside its shape"
         elif not piece.start <= piece.stop <= block_numel(piece.block):
             yield "a range lies outside its block"
-    if sum(piece.numel for piece in record.pieces) > prod(record.shape) or overlapping(
-        (piece.block, piece.start, piece.stop) for piece in record.pieces
-    ):
+    stored = sum(piece.numel for piece in record.pieces)
+    if stored > prod(record.shape) or overlapping(piece.range for piece in record.pieces):
         yield "its pieces overlap"
 
 
@@ -278,37 +328,3 @@ def are_ranges(value: Any) -> bool:
         for one in value
     )
     return is_range and value == sorted(value)
-
-
-def _is_batch_size(change: Any) -> bool:
-    return isinstance(change, list) and len(change) == 2 and all(map(is_count, change)) and change[1] > 0
-
-
-def _is_scalar(state: Any) -> bool:
-    """Return whether an optimizer's single-number state has a value that fits its dtype."""
-    if not isinstance(state, dict) or state.keys() != {"value", "dtype"}:
-        return False
-    value, dtype = state["value"], state["dtype"]
-    if dtype is None:
-        return value is None or _is_number(value)
-    is_known = isinstance(dtype, str) and dtype in STORED_TYPES
-    return is_known and _is_number(value) and STORED_TYPES[dtype].holds(value)
-
-
-_FORWARD_NUMBERS = ("samples", "loss", "micro_batch")
-_FORWARD_TEXTS = ("batch", "precision")
-
-
-def _is_forward_pass(result: Any) -> bool:
-    if not isinstance(result, dict):
-        return False
-    return (
-        # Checkpoints of before have no size of micro-batches.
-        {"micro_batch", *result} == {*_FORWARD_NUMBERS, *_FORWARD_TEXTS}
-        and all(_is_number(result[name]) for name in _FORWARD_NUMBERS if name in result)
-        and all(isinstance(result[name], str) for name in _FORWARD_TEXTS)
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)

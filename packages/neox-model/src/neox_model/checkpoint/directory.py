@@ -111,7 +111,7 @@ def offer_earlier(directory: Path, damaged: Path | None, *, on_every_host: bool 
     others = [
         path
         for path in complete_checkpoints(directory)
-        if path != damaged and (before is None or _iteration(path) < before)
+        if path != damaged and (before is None or (iteration_of(path.name) or 0) < before)
     ]
     if not others:
         return (
@@ -201,10 +201,9 @@ def marks_of_uploads(directory: Path) -> list[Path]:
 
 def keep_newest(directory: Path, number: int, iteration: int) -> None:
     """Delete all but the newest `number` of the checkpoints up to `iteration`, and those being uploaded."""
-    named = [path for path in directory.iterdir() if iteration_of(path.name) is not None]
-    past = sorted((path for path in named if _iteration(path) <= iteration), key=_iteration)
-    past = [path for path in past if _has_manifest(path)]
-    for path in past[: max(0, len(past) - number)]:
+    found = {path: iteration_of(path.name) for path in directory.iterdir() if _has_manifest(path)}
+    past = sorted((own, path) for path, own in found.items() if own is not None and own <= iteration)
+    for _, path in past[: max(0, len(past) - number)]:
         if upload_mark(path).exists():
             continue
         if not _is_writable(path):
@@ -264,12 +263,6 @@ def _free(name: Callable[[str], Path]) -> Path:
 @cache
 def _warn_once(message: str) -> None:
     logger.warning("%s", message)
-
-
-def _iteration(path: Path) -> int:
-    iteration = iteration_of(path.name)
-    assert iteration is not None, "only folders of checkpoints are passed"
-    return iteration
 
 
 def point_latest(directory: Path, name: str) -> None:

@@ -5,8 +5,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from neox_config.facts.checkpoints import MANIFEST
@@ -18,10 +18,9 @@ from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.local_shards import agree_on_checkpoint
 from neox_model.checkpoint.object_store import PATIENCE_SECONDS, ObjectStore, latest_in
 from neox_model.checkpoint.outcome import gather, shared_outcome
-from neox_model.checkpoint.save_lock import folder_lock
 from neox_model.checkpoint.shard_file import LENGTH_BYTES, ShardFile, header_stop
 from neox_model.checkpoint.shards import ShardReader, write_durably
-from neox_model.checkpoint.storage import Storage
+from neox_model.checkpoint.storage import Storage, folder_lock
 from neox_model.checkpoint.stored_types import STORED_TYPES
 from neox_model.daemon_threads import in_daemon_thread
 from neox_model.parallel.groups import Groups
@@ -40,11 +39,8 @@ _USE = "downloads to"
 # Characters of a URL that a folder name may have.
 _OTHER = re.compile(r"[^A-Za-z0-9.-]+")
 _ATTEMPTS = 2
-# Ends the names of folders of downloads without states.
-_WEIGHTS = "-weights"
 # Parts of a file with fewer bytes between them are downloaded as one.
 _JOINED_BYTES = 2**20
-_ABSENT = "it is absent"
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +98,16 @@ def local_folder(
     found: tuple[str, bytes, Path] | None = None
     with shared_outcome(groups.control, f"finding a checkpoint in {load}"):
         if groups.world.rank == 0:
-            chosen = _chosen_in(_open(load, patience), name)
+            store = _open(load, patience)
+            if name is None:
+                chosen = latest_in(store)
+            else:
+                content = store.read(f"{name}/{MANIFEST}")
+                if content is None:
+                    raise CheckpointError(
+                        f"{load} does not contain {name}; upload it again, or use another store"
+                    )
+                chosen = name, content
             if chosen is not None:
                 place = checkpoint_folder(load, *chosen, cache=cache, weights_only=weights_only)
                 found = (*chosen, place)
@@ -126,16 +131,6 @@ def local_folder(
     return folder
 
 
-def _chosen_in(store: ObjectStore, name: str | None) -> tuple[str, bytes] | None:
-    """Return the name and manifest of a checkpoint; the latest, or None if there is none, without a name."""
-    if name is None:
-        return latest_in(store)
-    manifest = store.read(f"{name}/{MANIFEST}")
-    if manifest is None:
-        raise CheckpointError(f"{store.url} does not contain {name}; upload it again, or use another store")
-    return name, manifest
-
-
 def checkpoint_folder(
     url: str, name: str, manifest: bytes, *, cache: str | None, weights_only: bool = False
 ) -> Path:
@@ -150,7 +145,7 @@ def checkpoint_folder(
         cache: directory of the downloads from all URLs; None for the default.
         weights_only: for the weights alone.
     """
-    suffix = _WEIGHTS if weights_only else ""
+    suffix = "-weights" if weights_only else ""
     return cache_folder(url, cache) / f"{name}-{hashlib.sha256(manifest).hexdigest()[:12]}{suffix}"
 
 
@@ -193,7 +188,12 @@ def download(
     # Verified without the lock, which another job on this host may be waiting for.
     if final.exists() and _is_sound(final, manifest, weights_only):
         return
-    with _lock(folder):
+    with ExitStack() as held:
+        try:
+            held.enter_context(folder_lock(folder, patience=0.0, use=_USE))
+        except CheckpointError:
+            logger.info("waiting for another process that downloads to %s", folder)
+            held.enter_context(folder_lock(folder, patience=_FOREVER, use=_USE))
         temporary = folders.unfinished(final)
         if final.exists():
             if _is_sound(final, manifest, weights_only):
@@ -206,18 +206,6 @@ def download(
         _fetch_shards(store, name, temporary, weights_only)
         folders.publish(temporary, final)
         logger.info("downloaded %s/%s to %s", store.url, name, final)
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of downloads, however long another process downloads there."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(folder_lock(folder, patience=0.0, use=_USE))
-        except CheckpointError:
-            logger.info("waiting for another process that downloads to %s", folder)
-            held.enter_context(folder_lock(folder, patience=_FOREVER, use=_USE))
-        yield
 
 
 def _is_sound(final: Path, manifest: bytes, weights_only: bool) -> bool:
@@ -245,42 +233,38 @@ def _fetch_shards(store: ObjectStore, name: str, folder: Path, weights_only: boo
     """Download the shards, or their weights, that are not in the folder, and verify the checksums of all."""
     manifest = Manifest.read(folder)
     wanted = _pieces(manifest, weights_only)
-    sizes = {file: _bytes_of(held) for file, held in wanted.items()} if weights_only else manifest.files
-    what = ", the weights alone" if weights_only else ""
-    logger.info("downloading %s/%s: %s%s", store.url, name, _size(sum(sizes.values())), what)
+    sizes, what = manifest.files, ""
+    if weights_only:
+        what = ", the weights alone"
+        sizes = {
+            file: sum(piece.numel * STORED_TYPES[dtype].itemsize for piece, dtype in held)
+            for file, held in wanted.items()
+        }
+    logger.info("downloading %s/%s: %.2f GB%s", store.url, name, sum(sizes.values()) / 1e9, what)
     for number, (file, held) in enumerate(wanted.items(), 1):
-        damage = _damage(folder, manifest, file, held) if (folder / file).exists() else _ABSENT
-        attempts = 0
-        while damage is not None:
+        for attempts in range(_ATTEMPTS + 1):
+            damage = _damage(folder, manifest, file, held)
+            if damage is None:
+                break
             if attempts == _ATTEMPTS:
                 raise CheckpointError(f"{store.url}/{name}, downloaded {attempts} times: {damage}")
-            damage = _fetch(store, f"{name}/{file}", folder, manifest, held, weights_only)
-            attempts += 1
-        logger.info("file %d of %d is there: %s", number, len(wanted), _size(sizes[file]))
+            if weights_only:
+                _fetch_pieces(store, f"{name}/{file}", folder / file, manifest.files[file], held)
+            else:
+                store.download(f"{name}/{file}", folder / file)
+        logger.info("file %d of %d is there: %.2f GB", number, len(wanted), sizes[file] / 1e9)
 
 
-def _fetch(
-    store: ObjectStore,
-    name: str,
-    folder: Path,
-    manifest: Manifest,
-    held: Sequence[tuple[Piece, str]],
-    weights_only: bool,
-) -> str | None:
-    """Download a shard, or its given pieces alone; return what is wrong with these pieces."""
-    path = folder / Path(name).name
-    if not weights_only:
-        store.download(name, path)
-        return _damage(folder, manifest, path.name, held)
+def _fetch_pieces(
+    store: ObjectStore, name: str, path: Path, size: int, held: Sequence[tuple[Piece, str]]
+) -> None:
+    """Download the header and the given pieces of a shard."""
     store.download_ranges(name, path, [(0, LENGTH_BYTES)])
     store.download_ranges(name, path, [(LENGTH_BYTES, header_stop(path))])
-    try:
-        shard = ShardFile(path, manifest.files[path.name])
-        spans = [shard.span(piece.key) for piece, _ in held]
-    except DamagedCheckpointError as error:
-        return str(error)
-    store.download_ranges(name, path, _joined(spans))
-    return _damage(folder, manifest, path.name, held)
+    # Damage is found when the pieces are verified.
+    with suppress(DamagedCheckpointError):
+        shard = ShardFile(path, size)
+        store.download_ranges(name, path, _joined(shard.span(piece.key) for piece, _ in held))
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -294,19 +278,11 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _bytes_of(held: Iterable[tuple[Piece, str]]) -> int:
-    return sum(piece.numel * STORED_TYPES[dtype].itemsize for piece, dtype in held)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"
-
-
 def _damage(folder: Path, manifest: Manifest, file: str, pieces: Sequence[tuple[Piece, str]]) -> str | None:
     """Return what is wrong with a file, or with pieces in it, given with their dtypes; None if nothing is."""
     try:
         ShardFile(folder / file, manifest.files[file])
-        ShardReader(folder, manifest.files).check_pieces(pieces)
+        ShardReader(folder, manifest).check_pieces(pieces)
     except DamagedCheckpointError as error:
         return str(error)
     return None

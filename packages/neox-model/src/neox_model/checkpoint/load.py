@@ -8,7 +8,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from neox_config.facts.learning_rate import Curve
-from neox_config.spec.refusals import OR_FINETUNE, SAME_MODEL, other_schedule
+from neox_config.spec.refusals import OR_FINETUNE, SAME_MODEL, other_model, other_schedule, other_states
 from neox_config.spec.resume import Changes
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
@@ -27,30 +26,29 @@ from neox_model.checkpoint.comparison import (
     check_schedule,
     data_state,
     log_another_order,
-    log_model_changes,
+    log_changes,
     log_other_evaluation,
     log_other_versions,
     log_training_changes,
     log_unknown_changes,
     refuse,
-    refuse_model_changes,
-    refuse_state_changes,
     stored_curve,
     training_state,
 )
-from neox_model.checkpoint.contents import Manifest, TensorRecord
+from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, DamagedManifestError
 from neox_model.checkpoint.local_shards import copy_missing
 from neox_model.checkpoint.logical import (
     Fragment,
+    check_model_states,
     check_scalars,
     engine_fragments,
+    fill_model_states,
     model_fragments,
     restore_scalars,
     state_range,
     state_tensor,
 )
-from neox_model.checkpoint.model_states import check_model_states, fill_model_states
 from neox_model.checkpoint.names import is_score, is_weight, model_state_name, rng_prefix
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts, Schedule
@@ -64,7 +62,7 @@ from neox_model.checkpoint.replica_states import (
 from neox_model.checkpoint.save import layout_of
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.storage import Storage
-from neox_model.engine.contract import Engine
+from neox_model.checkpoint.whole_weights import model_problems
 from neox_model.parallel.compression import begin_iteration, model_states
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import LogicalState, trained_names
@@ -120,94 +118,71 @@ def load_checkpoint(
     folder = _find(directory, groups)
     if folder is None:
         return None
+    optimizer = parts.engine.update.optimizer if load_optimizer and not finetune else None
     names, remedy = _all_names(parts.model, groups), None if finetune else OR_FINETUNE
+    model_states = () if finetune else parts.model_states
     with parts.engine.update.in_memory(changes=True):
         fragments = engine_fragments(parts.engine)
         with _reading(folder, groups, parts.storage):
             manifest, changes = _read_manifest(folder, fragments, names, config, remedy=remedy)
         if finetune:
-            fragments = _without_new_scores(fragments, manifest)
-        model_states = () if finetune else parts.model_states
+            # New scores stay initialized.
+            fragments = [each for each in fragments if each.name in manifest.tensors]
         _copy_missing(folder, manifest, fragments, groups, parts.storage, model_states)
+        reader = ShardReader(folder, manifest)
         with _reading(folder, groups, parts.storage):
-            reader = ShardReader(folder, manifest.files)
-            _check_weight_values(fragments, manifest, reader)
-            check_model_states(model_states, manifest, reader)
-            if load_optimizer and not finetune:
-                refuse_state_changes(changes)
-                _check_states(fragments, manifest, reader, parts.engine.update.optimizer)
+            _check_weight_values(fragments, model_states, manifest, reader)
+            if optimizer is not None:
+                refuse(other_states(changes))
+                _check_states(fragments, manifest, reader, optimizer)
             states = None if finetune else _read_states(parts, manifest, reader, schedule_source, load_rng)
         # Every rank has checked all that it loads: only now is anything overwritten.
         with _reading(folder, groups, parts.storage):
-            _fill_weights(fragments, manifest, reader)
-            fill_model_states(model_states, manifest, reader)
-            if states is not None and load_optimizer:
-                _fill_states(fragments, manifest, reader, parts.engine.update.optimizer)
+            _fill_weights(fragments, model_states, reader)
+            if optimizer is not None:
+                _fill_states(fragments, manifest, reader, optimizer)
         parts.engine.update.to_model()
-    if states is None:
-        _log_finetuning(folder, changes, groups)
-        return 0
-    with _reading(folder, groups, parts.storage):
-        states.restore(parts, manifest, load_optimizer=load_optimizer)
-        if load_rng:
-            _restore_rng(states.generators, manifest, groups, seed)
-    logger.info("loaded %s, written by %s", folder, _sizes(manifest))
-    if groups.world.rank == 0:
-        optimizer = parts.engine.update.optimizer if load_optimizer else None
-        _log_differences(changes, manifest, config, optimizer, keeps_curve=schedule_source == "checkpoint")
-    return manifest.iteration
-
-
-def _log_differences(
-    changes: Changes, manifest: Manifest, config: Mapping[str, Any], optimizer: Any, *, keeps_curve: bool
-) -> None:
-    """Log how a run that resumes differs; `optimizer` is None if its states are not loaded."""
-    log_unknown_changes(changes)
-    log_training_changes(changes, keeps_curve=keeps_curve)
-    log_another_order(manifest, config)
-    if optimizer is not None:
-        log_other_replicas(manifest, optimizer)
-    log_other_versions(manifest, package_versions())
-
-
-def _log_finetuning(folder: Path, changes: Changes, groups: Groups) -> None:
-    logger.info("loaded the weights of %s", folder)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
-        log_model_changes(changes)
-
-
-@dataclass(frozen=True, slots=True)
-class _States:
-    """The states of a run besides its weights and optimizer, read and checked.
-
-    Args:
-        curve: learning-rate curve to continue with.
-        training: state of the training loop.
-        generators: states of the random generators; None to seed them, or to leave them as they are.
-    """
-
-    curve: Curve
-    training: dict[str, Any]
-    generators: dict[str, torch.Tensor] | None
-
-    def restore(self, parts: RunParts, manifest: Manifest, *, load_optimizer: bool) -> None:
-        """Restore the schedule, the engine's counters and the training loop."""
-        parts.schedule.curve = self.curve
+    if states is None:
+        logger.info("loaded the weights of %s", folder)
+        if groups.world.rank == 0 and changes.model:
+            log_changes("finetune: the model differs from the checkpoint's", changes.model)
+        return 0
+    with _reading(folder, groups, parts.storage):
+        curve, training, generators = states
+        parts.schedule.curve = curve
         parts.schedule.load_state_dict({"applied_updates": manifest.schedule["applied_updates"]})
         parts.engine.load_state_dict(manifest.engine, loss_scale=load_optimizer)
-        parts.state.load_state_dict(self.training)
+        parts.state.load_state_dict(training)
+        if load_rng:
+            _restore_rng(generators, manifest, groups, seed)
+    logger.info("loaded %s, written by %s", folder, _sizes(manifest))
+    if groups.world.rank == 0:
+        log_training_changes(changes, keeps_curve=schedule_source == "checkpoint")
+        log_another_order(manifest, config)
+        if optimizer is not None:
+            log_other_replicas(manifest, optimizer)
+        log_other_versions(manifest, package_versions())
+    return manifest.iteration
 
 
 def _read_states(
     parts: RunParts, manifest: Manifest, reader: ShardReader, source: ScheduleSource, load_rng: bool
-) -> _States:
-    _check_counters(parts.engine, manifest)
-    return _States(
-        curve=_chosen_curve(parts.schedule, manifest, source),
-        training=training_state(manifest),
-        generators=_read_rng(manifest, reader, parts.groups) if load_rng else None,
-    )
+) -> tuple[Curve, dict[str, Any], dict[str, torch.Tensor] | None]:
+    """Read and check the states besides weights and optimizer.
+
+    Returns:
+        The learning-rate curve to continue with, the state of the training loop, and the states of this
+        rank's random generators; None to seed them, or to leave them as they are.
+    """
+    missing = sorted(parts.engine.missing_counters(manifest.engine))
+    if missing:
+        raise DamagedManifestError(f"engine has no {', '.join(missing)}")
+    curve, training = _chosen_curve(parts.schedule, manifest, source), training_state(manifest)
+    if not load_rng or layout_of(parts.groups) != manifest.layout:
+        return curve, training, None
+    return curve, training, rng_state.read(manifest, reader, parts.groups.world.rank)
 
 
 def read_training_state(directory: Path, *, groups: Groups) -> dict[str, Any] | None:
@@ -282,13 +257,11 @@ def load_weights(
     with _reading(folder, groups, storage):
         manifest, changes = _read_manifest(folder, fragments, names, config, remedy=SAME_MODEL)
     _copy_missing(folder, manifest, fragments, groups, storage, states)
+    reader = ShardReader(folder, manifest)
     with _reading(folder, groups, storage):
-        reader = ShardReader(folder, manifest.files)
-        _check_weight_values(fragments, manifest, reader)
-        check_model_states(states, manifest, reader)
+        _check_weight_values(fragments, states, manifest, reader)
     with _reading(folder, groups, storage):
-        _fill_weights(fragments, manifest, reader)
-        fill_model_states(states, manifest, reader)
+        _fill_weights(fragments, states, reader)
     begin_iteration(model, manifest.iteration)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
@@ -332,36 +305,25 @@ def _copy_missing(
     states: Sequence[LogicalState] = (),
 ) -> None:
     """Copy the shards that hosts with a folder of their own lack, and their ranks read. Collective."""
-    if storage is not None and storage.is_local:
-        wanted = _shards_of(fragments, manifest, rng_prefix(groups.world.rank))
-        wanted |= {
-            piece.file
-            for name in (model_state_name(state.name) for state in states)
-            if name in manifest.tensors
-            for piece in manifest.tensors[name].pieces
-        }
-        copy_missing(folder, manifest.files, wanted, storage, groups.control)
-
-
-def _shards_of(fragments: list[Fragment], manifest: Manifest, generators: str) -> set[str]:
-    """Return the names of the shards with values of fragments, their states and this rank's generators."""
+    if storage is None or not storage.is_local:
+        return
     ranges: dict[str, list[Range]] = defaultdict(list)
     for fragment in fragments:
         ranges[fragment.name].append(fragment.range)
-    found = set()
+    whole = {model_state_name(state.name) for state in states}
+    wanted = set()
     for name, record in manifest.tensors.items():
         weight = name if is_weight(name) else name.rpartition("/")[0]
         # A state of another shape than its weight's is read by rules of its optimizer.
         is_alike = weight in manifest.tensors and record.shape == manifest.tensors[weight].shape
-        for piece in record.pieces:
-            place = piece.block, piece.start, piece.stop
-            reads = name.startswith(generators) or (
-                weight in ranges
-                and (not is_alike or any(find_overlaps(place, one) for one in ranges[weight]))
-            )
-            if reads:
-                found.add(piece.file)
-    return found
+        reads_whole = name.startswith(rng_prefix(groups.world.rank)) or name in whole
+        reads_whole |= weight in ranges and not is_alike
+        wanted |= {
+            piece.file
+            for piece in record.pieces
+            if reads_whole or any(find_overlaps(piece.range, one) for one in ranges.get(weight, ()))
+        }
+    copy_missing(folder, manifest.files, wanted, storage, groups.control)
 
 
 def _read_manifest(
@@ -388,29 +350,17 @@ def _read_manifest(
     changes = changes_since(manifest, config)
     check_base(manifest, config)
     if remedy is not None:
-        refuse_model_changes(changes, remedy=remedy)
-    if remedy is None:
+        refuse(other_model(changes, remedy=remedy))
+    else:
         # A model that is pruned from now on has new scores.
         names = {name for name in names if name in manifest.tensors or not is_score(name)}
     _check_weights(manifest, fragments, names, changes)
     return manifest, changes
 
 
-def _without_new_scores(fragments: list[Fragment], manifest: Manifest) -> list[Fragment]:
-    """Return the fragments without scores that a checkpoint does not have, which stay initialized."""
-    return [each for each in fragments if each.name in manifest.tensors or not is_score(each.name)]
-
-
 def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str], changes: Changes) -> None:
-    stored = manifest.weight_names
-    problems = [f"{name} is not in the checkpoint" for name in sorted(names - stored)]
-    problems += [f"{name} is in the checkpoint but not in this model" for name in sorted(stored - names)]
-    problems += [
-        f"{fragment.name} has the shape {manifest.tensors[fragment.name].shape} in the checkpoint but "
-        f"{fragment.logical.shape} in this model"
-        for fragment in fragments
-        if fragment.name in stored and manifest.tensors[fragment.name].shape != fragment.logical.shape
-    ]
+    shapes = ((fragment.name, fragment.logical.shape) for fragment in fragments)
+    problems = model_problems(names, shapes, manifest)
     if problems:
         more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
         differing = "".join(f"; {change}" for change in changes.model)
@@ -419,90 +369,77 @@ def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str
         )
 
 
-def _check_weight_values(fragments: list[Fragment], manifest: Manifest, reader: ShardReader) -> None:
-    reader.check_sums((manifest.tensors[fragment.name], fragment.range) for fragment in fragments)
-    for fragment in fragments:
-        record = manifest.tensors[fragment.name]
-        reader.check(fragment.name, record, fragment.range, fragment.weight.dtype)
+def _check_weight_values(
+    fragments: list[Fragment], states: Sequence[LogicalState], manifest: Manifest, reader: ShardReader
+) -> None:
+    reader.check((fragment.name, fragment.range, fragment.weight.dtype) for fragment in fragments)
+    check_model_states(states, manifest, reader)
 
 
-def _fill_weights(fragments: list[Fragment], manifest: Manifest, reader: ShardReader) -> None:
+def _fill_weights(fragments: list[Fragment], states: Sequence[LogicalState], reader: ShardReader) -> None:
     for fragment in fragments:
-        reader.fill(fragment.weight, fragment.name, manifest.tensors[fragment.name], fragment.range)
+        reader.fill(fragment.weight, fragment.name, fragment.range)
+    fill_model_states(states, reader)
 
 
 def _check_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
     _check_optimizer(manifest, type(optimizer).__name__)
-    states = [
-        (f"{fragment.name}/{key}", record, wanted)
-        for fragment, key, record in _stored_states(fragments, manifest)
-        for wanted in _state_ranges(fragment, optimizer, key, record)
-    ]
-    reader.check_sums((record, wanted) for _, record, wanted in states)
-    for name, record, wanted in states:
-        reader.check(name, record, wanted)
+    reader.check(
+        (f"{fragment.name}/{key}", wanted, None)
+        for fragment, key, shape in _stored_states(fragments, manifest)
+        for wanted in _state_ranges(fragment, optimizer, key, shape)
+    )
     same_class = manifest.optimizer == type(optimizer).__name__
     check_scalars(fragments, manifest.optimizer_scalars, same_class=same_class)
 
 
 def _fill_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
-    for fragment, key, record in _stored_states(fragments, manifest):
-        _fill_state(fragment, optimizer, key, record, reader)
+    for fragment, key, shape in _stored_states(fragments, manifest):
+        _fill_state(fragment, optimizer, key, shape, reader)
     same_class = manifest.optimizer == type(optimizer).__name__
     restore_scalars(fragments, optimizer, manifest.optimizer_scalars, same_class=same_class)
 
 
-def _state_ranges(fragment: Fragment, optimizer: Any, key: str, record: TensorRecord) -> list[Range]:
+def _state_ranges(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]) -> list[Range]:
     """Return the ranges of a stored state whose sum this rank's part is; most states have one."""
     if is_replica_state(optimizer, key):
-        return replica_ranges(fragment, optimizer, key, record.shape)
-    return [state_range(fragment, optimizer, key, record.shape)]
-
-
-def _state_memory(fragment: Fragment, optimizer: Any, key: str, record: TensorRecord) -> torch.Tensor:
-    if is_replica_state(optimizer, key):
-        return replica_tensor(fragment, optimizer, key)
-    return state_tensor(fragment, optimizer, key, record.shape)
+        return replica_ranges(fragment, optimizer, key, shape)
+    return [state_range(fragment, optimizer, key, shape)]
 
 
 def _fill_state(
-    fragment: Fragment, optimizer: Any, key: str, record: TensorRecord, reader: ShardReader
+    fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...], reader: ShardReader
 ) -> None:
     """Read this rank's part of a state; a replica without others has no compression errors."""
-    of_replica = is_replica_state(optimizer, key)
-    ranges = _state_ranges(fragment, optimizer, key, record)
-    if of_replica and optimizer.data_group.size == 1 and not ranges:
+    ranges, name = _state_ranges(fragment, optimizer, key, shape), f"{fragment.name}/{key}"
+    if not is_replica_state(optimizer, key):
+        reader.fill(state_tensor(fragment, optimizer, key, shape), name, ranges[0])
         return
-    target, name = _state_memory(fragment, optimizer, key, record), f"{fragment.name}/{key}"
-    for wanted in ranges[:1]:
-        reader.fill(target, name, record, wanted)
+    if not ranges and optimizer.data_group.size == 1:
+        return
+    target = replica_tensor(fragment, optimizer, key)
+    if not ranges:
+        target.zero_()
+        return
+    reader.fill(target, name, ranges[0])
     for wanted in ranges[1:]:
         other = torch.empty_like(target)
-        reader.fill(other, name, record, wanted)
+        reader.fill(other, name, wanted)
         target += other
-    if of_replica and not ranges:
-        target.zero_()
-    elif of_replica:
-        target *= replica_factor(optimizer, key, record.shape)
+    target *= replica_factor(optimizer, key, shape)
 
 
 def _stored_states(
     fragments: list[Fragment], manifest: Manifest
-) -> Iterator[tuple[Fragment, str, TensorRecord]]:
-    """Yield the optimizer states of the fragments, with their names."""
+) -> Iterator[tuple[Fragment, str, tuple[int, ...]]]:
+    """Yield the optimizer states of the fragments, with their names and whole shapes."""
     states = defaultdict(list)
     for name in manifest.tensors.keys() - manifest.weight_names:
         weight, _, key = name.rpartition("/")
         states[weight].append(key)
     for fragment in fragments:
         for key in sorted(states[fragment.name]):
-            yield fragment, key, manifest.tensors[f"{fragment.name}/{key}"]
-
-
-def _check_counters(engine: Engine, manifest: Manifest) -> None:
-    missing = sorted(engine.missing_counters(manifest.engine))
-    if missing:
-        raise DamagedManifestError(f"engine has no {', '.join(missing)}")
+            yield fragment, key, manifest.tensors[f"{fragment.name}/{key}"].shape
 
 
 def _check_optimizer(manifest: Manifest, here: str) -> None:
@@ -531,20 +468,10 @@ def _chosen_curve(schedule: Schedule, manifest: Manifest, source: ScheduleSource
         DamagedCheckpointError: the checkpoint's schedule is incomplete.
     """
     check_schedule(manifest)
-    if source == "checkpoint":
-        return _accepted_curve(schedule, manifest)
     if source == "agreement":
         refuse(other_schedule(manifest.schedule, schedule.curve))
-    return schedule.curve
-
-
-def _accepted_curve(schedule: Schedule, manifest: Manifest) -> Curve:
-    """Return the curve of a checkpoint.
-
-    Raises:
-        CheckpointError: it changes the momentum, and the optimizer has none.
-        DamagedCheckpointError: its class is unknown, or a value is not valid.
-    """
+    if source != "checkpoint":
+        return schedule.curve
     curve = stored_curve(manifest)
     if not schedule.accepts(curve):
         raise CheckpointError(
@@ -552,17 +479,6 @@ def _accepted_curve(schedule: Schedule, manifest: Manifest) -> Curve:
             "and this run's optimizer has none; use the same optimizer, or set override-lr-scheduler: true"
         )
     return curve
-
-
-def _read_rng(manifest: Manifest, reader: ShardReader, groups: Groups) -> dict[str, torch.Tensor] | None:
-    """Return the states of this rank's random generators; None if they do not fit or were not saved.
-
-    Raises:
-        DamagedCheckpointError: a state is damaged.
-    """
-    if layout_of(groups) != manifest.layout:
-        return None
-    return rng_state.read(manifest, reader, groups.world.rank)
 
 
 def _has_generators(manifest: Manifest) -> bool:

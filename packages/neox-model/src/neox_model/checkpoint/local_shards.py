@@ -5,9 +5,8 @@ which all shards exist somewhere. After each rank knows which shards it reads, t
 copied into its folder, over the process group.
 """
 
-import hashlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from neox_config.atomic import atomic_write, flush_file, flush_folder, written_a
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints, iteration_of
 from neox_model.checkpoint import directory as folders
-from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.contents import Manifest, manifest_sha256
 from neox_model.checkpoint.errors import CheckpointError, quoted
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.storage import Storage
@@ -140,7 +139,21 @@ def copy_missing(
     with shared_outcome(control, f"reading {folder}"):
         if storage.leads:
             mine = _present(folder, files), mine[1]
-    for file, receivers in sorted(_missing(gather(control, mine), storage).items()):
+    items = gather(control, mine)
+    here = {rank: items[rank][0] for rank in storage.leaders}
+    # By shard that is missing somewhere: the leader of the first host that has it, then those that lack it.
+    found: dict[str, list[int]] = {}
+    for rank, (_, reads) in enumerate(items):
+        leader = storage.names.index(storage.names[rank])
+        for file in reads - here[leader]:
+            ranks = found.setdefault(file, [each for each in here if file in here[each]][:1])
+            if not ranks:
+                raise CheckpointError(
+                    f"no host has {file} of this checkpoint; resume from another checkpoint"
+                )
+            if leader not in ranks:
+                ranks.append(leader)
+    for file, receivers in sorted(found.items()):
         holder, *others = receivers
         if storage.rank == holder:
             logger.info(
@@ -149,34 +162,6 @@ def copy_missing(
                 counted(len(others), "host that lacks it", "hosts that lack it"),
             )
         _copy(folder / file, files[file], holder, others, storage, control)
-
-
-def _missing(
-    items: Sequence[tuple[frozenset[str], frozenset[str]]], storage: Storage
-) -> dict[str, list[int]]:
-    """Return the leaders of the hosts that lack a shard, after that of the first host that has it.
-
-    Args:
-        items: by rank, the shards on its host (of leaders), and those that it reads.
-        storage: which ranks share a folder.
-
-    Raises:
-        CheckpointError: a shard is on no host.
-    """
-    here = {rank: items[rank][0] for rank in storage.leaders}
-    found: dict[str, list[int]] = {}
-    for rank, (_, reads) in enumerate(items):
-        leader = storage.names.index(storage.names[rank])
-        for file in reads - here[leader]:
-            if file not in found:
-                found[file] = [each for each in here if file in here[each]][:1]
-            if not found[file]:
-                raise CheckpointError(
-                    f"no host has {file} of this checkpoint; resume from another checkpoint"
-                )
-            if leader not in found[file]:
-                found[file].append(leader)
-    return found
 
 
 def _copy(
@@ -190,10 +175,14 @@ def _copy(
         with shared_outcome(control, action):
             if storage.rank in (holder, *receivers):
                 sizes = [min(_CHUNK_BYTES, size - start) for start in range(0, size, _CHUNK_BYTES)]
-                if aside is None:
-                    _send(path, sizes, receivers, control)
-                else:
-                    _receive(aside, sizes, holder, control)
+                sends = aside is None
+                chunks = _chunks(
+                    sizes,
+                    holder=None if sends else holder,
+                    receivers=receivers if sends else (),
+                    control=control,
+                )
+                _read_or_write(aside or path, chunks, reads=sends)
         # Only now is it known that the file was sent whole.
         with shared_outcome(control, action):
             received.close()
@@ -212,14 +201,10 @@ def _inventory(directory: Path, host: str) -> Inventory:
         except CheckpointError as error:
             logger.warning("%s is not used: %s", folder, error)
             continue
-        key = folders.final_name(folder), _digest(folder)
+        key = folders.final_name(folder), manifest_sha256(folder) or ""
         # The first one is kept, which is the preferred one.
         copies.setdefault(key, Copy(folder.name, frozenset(files), _present(folder, files)))
     return Inventory(host, latest, copies)
-
-
-def _digest(folder: Path) -> str:
-    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
 
 
 def _present(folder: Path, files: Mapping[str, int]) -> frozenset[str]:
@@ -275,7 +260,7 @@ def _install(directory: Path, chosen: tuple[str, str], manifest: str, found: Inv
             file.write(manifest)
     elif copy.folder != name:
         # Of a folder that hosts share, another host may have restored it.
-        if (final / MANIFEST).is_file() and _digest(final) != digest:
+        if manifest_sha256(final) not in (None, digest):
             folders.abandon(final)
         folders.restore(final)
     flush_folder(directory)
@@ -283,42 +268,33 @@ def _install(directory: Path, chosen: tuple[str, str], manifest: str, found: Inv
         folders.point_latest(directory, name)
 
 
-def _send(path: Path, sizes: Sequence[int], receivers: Sequence[int], control: Group) -> None:
-    """Send a file in chunks. After an error, the rest is sent with any contents: receivers wait for it."""
-
-    def sent() -> Iterator[memoryview]:
-        for size in sizes:
-            chunk = torch.zeros(size, dtype=torch.uint8)
-            yield memoryview(chunk.numpy())  # type: ignore[arg-type]
-            for receiver in receivers:
-                torch.distributed.send(chunk, dst=receiver, group=control.process_group)
-
-    chunks = sent()
-    try:
-        with path.open("rb") as file:
-            for chunk in chunks:
-                if file.readinto(chunk) != len(chunk):
-                    raise CheckpointError(f"{path} is truncated")
-    finally:
-        for _ in chunks:
-            pass
-
-
-def _receive(path: Path, sizes: Sequence[int], holder: int, control: Group) -> None:
-    """Write the chunks that another rank sends. After an error, the rest is received and dropped."""
-
-    def received() -> Iterator[memoryview]:
-        for size in sizes:
-            chunk = torch.empty(size, dtype=torch.uint8)
+def _chunks(
+    sizes: Iterable[int], *, holder: int | None, receivers: Sequence[int], control: Group
+) -> Iterator[memoryview]:
+    """Yield memory for the chunks of a file: received from its holder before, or sent to receivers after."""
+    for size in sizes:
+        chunk = torch.zeros(size, dtype=torch.uint8)
+        if holder is not None:
             torch.distributed.recv(chunk, src=holder, group=control.process_group)
-            yield memoryview(chunk.numpy())  # type: ignore[arg-type]
+        yield memoryview(chunk.numpy())  # type: ignore[arg-type]
+        for receiver in receivers:
+            torch.distributed.send(chunk, dst=receiver, group=control.process_group)
 
-    chunks = received()
+
+def _read_or_write(path: Path, chunks: Iterator[memoryview], *, reads: bool) -> None:
+    """Read a file into chunks that are sent, or write those that are received to one.
+
+    After an error the others are exchanged with any contents, because the other side waits for them.
+    """
     try:
-        with path.open("wb") as file:
+        with path.open("rb" if reads else "wb") as file:
             for chunk in chunks:
-                file.write(chunk)
-            flush_file(file)
+                if not reads:
+                    file.write(chunk)
+                elif file.readinto(chunk) != len(chunk):  # type: ignore[attr-defined]
+                    raise CheckpointError(f"{path} is truncated")
+            if not reads:
+                flush_file(file)
     finally:
         for _ in chunks:
             pass

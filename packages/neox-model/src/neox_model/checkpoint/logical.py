@@ -1,12 +1,13 @@
-"""Map this rank's weights and optimizer states to logical tensors.
+"""Map this rank's weights, optimizer states and states of the model to logical tensors.
 
 A fragment is a run of one logical weight on this rank. Its optimizer states are at the same offset of tensors
-of the same shape, so one description serves the weight and its states.
+of the same shape, so one description serves the weight and its states. States of the model that are no
+weights, such as masks, describe themselves.
 """
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -14,27 +15,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neox_model.checkpoint.blocks import Block, Range, block_numel
+from neox_model.checkpoint.blocks import Block, Range, block_numel, whole_block
+from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
-from neox_model.checkpoint.shards import Part
+from neox_model.checkpoint.names import model_state_name
+from neox_model.checkpoint.shards import Part, ShardReader
 from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
-from neox_model.parallel.logical import Logical, is_stage_copy, named_logical_parameters
+from neox_model.parallel.logical import Logical, LogicalState, is_stage_copy, named_logical_parameters
 
 __all__ = [
     "Fragment",
+    "check_model_states",
     "check_scalars",
     "computing_fragments",
     "engine_fragments",
+    "fill_model_states",
     "is_written_here",
     "model_fragments",
+    "model_state_parts",
     "optimizer_parts",
     "restore_scalars",
     "state_range",
     "state_tensor",
-    "weight_part",
 ]
 
 # Optimizers that keep single-number states on the weights' device regardless of their arguments.
@@ -87,6 +92,11 @@ class Fragment:
         """Return a 1-D view of the run's weights, of the float32 master weights if there are any."""
         return self.part_of(self.held.holder)
 
+    def as_part(self, name: str, values: Tensor) -> Part:
+        """Return values of the run's elements, 1-D, as a part to write."""
+        shape, block = self.logical.shape, self.logical.slices
+        return Part(name=name, shape=shape, block=block, start=self.held.start, values=values)
+
     def part_of(self, tensor: Tensor) -> Tensor:
         """Return a 1-D view of the run's elements of a tensor with the holder's shape."""
         return tensor.detach().view(-1).narrow(0, self.held.offset, self.held.numel)
@@ -111,48 +121,38 @@ def computing_fragments(engine: Engine) -> list[Fragment]:
 
 def _fragments(model: nn.Module, held: Iterator[Held]) -> list[Fragment]:
     names = {id(param): name for name, param in named_logical_parameters(model)}
-    clipped = (_clip(names[id(run.param)], run) for run in held)
-    return [fragment for fragment in clipped if fragment is not None]
-
-
-def _clip(name: str, held: Held) -> Fragment | None:
-    """Drop the padding rows after the block; return None if nothing remains."""
-    logical: Logical = held.param.logical  # type: ignore[attr-defined]
-    block_shape = tuple(stop - start for start, stop in logical.slices)
-    if held.local_shape[1:] != block_shape[1:]:
-        raise CheckpointError(
-            f"{name}: the local shape {held.local_shape} does not match the block {block_shape}"
-        )
-    numel = min(held.numel, block_numel(logical.slices) - held.start)
-    if numel <= 0:
-        return None
-    return Fragment(name, logical, replace(held, numel=numel))
+    found = []
+    for run in held:
+        name, logical = names[id(run.param)], run.param.logical  # type: ignore[attr-defined]
+        block_shape = tuple(stop - start for start, stop in logical.slices)
+        if run.local_shape[1:] != block_shape[1:]:
+            raise CheckpointError(
+                f"{name}: the local shape {run.local_shape} does not match the block {block_shape}"
+            )
+        # Without the padding rows after the block.
+        numel = min(run.numel, block_numel(logical.slices) - run.start)
+        if numel > 0:
+            found.append(Fragment(name, logical, replace(run, numel=numel)))
+    return found
 
 
 def is_written_here(fragment: Fragment, groups: Groups, *, splits_over_data: bool) -> bool:
-    """Return True if this rank writes the fragment.
-
-    Of the ranks that hold the same values, a hash of the name selects one. A tied weight is written by its
-    owner's stage.
-    """
-    if is_stage_copy(fragment.held.param):
-        return False
-    turn = zlib.crc32(fragment.name.encode())
-    writes_data = splits_over_data or turn % groups.data.size == groups.data.rank
-    writes_model = (
-        fragment.logical.model_parallel or turn // groups.data.size % groups.model.size == groups.model.rank
+    """Return True if this rank writes the fragment; a tied weight is written by its owner's stage."""
+    return not is_stage_copy(fragment.held.param) and _has_turn(
+        fragment.name,
+        groups,
+        splits_over_data=splits_over_data,
+        splits_over_model=fragment.logical.model_parallel,
     )
-    return writes_data and writes_model
 
 
-def weight_part(fragment: Fragment, values: Tensor) -> Part:
-    """Return the weights of a fragment, as a part to write.
-
-    Args:
-        fragment: the fragment.
-        values: those of its elements that a checkpoint has, 1-D.
-    """
-    return _part(fragment, fragment.name, values)
+def _has_turn(name: str, groups: Groups, *, splits_over_data: bool, splits_over_model: bool) -> bool:
+    """Return True if this rank writes a tensor: of the ranks with the same values, a hash selects one."""
+    turn = zlib.crc32(name.encode())
+    writes_data = splits_over_data or turn % groups.data.size == groups.data.rank
+    return writes_data and (
+        splits_over_model or turn // groups.data.size % groups.model.size == groups.model.rank
+    )
 
 
 def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dict[str, Any]]:
@@ -179,21 +179,26 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
         name = f"{fragment.name}/{key}"
         along, rows = _dimension(optimizer, key), fragment.rows
         if isinstance(value, Tensor) and along is not None and rows is not None:
-            parts += _slice_parts(fragment, name, value, along, rows)
+            shape, block = fragment.slices_along(along, rows)
+            # Of the ranks that share the slices, only the first has it.
+            if not any(start for each, (start, _) in enumerate(rows) if each != along):
+                values = value.detach().reshape(-1)[: block_numel(block)]
+                parts.append(Part(name=name, shape=shape, block=block, start=0, values=values))
         elif isinstance(value, Tensor) and value.shape == fragment.held.holder.shape and key != "step":
-            parts.append(_part(fragment, name, fragment.part_of(value)))
+            parts.append(fragment.as_part(name, fragment.part_of(value)))
         elif isinstance(value, Tensor) and value.dim() == 0:
             scalars[key] = {"value": value.item(), "dtype": DTYPE_NAMES[value.dtype]}
         elif isinstance(value, int | float | None):
             scalars[key] = {"value": value, "dtype": None}
         elif isinstance(value, Tensor) and fragment.is_whole:
             shape = tuple(value.shape)
-            parts.append(
-                Part(name=name, shape=shape, block=_whole(shape), start=0, values=value.detach().reshape(-1))
-            )
+            values = value.detach().reshape(-1)
+            parts.append(Part(name=name, shape=shape, block=whole_block(shape), start=0, values=values))
         else:
+            is_tensor = isinstance(value, Tensor)
+            kind = f"a tensor of shape {tuple(value.shape)}" if is_tensor else type(value).__name__
             raise CheckpointError(
-                f"the state {key!r} of {fragment.name} in {type(optimizer).__name__} is {_kind(value)}; only "
+                f"the state {key!r} of {fragment.name} in {type(optimizer).__name__} is {kind}; only "
                 "a single number, one value per weight, or a state of a weight that is whole on a rank "
                 "can be saved; set no-save-optim: true"
             )
@@ -203,31 +208,6 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
 def _dimension(optimizer: Any, key: str) -> int | None:
     """Return the dimension along which a state has one value per slice; None for other states."""
     return getattr(optimizer, "slice_states", {}).get(key)
-
-
-def _slice_parts(fragment: Fragment, name: str, value: Tensor, dim: int, rows: Block) -> list[Part]:
-    """Return a state with one value per slice; of the ranks that share the slices, only the first has it."""
-    shape, block = fragment.slices_along(dim, rows)
-    others = (start for each, (start, _) in enumerate(rows) if each != dim)
-    if any(others):
-        return []
-    values = value.detach().reshape(-1)[: block_numel(block)]
-    return [Part(name=name, shape=shape, block=block, start=0, values=values)]
-
-
-def _whole(shape: tuple[int, ...]) -> Block:
-    return tuple((0, length) for length in shape)
-
-
-def _kind(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _part(fragment: Fragment, name: str, values: Tensor) -> Part:
-    logical = fragment.logical
-    return Part(
-        name=name, shape=logical.shape, block=logical.slices, start=fragment.held.start, values=values
-    )
 
 
 def state_range(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]) -> Range:
@@ -266,7 +246,7 @@ def state_range(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, 
             f"the state {key!r} of {fragment.name} requires the whole weight, but this rank holds a part; "
             "set model-parallel-size: 1 and zero_optimization.stage: 0, or no-load-optim: true"
         )
-    return _whole(shape), 0, prod(shape)
+    return whole_block(shape), 0, prod(shape)
 
 
 def state_tensor(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]) -> Tensor:
@@ -329,18 +309,20 @@ def restore_scalars(
         saved: weight name to its states.
         same_class: True if this optimizer's class wrote the states; otherwise they are converted.
     """
+    is_beside_weights = type(optimizer).__name__ in _NUMBERS_BESIDE_WEIGHTS or any(
+        group.get("fused") or group.get("capturable") for group in optimizer.param_groups
+    )
+    is_of_torch = type(optimizer).__module__.startswith("torch.optim")
     for holder, names in _names_by_holder(fragments):
-        device = _scalar_device(optimizer, holder)
+        device = holder.device if is_beside_weights else torch.device("cpu")
         for key, number in saved.get(names[0], {}).items():
-            number = number if same_class else _in_form_of(optimizer, number)
-            optimizer.state[holder][key] = _scalar(number["value"], number["dtype"], device)
-
-
-def _in_form_of(optimizer: Any, number: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert a count: torch's optimizers use float32 tensors, DeepSpeed's plain integers."""
-    if type(optimizer).__module__.startswith("torch.optim"):
-        return {"value": number["value"], "dtype": "F32"}
-    return {"value": int(number["value"]), "dtype": None}
+            value, dtype = number["value"], number["dtype"]
+            if not same_class:
+                # Torch's optimizers count in float32 tensors, DeepSpeed's in plain integers.
+                value, dtype = (value, "F32") if is_of_torch else (int(value), None)
+            if dtype is not None:
+                value = torch.tensor(value, dtype=DTYPES[dtype], device=device)
+            optimizer.state[holder][key] = value
 
 
 def _names_by_holder(fragments: list[Fragment]) -> Iterator[tuple[Tensor, list[str]]]:
@@ -350,13 +332,49 @@ def _names_by_holder(fragments: list[Fragment]) -> Iterator[tuple[Tensor, list[s
     yield from found.values()
 
 
-def _scalar_device(optimizer: Any, holder: Tensor) -> torch.device:
-    """Return the device on which a torch optimizer expects single-number states such as `step`."""
-    on_device = type(optimizer).__name__ in _NUMBERS_BESIDE_WEIGHTS or any(
-        group.get("fused") or group.get("capturable") for group in optimizer.param_groups
+def model_state_parts(states: Iterable[LogicalState], groups: Groups) -> list[Part]:
+    """Return the states that this rank writes; a hash of the name selects one of the ranks with copies."""
+    return [
+        Part(
+            name=model_state_name(state.name),
+            shape=state.shape,
+            block=state.slices,
+            start=state.start,
+            values=state.values,
+        )
+        for state in states
+        if _has_turn(
+            state.name,
+            groups,
+            splits_over_data=state.is_split_over_data,
+            splits_over_model=state.is_split_over_model,
+        )
+    ]
+
+
+def check_model_states(states: Sequence[LogicalState], manifest: Manifest, reader: ShardReader) -> None:
+    """Check that the states can be read from a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint has not all of them.
+        DamagedCheckpointError: one has another shape, or is damaged.
+    """
+    for state in states:
+        record = manifest.tensors.get(model_state_name(state.name))
+        if record is None:
+            raise CheckpointError(
+                f"the checkpoint does not contain {state.name}, because compression_training or eigenvalue "
+                "had other values when it was saved; set finetune: true to start from its weights"
+            )
+        if record.shape != state.shape:
+            raise DamagedManifestError(f"{state.name} has the shape {record.shape} instead of {state.shape}")
+    reader.check(
+        (model_state_name(state.name), state.range, dtype if dtype.is_floating_point else None)
+        for state, dtype in ((state, state.values.dtype) for state in states)
     )
-    return holder.device if on_device else torch.device("cpu")
 
 
-def _scalar(value: Any, dtype: str | None, device: torch.device) -> Any:
-    return value if dtype is None else torch.tensor(value, dtype=DTYPES[dtype], device=device)
+def fill_model_states(states: Sequence[LogicalState], reader: ShardReader) -> None:
+    """Read the states, which `check_model_states` has checked."""
+    for state in states:
+        reader.fill(state.values, model_state_name(state.name), state.range)

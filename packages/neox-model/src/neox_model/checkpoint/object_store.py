@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import fsspec
 
+from neox_config.atomic import flush_file
 from neox_config.facts.checkpoints import LATEST, MANIFEST, iteration_of
 from neox_config.facts.stores import BUCKET_PACKAGES, scheme_of
 from neox_model.checkpoint.errors import CheckpointError, quoted
@@ -71,14 +72,11 @@ class ObjectStore:
             CheckpointError: it could not be read.
         """
         try:
-            content: bytes = self._repeat(f"reading {self.url}/{name}", lambda: self._cat(name))
+            content: bytes = self._repeat(
+                f"reading {self.url}/{name}", lambda: self._system.cat_file(self._path(name))
+            )
         except FileNotFoundError:
             return None
-        return content
-
-    def _cat(self, name: str) -> bytes:
-        content = self._system.cat_file(self._path(name))
-        assert isinstance(content, bytes)
         return content
 
     def write(self, name: str, source: BinaryIO) -> None:
@@ -134,8 +132,7 @@ class ObjectStore:
         try:
             with path.open("wb") as file:
                 self._repeat(action, lambda: self._receive(name, file))
-                file.flush()
-                os.fsync(file.fileno())
+                flush_file(file)
         except FileNotFoundError as error:
             raise CheckpointError(f"{action} failed: it does not exist") from error
 
@@ -170,18 +167,18 @@ class ObjectStore:
             with path.open("r+b") as file:
                 size = self._repeat(action, lambda: int(self._system.info(self._path(name))["size"]))
                 file.truncate(size)
-                for first, stop in _requests(ranges, size):
-                    content = self._repeat(action, partial(self._part, name, first, stop))
-                    file.seek(first)
-                    file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                for start, end in ranges:
+                    for first in range(start, min(end, size), _REQUESTED_BYTES):
+                        stop = min(first + _REQUESTED_BYTES, end, size)
+                        content = self._repeat(action, partial(self._part, name, first, stop))
+                        file.seek(first)
+                        file.write(content)
+                flush_file(file)
         except FileNotFoundError as error:
             raise CheckpointError(f"{action} failed: it does not exist") from error
 
     def _part(self, name: str, first: int, stop: int) -> bytes:
-        content = self._system.cat_file(self._path(name), start=first, end=stop)
-        assert isinstance(content, bytes)
+        content: bytes = self._system.cat_file(self._path(name), start=first, end=stop)
         if len(content) != stop - first:
             raise OSError(f"{len(content):,} bytes were received instead of {stop - first:,}")
         return content
@@ -210,7 +207,14 @@ class ObjectStore:
         except FileNotFoundError:
             return []
         names = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        found = [name for name in names if iteration_of(name) is not None and self._has(f"{name}/{MANIFEST}")]
+        found = [
+            name
+            for name in names
+            if iteration_of(name) is not None
+            and self._repeat(
+                f"reading {self.url}/{name}", partial(self._system.exists, self._path(f"{name}/{MANIFEST}"))
+            )
+        ]
         return sorted(found, key=lambda name: iteration_of(name) or 0)
 
     def check_bucket(self) -> None:
@@ -230,32 +234,30 @@ class ObjectStore:
                 f"{self.url}: the bucket {bucket!r} does not exist; create it, or correct the URL"
             ) from error
 
-    def _has(self, name: str) -> bool:
-        path = self._path(name)
-        return bool(self._repeat(f"reading {self.url}/{name}", lambda: self._system.exists(path)))
-
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     def _repeat(self, action: str, attempt: Callable[[], Any]) -> Any:
-        """Return the result of an operation, repeating it while it fails.
+        """Return the result of an operation, repeating it while it fails, with pauses that double.
 
         Raises:
             FileNotFoundError: an object or bucket does not exist.
             CheckpointError: it failed until the end.
         """
-        for pause in (*_pauses(self._patience), None):
+        pause, left = _FIRST_PAUSE_SECONDS, self._patience
+        while True:
             try:
                 return attempt()
             except (FileNotFoundError, CheckpointError):
                 raise
             except Exception as error:  # Every kind of store has its own exceptions.
                 reason = f"{type(error).__name__}: {error}"
-                if pause is None or isinstance(error, PermissionError):
+                if left <= 0 or isinstance(error, PermissionError):
                     raise CheckpointError(f"{action} failed: {reason}") from error
-                logger.warning("%s failed: %s; trying again in %g s", action, reason, pause)
-                time.sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
+            pause = min(pause, left, _LONGEST_PAUSE_SECONDS)
+            logger.warning("%s failed: %s; trying again in %g s", action, reason, pause)
+            time.sleep(pause)
+            pause, left = 2 * pause, left - pause
 
 
 def latest_in(store: ObjectStore) -> tuple[str, bytes] | None:
@@ -289,14 +291,6 @@ def _send_blocks(source: BinaryIO, target: BinaryIO) -> None:
         target.write(block)
 
 
-def _requests(ranges: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of bytes of an object of a size, none longer than one request."""
-    for start, stop in ranges:
-        end = min(stop, size)
-        for first in range(start, end, _REQUESTED_BYTES):
-            yield first, min(first + _REQUESTED_BYTES, end)
-
-
 @contextmanager
 def _local_errors(file: BinaryIO) -> Iterator[None]:
     """Raise errors of a local file, which a repetition does not fix, as they are reported."""
@@ -304,13 +298,3 @@ def _local_errors(file: BinaryIO) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(f"{getattr(file, 'name', 'a local file')}: {error}") from error
-
-
-def _pauses(patience: float) -> Iterator[float]:
-    """Yield the pauses between attempts, each twice as long as the one before; their sum is `patience`."""
-    pause = _FIRST_PAUSE_SECONDS
-    while patience > 0:
-        pause = min(pause, patience, _LONGEST_PAUSE_SECONDS)
-        yield pause
-        patience -= pause
-        pause *= 2

@@ -65,7 +65,7 @@ def replica_parts(fragment: Fragment, optimizer: Any) -> list[Part]:
         if not is_replica_state(optimizer, key):
             continue
         name = f"{fragment.name}/{key}"
-        if _has_rows(optimizer, key):
+        if optimizer.replica_states[key] != "part":
             group = optimizer.data_group
             shape = (group.size, *logical.shape)
             block = ((group.rank, group.rank + 1), *logical.slices)
@@ -95,14 +95,14 @@ def replica_ranges(fragment: Fragment, optimizer: Any, key: str, shape: tuple[in
         DamagedCheckpointError: the shape is not that of the weight's state.
     """
     logical, group = fragment.logical, optimizer.data_group
-    has_rows = _has_rows(optimizer, key)
+    has_rows = optimizer.replica_states[key] != "part"
     of_weight = shape[1:] if has_rows else shape
     if of_weight != logical.shape or (has_rows and shape[0] == 0):
         raise DamagedManifestError(
             f"the state {quoted(key)!r} of {fragment.name} has the shape {shape}, "
             f"and the weight {logical.shape}"
         )
-    is_mean = _is_mean(optimizer, key)
+    is_mean = optimizer.replica_states[key] == "mean"
     if group.size == 1 and not is_mean:
         return []
     if not has_rows:
@@ -113,17 +113,17 @@ def replica_ranges(fragment: Fragment, optimizer: Any, key: str, shape: tuple[in
 
 def replica_factor(optimizer: Any, key: str, shape: tuple[int, ...]) -> float:
     """Return the factor of the sum of the ranges, by which the mean over replicas is that of the rows."""
-    if not _has_rows(optimizer, key):
+    kind, replicas = optimizer.replica_states[key], optimizer.data_group.size
+    if kind == "part":
         return 1.0
-    replicas = optimizer.data_group.size
-    return 1 / shape[0] if _is_mean(optimizer, key) and shape[0] != replicas else replicas / shape[0]
+    return 1 / shape[0] if kind == "mean" and shape[0] != replicas else replicas / shape[0]
 
 
 def replica_tensor(fragment: Fragment, optimizer: Any, key: str) -> Tensor:
     """Return the memory of this replica's state of a fragment, 1-D, allocated if there is none yet."""
     holder = fragment.held.holder
     state = optimizer.state[holder]
-    if _has_rows(optimizer, key):
+    if optimizer.replica_states[key] != "part":
         if key not in state:
             state[key] = torch.zeros_like(holder)
         return fragment.part_of(state[key])
@@ -147,20 +147,9 @@ def log_other_replicas(manifest: Manifest, optimizer: Any) -> None:
         else f"divided among {here} replicas, with the same mean"
     )
     for is_mean, what in ((False, errors), (True, "each replica continues with their mean")):
-        listed = [name for name in names if _is_mean(optimizer, name) == is_mean]
+        listed = [name for name in names if (optimizer.replica_states[name] == "mean") is is_mean]
         if listed:
             logger.warning("%s of the checkpoint's %d replicas: %s", " and ".join(listed), there, what)
-
-
-def _has_rows(optimizer: Any, key: str) -> bool:
-    """Return True if each replica has one value per element."""
-    kind: str = optimizer.replica_states[key]
-    return kind != "part"
-
-
-def _is_mean(optimizer: Any, key: str) -> bool:
-    kind: str = optimizer.replica_states[key]
-    return kind == "mean"
 
 
 def _served(fragment: Fragment, optimizer: Any) -> tuple[int, int]:

@@ -4,16 +4,15 @@ The parallel random streams have no other state (`neox_model.parallel.random`).
 """
 
 import random
-from collections.abc import Callable, Collection, Mapping
-from math import prod
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from neox_model.checkpoint.blocks import whole_block
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.errors import DamagedCheckpointError, DamagedManifestError, quoted
 from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.shards import ShardReader
@@ -60,13 +59,9 @@ def read(manifest: Manifest, reader: ShardReader, rank: int) -> dict[str, Tensor
     for name, record in records.items():
         if len(record.shape) != 1:
             raise DamagedManifestError(f"{quoted(name)} is not one-dimensional")
-        _require_form(name.removeprefix(prefix), DTYPES[record.dtype], record.shape[0])
-        numel = prod(record.shape)
-        wanted = (((0, numel),), 0, numel)
         # Before memory is allocated for a size that the manifest only claims.
-        reader.check(name, record, wanted)
-        states[name.removeprefix(prefix)] = values = torch.empty(record.shape, dtype=DTYPES[record.dtype])
-        reader.fill(values, name, record, wanted)
+        reader.check([(name, (whole_block(record.shape), 0, record.shape[0]), None)])
+        states[name.removeprefix(prefix)] = reader.values(name)
     check(states)
     return states
 
@@ -77,16 +72,18 @@ def check(states: Mapping[str, Tensor]) -> None:
     Raises:
         DamagedCheckpointError: a state is missing or cannot be restored.
     """
-    for name in _FORMS:
+    for name, (dtype, sizes) in _FORMS.items():
         state = states.get(name)
-        _require_form(name, None if state is None else state.dtype, 0 if state is None else state.numel())
-    for name, set_state in _SETTERS.items():
-        try:
-            set_state(states)
-        except (ValueError, OverflowError, RuntimeError) as error:
-            raise DamagedCheckpointError(
-                f"the state {name!r} of the random generators is damaged: {quoted(str(error))}"
-            ) from error
+        if state is None or state.dtype != dtype or (sizes is not None and state.numel() not in sizes):
+            raise DamagedCheckpointError(f"the state {name!r} of the random generators is missing or damaged")
+    try:
+        random.Random().setstate(_python_state(states))
+        np.random.RandomState().set_state(_numpy_state(states))
+        torch.Generator().set_state(states["torch"])
+    except (ValueError, OverflowError, RuntimeError) as error:
+        raise DamagedCheckpointError(
+            f"the states of the random generators are damaged: {quoted(str(error))}"
+        ) from error
 
 
 def restore(states: Mapping[str, Tensor]) -> None:
@@ -96,13 +93,6 @@ def restore(states: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available() and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])
-
-
-def _require_form(name: str, dtype: torch.dtype | None, numel: int) -> None:
-    """Raise an error if a known state has another dtype, None if it is missing, or number of elements."""
-    expected, sizes = _FORMS.get(name, (dtype, None))
-    if dtype != expected or (sizes is not None and numel not in sizes):
-        raise DamagedCheckpointError(f"the state {name!r} of the random generators is missing or damaged")
 
 
 def _python_state(states: Mapping[str, Tensor]) -> tuple[Any, ...]:
@@ -122,9 +112,4 @@ _FORMS: Mapping[str, tuple[torch.dtype, Collection[int] | None]] = {
     "numpy": (torch.int64, (626,)),
     "numpy_gauss": (torch.float64, (1,)),
     "torch": (torch.uint8, None),
-}
-_SETTERS: Mapping[str, Callable[[Mapping[str, Tensor]], object]] = {
-    "python": lambda states: random.Random().setstate(_python_state(states)),
-    "numpy": lambda states: np.random.RandomState().set_state(_numpy_state(states)),
-    "torch": lambda states: torch.Generator().set_state(states["torch"]),
 }

@@ -2,9 +2,8 @@
 
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,13 +17,24 @@ from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.contents import Layout, Manifest, TensorRecord
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts, weight_part
-from neox_model.checkpoint.model_states import model_state_parts
+from neox_model.checkpoint.logical import (
+    engine_fragments,
+    is_written_here,
+    model_state_parts,
+    optimizer_parts,
+)
 from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.outcome import collect, gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.replica_states import replica_parts, shared_weight
-from neox_model.checkpoint.shards import Part, WrittenPiece, plan_shard, write_durably, write_shard
+from neox_model.checkpoint.shards import (
+    Part,
+    WrittenPiece,
+    plan_shard,
+    records_of,
+    write_durably,
+    write_shard,
+)
 from neox_model.checkpoint.storage import Storage
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import trained_names
@@ -39,28 +49,25 @@ _SHARE_THE_FOLDER = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """What one rank saves besides its values.
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """What one rank sends to those that write a manifest.
 
     Args:
         scalars: weight name to the optimizer's single-number states.
         names: logical names of the rank's weights.
+        manifest: what is in it besides the ranks' values; None: rank 0 sends it.
+        file: name of the shard.
+        size: of the shard in bytes.
+        pieces: what the shard contains.
     """
 
     scalars: dict[str, dict[str, Any]]
     names: set[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    """The shard that one rank wrote, as sent to those that write a manifest; rank 0 adds the rest of it."""
-
-    file: str
-    size: int
-    pieces: list[WrittenPiece]
-    held: _Held
     manifest: Manifest | None
+    file: str
+    size: int = 0
+    pieces: Sequence[WrittenPiece] = ()
 
 
 def save_checkpoint(
@@ -95,7 +102,7 @@ def save_checkpoint(
         CheckpointError: the checkpoint could not be written on some rank; the same message on all ranks.
     """
     saving = Saving(directory, parts, iteration=iteration, keep_last=keep_last)
-    with saving.abandoned_on_failure():
+    try:
         saving.create_folder()
         with saving.shared_outcome(), parts.engine.update.in_memory():
             values = saving.capture(parts, config=config, save_optimizer=save_optimizer, save_rng=save_rng)
@@ -104,6 +111,9 @@ def save_checkpoint(
         for publish in saving.publications():
             with saving.shared_outcome():
                 publish()
+    except CheckpointError:  # As on all ranks.
+        saving.abandon()
+        raise
     return saving.final
 
 
@@ -140,15 +150,6 @@ class Saving:
         """
         return shared_outcome(self._groups.control, f"saving {self.final}")
 
-    @contextmanager
-    def abandoned_on_failure(self) -> Iterator[None]:
-        """Delete the unfinished checkpoint if the block raises `CheckpointError`, as on all ranks."""
-        try:
-            yield
-        except CheckpointError:
-            self.abandon()
-            raise
-
     def abandon(self) -> None:
         """Delete the unfinished checkpoint. Does not communicate."""
         if not self._storage.leads:
@@ -179,22 +180,36 @@ class Saving:
             raise CheckpointError(
                 f"{self.temporary}, created by another rank, is not visible here; {_SHARE_THE_FOLDER}"
             )
-        values, self._held = _values(run, save_optimizer=save_optimizer)
+        values, scalars = _values(run, save_optimizer=save_optimizer)
         _check_finite(values)
         if save_rng:
             values += _rng_parts(self._groups.world.rank)
-        self._manifest = None
+        manifest = None
         if self._groups.world.rank == 0:
-            self._manifest = _without_tensors(
-                run, iteration=self.iteration, config=config, save_optimizer=save_optimizer
+            curve = run.schedule.curve
+            manifest = Manifest(
+                iteration=self.iteration,
+                layout=layout_of(run.groups),
+                config=config,
+                tensors={},
+                optimizer=type(run.engine.update.optimizer).__name__ if save_optimizer else None,
+                engine=run.engine.state_dict(),
+                schedule={
+                    "class": type(curve).__name__,
+                    "curve": asdict(curve),
+                    **run.schedule.state_dict(),
+                },
+                training=run.state.state_dict(),
+                packages=package_versions(),
             )
+        # A copy, because the run continues while it is saved.
+        self._shard = _Shard(scalars, set(trained_names(run.model)), deepcopy(manifest), self.shard.name)
         return values
 
     def collect(self, pieces: list[WrittenPiece], size: int) -> None:
         """Send the description of this rank's shard to the ranks that write a manifest. Collective."""
-        shard = _Shard(self.shard.name, size, pieces, self._held, self._manifest)
         send = gather if self._storage.is_local else collect
-        self._shards = send(self._groups.control, shard)
+        self._shards = send(self._groups.control, replace(self._shard, size=size, pieces=pieces))
 
     def publications(self) -> list[Callable[[], None]]:
         """Return what makes the checkpoint visible, in order. None of it communicates.
@@ -227,7 +242,7 @@ class Saving:
             tensors=_records(self._shards, self.temporary, here),
             files={shard.file: shard.size for shard in self._shards},
             optimizer_scalars={
-                name: states for shard in self._shards for name, states in shard.held.scalars.items()
+                name: states for shard in self._shards for name, states in shard.scalars.items()
             },
         )
         write_durably(self.temporary / MANIFEST, manifest.to_json())
@@ -259,45 +274,24 @@ def layout_of(groups: Groups) -> Layout:
     return Layout(data=groups.data.size, model=groups.model.size, pipe=groups.pipe.size)
 
 
-def _without_tensors(
-    run: RunParts, *, iteration: int, config: Mapping[str, Any], save_optimizer: bool
-) -> Manifest:
-    """Return the manifest of the run as it is now, without what the ranks write."""
-    manifest = Manifest(
-        iteration=iteration,
-        layout=layout_of(run.groups),
-        config=config,
-        tensors={},
-        optimizer=type(run.engine.update.optimizer).__name__ if save_optimizer else None,
-        engine=run.engine.state_dict(),
-        schedule={
-            "class": type(run.schedule.curve).__name__,
-            "curve": asdict(run.schedule.curve),
-            **run.schedule.state_dict(),
-        },
-        training=run.state.state_dict(),
-        packages=package_versions(),
-    )
-    # The run continues while it is saved.
-    return deepcopy(manifest)
+def _values(run: RunParts, *, save_optimizer: bool) -> tuple[list[Part], dict[str, dict[str, Any]]]:
+    """Return this rank's weights and optimizer states.
 
-
-def _values(run: RunParts, *, save_optimizer: bool) -> tuple[list[Part], _Held]:
-    """Return this rank's weights and optimizer states, as views of the run's tensors."""
+    Returns:
+        Views of the run's tensors, and weight name to the optimizer's single-number states.
+    """
     update, groups = run.engine.update, run.groups
     parts: list[Part] = []
     scalars: dict[str, dict[str, Any]] = {}
     for fragment in engine_fragments(run.engine):
         if is_written_here(fragment, groups, splits_over_data=update.splits_over_data):
-            parts.append(weight_part(fragment, shared_weight(fragment, update.optimizer)))
+            parts.append(fragment.as_part(fragment.name, shared_weight(fragment, update.optimizer)))
             if save_optimizer:
                 states, scalars[fragment.name] = optimizer_parts(fragment, update.optimizer)
                 parts += states
         if save_optimizer and is_written_here(fragment, groups, splits_over_data=True):
             parts += replica_parts(fragment, update.optimizer)
-    parts += model_state_parts(run.model_states, groups)
-    names = set(trained_names(run.model))
-    return parts, _Held(scalars=scalars, names=names)
+    return parts + model_state_parts(run.model_states, groups), scalars
 
 
 def _check_finite(parts: list[Part]) -> None:
@@ -345,22 +339,14 @@ def _records(shards: list[_Shard], folder: Path, here: Collection[str]) -> dict[
     Raises:
         CheckpointError: a shard is not visible here, or the pieces do not form whole tensors.
     """
-    pieces: dict[str, list[WrittenPiece]] = defaultdict(list)
     for shard in shards:
         path = folder / shard.file
         if shard.file in here and (not path.is_file() or path.stat().st_size != shard.size):
             raise CheckpointError(
                 f"{path}, written by another process, is not visible here; {_SHARE_THE_FOLDER}"
             )
-        for piece in shard.pieces:
-            pieces[piece.name].append(piece)
-    records = {
-        name: TensorRecord(
-            shape=parts[0].shape, dtype=parts[0].dtype, pieces=tuple(part.piece for part in parts)
-        )
-        for name, parts in pieces.items()
-    }
-    expected = set().union(*(shard.held.names for shard in shards))
+    records = records_of(piece for shard in shards for piece in shard.pieces)
+    expected = set().union(*(shard.names for shard in shards))
     incomplete = sorted(expected - records.keys()) + [
         name for name, record in records.items() if not record.is_complete
     ]

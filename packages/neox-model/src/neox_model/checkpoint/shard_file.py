@@ -104,6 +104,9 @@ class ShardFile:
             dtype, shape, (first, stop) = (
                 self._entries[key][name] for name in ("dtype", "shape", "data_offsets")
             )
+            if isinstance(dtype, str) and dtype not in STORED_TYPES:
+                what = f"whose data type {quoted(dtype)} is none of {', '.join(STORED_TYPES)}"
+                raise self._damaged(f"its header is wrong for {quoted(key)}, {what}")
             numel, itemsize = prod(shape), STORED_TYPES[dtype].itemsize
             is_inside = 0 <= first <= stop <= self._size - self._start and numel >= 0
             are_integers = all(isinstance(number, int) for number in (first, stop, numel))
@@ -111,16 +114,7 @@ class ShardFile:
                 raise ValueError("wrong size")
             return dtype, tuple(map(index, shape)), first
         except (KeyError, TypeError, ValueError) as error:
-            what = f"its header is wrong for {quoted(key)}{self._unread_dtype(key)}"
-            raise self._damaged(what) from error
-
-    def _unread_dtype(self, key: str) -> str:
-        """Return a data type that is not read, such as float8, as a part of a sentence, or an empty text."""
-        entry = self._entries[key]
-        dtype = entry.get("dtype") if isinstance(entry, dict) else None
-        if not isinstance(dtype, str) or dtype in STORED_TYPES:
-            return ""
-        return f", whose data type {quoted(dtype)} is none of {', '.join(STORED_TYPES)}"
+            raise self._damaged(f"its header is wrong for {quoted(key)}") from error
 
     def _header(self) -> tuple[dict[str, Any], int]:
         """Return the entries of the header by key, and the first byte of the data."""

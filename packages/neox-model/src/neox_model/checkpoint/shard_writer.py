@@ -35,7 +35,7 @@ _CHUNK_BYTES = 2**26
 def main(arguments: Sequence[str]) -> int:
     """Write the shard, and answer with its checksums or with the error; return the exit code."""
     path, (snapshot, request, answer) = Path(arguments[0]), map(int, arguments[1:])
-    asked = json.loads(_content(request))
+    asked = json.loads(os.pread(request, os.fstat(request).st_size, 0))
     die_with_parent(asked[PARENT])
 
     def report(written: int) -> None:
@@ -85,10 +85,6 @@ def _write(
                 first, end = waiting.popleft()
                 checksums.add(content[first:end])
         return checksums.results()
-
-
-def _content(descriptor: int) -> bytes:
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ Source: the safetensors format: 8 bytes header length, JSON header, then the ten
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,10 @@ from torch import Tensor
 
 from neox_config.atomic import flush_file
 from neox_config.counted import counted
-from neox_model.checkpoint.blocks import Block, Range, block_numel, find_overlaps
+from neox_model.checkpoint.blocks import Block, Overlap, Range, block_numel, find_overlaps, whole_block
 from neox_model.checkpoint.checksums import Checksums
-from neox_model.checkpoint.contents import Piece, TensorRecord
-from neox_model.checkpoint.dtypes import DTYPE_NAMES
+from neox_model.checkpoint.contents import Manifest, Piece, TensorRecord
+from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
 from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
 from neox_model.checkpoint.shard_file import ShardFile
 
@@ -30,12 +32,17 @@ __all__ = [
     "Part",
     "ShardPlan",
     "ShardReader",
+    "Wanted",
     "WrittenPiece",
     "plan_shard",
     "raw_bytes",
+    "records_of",
     "write_durably",
     "write_shard",
 ]
+
+# Logical name, range, and the dtype in which its values must be finite; None: they need not be.
+Wanted = tuple[str, Range, torch.dtype | None]
 
 # A piece is read whole to verify it; 64 MiB of float32 limits what another layout reads needlessly.
 _PIECE_ELEMENTS = 2**24
@@ -74,6 +81,11 @@ class Part:
         """Return True if the range is the whole block."""
         return self.values.numel() == block_numel(self.block)
 
+    @property
+    def key(self) -> str:
+        """Return the name of the values in a file."""
+        return self.name if self.fills_block else f"{self.name}:{self.start}-{self.stop}"
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenPiece:
@@ -110,14 +122,39 @@ class ShardPlan:
 
     def written(self, file: str, checksums: Sequence[int]) -> list[WrittenPiece]:
         """Describe the pieces of the written file, whose checksums are given in its order."""
-        described = zip(self.parts, checksums, strict=True)
-        return [_describe(part, file, crc32) for part, crc32 in described]
+        return [
+            WrittenPiece(
+                name=part.name,
+                shape=part.shape,
+                dtype=DTYPE_NAMES[part.values.dtype],
+                piece=Piece(
+                    block=part.block, start=part.start, stop=part.stop, file=file, key=part.key, crc32=crc32
+                ),
+            )
+            for part, crc32 in zip(self.parts, checksums, strict=True)
+        ]
 
 
 def plan_shard(parts: Sequence[Part]) -> ShardPlan:
     """Divide parts into pieces, and return the file that contains them."""
-    pieces = tuple(piece for part in parts for piece in _split(part))
-    header = _header(pieces)
+    pieces = tuple(
+        replace(part, start=part.start + offset, values=part.values[offset : offset + _PIECE_ELEMENTS])
+        for part in parts
+        for offset in range(0, max(part.values.numel(), 1), _PIECE_ELEMENTS)
+    )
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for piece in pieces:
+        shape = [stop - start for start, stop in piece.block] if piece.fills_block else [piece.values.numel()]
+        entries[piece.key] = {
+            "dtype": DTYPE_NAMES[piece.values.dtype],
+            "shape": shape,
+            "data_offsets": [offset, offset + piece.num_bytes],
+        }
+        offset += piece.num_bytes
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    # The data starts at a multiple of 8 bytes.
+    header += b" " * (-len(header) % 8)
     return ShardPlan(header=len(header).to_bytes(8, "little") + header, parts=pieces)
 
 
@@ -148,46 +185,23 @@ def write_durably(path: Path, text: str) -> None:
         flush_file(file)
 
 
-def _split(part: Part) -> list[Part]:
-    if part.values.numel() <= _PIECE_ELEMENTS:
-        return [part]
-    return [
-        Part(name=part.name, shape=part.shape, block=part.block, start=part.start + offset, values=values)
-        for offset, values in zip(
-            range(0, part.values.numel(), _PIECE_ELEMENTS), part.values.split(_PIECE_ELEMENTS), strict=True
-        )
-    ]
-
-
-def _key(part: Part) -> str:
-    return part.name if part.fills_block else f"{part.name}:{part.start}-{part.stop}"
-
-
-def _header(parts: Sequence[Part]) -> bytes:
-    """Return the JSON header, padded with spaces so that the data starts at a multiple of 8 bytes."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for part in parts:
-        shape = [stop - start for start, stop in part.block] if part.fills_block else [part.values.numel()]
-        entries[_key(part)] = {
-            "dtype": DTYPE_NAMES[part.values.dtype],
-            "shape": shape,
-            "data_offsets": [offset, offset + part.num_bytes],
-        }
-        offset += part.num_bytes
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
-    return text + b" " * (-len(text) % 8)
-
-
 def raw_bytes(values: Tensor) -> memoryview:
     """Return the raw little-endian bytes of a flat tensor."""
     flat = values.detach().to("cpu").contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def _describe(part: Part, file: str, crc32: int) -> WrittenPiece:
-    piece = Piece(block=part.block, start=part.start, stop=part.stop, file=file, key=_key(part), crc32=crc32)
-    return WrittenPiece(part.name, part.shape, DTYPE_NAMES[part.values.dtype], piece)
+def records_of(pieces: Iterable[WrittenPiece]) -> dict[str, TensorRecord]:
+    """Return the records of the tensors that have these pieces."""
+    found: dict[str, list[WrittenPiece]] = defaultdict(list)
+    for written in pieces:
+        found[written.name].append(written)
+    return {
+        name: TensorRecord(
+            shape=parts[0].shape, dtype=parts[0].dtype, pieces=tuple(part.piece for part in parts)
+        )
+        for name, parts in found.items()
+    }
 
 
 class ShardReader:
@@ -195,36 +209,36 @@ class ShardReader:
 
     Args:
         folder: the checkpoint.
-        files: shard name to size in bytes, from the manifest.
+        manifest: its manifest.
     """
 
-    def __init__(self, folder: Path, files: Mapping[str, int]) -> None:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
-        self._sizes = files
+        self._manifest = manifest
         self._open: dict[str, ShardFile] = {}
-        # Pieces whose checksum fits, and pieces that `check` has verified.
+        # Pieces whose checksum fits.
         self._intact: set[tuple[str, str]] = set()
-        self._verified: set[tuple[str, str]] = set()
         # Ranges of one piece often are read one after another.
         self._last: tuple[tuple[str, str], Tensor] | None = None
 
-    def check_sums(self, wanted: Iterable[tuple[TensorRecord, Range]]) -> None:
-        """Verify the checksums of all pieces of ranges, in several threads, so that later reads need not.
-
-        Args:
-            wanted: tensors, each with a range of it.
+    def check(self, wanted: Iterable[Wanted]) -> None:
+        """Verify all pieces of ranges, so that `fill` finds nothing wrong; checksums in several threads.
 
         Raises:
-            DamagedCheckpointError: a shard is missing, truncated or damaged.
+            DamagedCheckpointError: a shard is missing, truncated or damaged, a piece is missing, or a value
+                is not finite.
         """
-        pieces = {
-            (piece.file, piece.key): (piece, record.dtype)
-            for record, range_ in wanted
-            for piece in record.pieces
-            if (piece.file, piece.key) not in self._intact
-            and find_overlaps((piece.block, piece.start, piece.stop), range_)
-        }
-        self.check_pieces(pieces.values())
+        found = [
+            (name, piece, self._manifest.tensors[name].dtype, dtype)
+            for name, range_, dtype in wanted
+            for piece, _ in self._overlapping(name, range_)
+        ]
+        self.check_pieces((piece, stored) for _, piece, stored, _ in found)
+        for name, piece, stored, dtype in found:
+            if dtype is not None and not bool(self.read(piece, stored).to(dtype).isfinite().all()):
+                raise DamagedCheckpointError(
+                    f"{self.folder / piece.file}: {quoted(name)} contains values that are not finite"
+                )
 
     def check_pieces(self, pieces: Iterable[tuple[Piece, str]]) -> None:
         """Verify the checksums of pieces, given with safetensors' names of their dtypes, in several threads.
@@ -232,67 +246,61 @@ class ShardReader:
         Raises:
             DamagedCheckpointError: a shard is missing, truncated or damaged.
         """
-        pieces = list(pieces)
+        unknown = {
+            (piece.file, piece.key): (piece, dtype)
+            for piece, dtype in pieces
+            if (piece.file, piece.key) not in self._intact
+        }
         with Checksums() as checksums:
-            for piece, dtype in pieces:
+            for piece, dtype in unknown.values():
                 checksums.add(raw_bytes(self._values(piece, dtype)))
-            for (piece, _), crc32 in zip(pieces, checksums.results(), strict=True):
+            for (piece, _), crc32 in zip(unknown.values(), checksums.results(), strict=True):
                 self._accept(piece, crc32)
 
-    def check(self, name: str, record: TensorRecord, wanted: Range, dtype: torch.dtype | None = None) -> None:
-        """Read and verify the pieces of a range, so that `fill` finds nothing wrong.
-
-        Args:
-            name: the tensor's logical name, for messages.
-            record: the tensor to read from.
-            wanted: the range.
-            dtype: the values must be finite in this dtype; None allows any.
-
-        Raises:
-            DamagedCheckpointError: a shard is missing, truncated or damaged, a piece is missing, or a value
-                is not finite.
-        """
-        missing = wanted[2] - wanted[1]
-        for piece in record.pieces:
-            overlaps = find_overlaps((piece.block, piece.start, piece.stop), wanted)
-            missing -= sum(overlap.numel for overlap in overlaps)
-            if overlaps and (piece.file, piece.key) not in self._verified:
-                if dtype is None and (piece.file, piece.key) in self._intact:
-                    continue
-                values = self.read(piece, record.dtype)
-                if dtype is not None and not bool(values.to(dtype).isfinite().all()):
-                    raise DamagedCheckpointError(
-                        f"{self.folder / piece.file}: {quoted(name)} contains values that are not finite"
-                    )
-                self._verified.add((piece.file, piece.key))
-        self._refuse_missing(missing, name)
-
-    def fill(self, target: Tensor, name: str, record: TensorRecord, wanted: Range) -> None:
+    def fill(self, target: Tensor, name: str, wanted: Range) -> None:
         """Fill a flat tensor with a range of a logical tensor, converting the dtype.
 
         Args:
             target: one dimension, any dtype and device; written in place.
-            name: the tensor's logical name, for messages.
-            record: the tensor to read from.
+            name: the tensor's logical name.
             wanted: the range, with as many elements as `target`.
 
         Raises:
             DamagedCheckpointError: a shard is missing, truncated or damaged, or a piece is missing.
         """
-        missing = target.numel()
-        for piece in record.pieces:
-            overlaps = find_overlaps((piece.block, piece.start, piece.stop), wanted)
-            if overlaps:
-                values = self.read(piece, record.dtype)
-                for overlap in overlaps:
-                    overlap.copy(values, target)
-                    missing -= overlap.numel
-        self._refuse_missing(missing, name)
+        for piece, overlaps in self._overlapping(name, wanted):
+            values = self.read(piece, self._manifest.tensors[name].dtype)
+            for overlap in overlaps:
+                overlap.copy(values, target)
 
-    def _refuse_missing(self, missing: int, name: str) -> None:
+    def _overlapping(self, name: str, wanted: Range) -> Iterator[tuple[Piece, list[Overlap]]]:
+        """Yield the pieces with elements of a range; at the end, raise an error if some are in no piece."""
+        missing = wanted[2] - wanted[1]
+        for piece in self._manifest.tensors[name].pieces:
+            overlaps = find_overlaps(piece.range, wanted)
+            if overlaps:
+                missing -= sum(overlap.numel for overlap in overlaps)
+                yield piece, overlaps
         if missing:
             elements = counted(missing, f"element of {quoted(name)} is", f"elements of {quoted(name)} are")
             raise DamagedCheckpointError(f"{elements} missing in {self.folder}")
+
+    def values(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Read elements of a whole tensor in row-major order; return them flat, in the stored dtype.
+
+        Args:
+            name: the tensor's logical name.
+            start: the first element.
+            stop: the one after the last; None: all that follow.
+
+        Raises:
+            DamagedCheckpointError: as `fill`.
+        """
+        record = self._manifest.tensors[name]
+        stop = prod(record.shape) if stop is None else stop
+        values = torch.empty(stop - start, dtype=DTYPES[record.dtype])
+        self.fill(values, name, (whole_block(record.shape), start, stop))
+        return values
 
     def read(self, piece: Piece, dtype: str) -> Tensor:
         """Read and verify the flat values of one piece.
@@ -315,7 +323,9 @@ class ShardReader:
     def _values(self, piece: Piece, dtype: str) -> Tensor:
         """Return the flat values of one piece, without verifying their checksum."""
         path = self.folder / piece.file
-        values = self._shard(path).tensor(piece.key)
+        if piece.file not in self._open:
+            self._open[piece.file] = ShardFile(path, self._manifest.files[piece.file])
+        values = self._open[piece.file].tensor(piece.key)
         if DTYPE_NAMES.get(values.dtype) != dtype or values.numel() != piece.numel:
             raise DamagedCheckpointError(
                 f"{path} is damaged: {quoted(piece.key)} has {values.numel():,} elements of {values.dtype}, "
@@ -330,8 +340,3 @@ class ShardReader:
                 f"{self.folder / piece.file} is damaged: the checksum of {quoted(piece.key)} does not match"
             )
         self._intact.add((piece.file, piece.key))
-
-    def _shard(self, path: Path) -> ShardFile:
-        if path.name not in self._open:
-            self._open[path.name] = ShardFile(path, self._sizes[path.name])
-        return self._open[path.name]

@@ -3,10 +3,12 @@
 import logging
 import mmap
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import get_native_id
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from neox_model.checkpoint import priority
 from neox_model.checkpoint.shards import ShardPlan, raw_bytes
 
-__all__ = ["Snapshot"]
+__all__ = ["Snapshot", "in_thread"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class Snapshot:
 
     def reserve(self, size: int) -> None:
         """Start to reserve memory, in a thread of the lowest priority; `take` waits for it."""
-        self._reserving = _in_thread(self._try_to_reserve, size)
+        self._reserving = in_thread(self._try_to_reserve, size)
 
     def take(self, plan: ShardPlan) -> None:
         """Copy a shard's bytes. They are complete on return.
@@ -57,9 +59,10 @@ class Snapshot:
         Raises:
             OSError: the host has not enough memory.
         """
-        self._wait()
+        if self._reserving is not None:
+            self._reserving.result()
         if self._size < plan.size:
-            _in_thread(self._reserve, plan.size).result()
+            in_thread(self._reserve, plan.size).result()
         _write(self.descriptor, memoryview(plan.header), 0)
         for part, (start, stop) in zip(plan.parts, plan.spans, strict=True):
             if self._mapped is None:
@@ -72,13 +75,9 @@ class Snapshot:
 
     def close(self) -> None:
         """Release the memory."""
-        self._wait()
+        if self._reserving is not None:
+            self._reserving.result()
         self._release()
-
-    def _wait(self) -> None:
-        reserving, self._reserving = self._reserving, None
-        if reserving is not None:
-            reserving.result()
 
     def _try_to_reserve(self, size: int) -> None:
         priority.lower(get_native_id())
@@ -120,12 +119,12 @@ class Snapshot:
             self._file = None
 
 
-def _in_thread(action: Callable[[int], None], size: int) -> "Future[None]":
-    pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
-    try:
-        return pool.submit(action, size)
-    finally:
-        pool.shutdown(wait=False)
+def in_thread(action: Callable[..., None], *arguments: Any) -> "Future[None]":
+    """Start a function in a thread of its own, for which the end of the process waits."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+    future = pool.submit(action, *arguments)
+    pool.shutdown(wait=False)
+    return future
 
 
 def _allocate(file: int, size: int) -> None:
@@ -135,21 +134,16 @@ def _allocate(file: int, size: int) -> None:
         OSError: the host has not enough memory.
     """
     for start in range(0, size, _CHUNK_BYTES):
-        # Again for each chunk: other ranks of the host reserve memory at the same time.
-        missing, available = size - start, _available_memory()
+        # Again for each chunk: other ranks of the host reserve memory at the same time. What can be used
+        # without swapping counts; a container's limit is not read.
+        (kilobytes,) = re.findall(r"MemAvailable:\s+(\d+)", _MEMORY.read_text(encoding="ascii"))
+        missing, available = size - start, int(kilobytes) * 1024
         if missing > available:
             raise OSError(
                 f"the copy of {size:,} bytes that an asynchronous save writes needs {missing:,} more bytes "
                 f"of host memory, of which {available:,} are available; set async-save: false"
             )
         os.posix_fallocate(file, start, min(_CHUNK_BYTES, missing))
-
-
-def _available_memory() -> int:
-    """Return the bytes of host memory that can be used without swapping. A container's limit is not read."""
-    lines = _MEMORY.read_text(encoding="ascii").splitlines()
-    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return int(kilobytes) * 1024
 
 
 def _pin(memory: Tensor) -> bool:

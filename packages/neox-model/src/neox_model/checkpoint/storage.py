@@ -1,21 +1,33 @@
-"""Which ranks share a folder of checkpoints: all of them, or those of one host."""
+"""Which ranks share a folder of checkpoints, all or those of one host, and which training saves there.
 
+Two trainings that save to a folder would delete each other's unfinished checkpoints.
+"""
+
+import logging
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from neox_config.schema.sections.checkpoint import CheckpointSection
+from neox_launcher.protocol.claims import SAVES_TO, folder_in_use, lock_of, name_holder
 from neox_launcher.worker.ranks import read_rank
-from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.errors import CheckpointError, FolderInUseError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.parallel.groups import Group, Groups
 
-__all__ = ["Storage", "find_storage", "refuse_shared_folder", "refusing_other_folders"]
+__all__ = ["Storage", "find_storage", "folder_lock", "refuse_shared_folder", "save_lock"]
 
 _MARK = ".host-"
+_POLL_SECONDS = 0.2
+# Long enough for a second try: a launcher locks the file for an instant to see whether the folder is free.
+_LEAST_PATIENCE_SECONDS = 0.3
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,7 @@ def find_storage(section: CheckpointSection, groups: Groups) -> Storage:
 
 
 @contextmanager
-def refusing_other_folders() -> Iterator[None]:
+def _refusing_other_folders() -> Iterator[None]:
     """Name the remedy if the block cannot create a folder of checkpoints, or a file in it.
 
     Raises:
@@ -104,14 +116,17 @@ def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> N
     with ExitStack() as marked:
         with shared_outcome(control, action):
             if storage.leads:
-                with refusing_other_folders():
+                with _refusing_other_folders():
                     directory.mkdir(parents=True, exist_ok=True)
                     mark.touch()
                 marked.callback(mark.unlink, missing_ok=True)
-        written: Sequence[str] = gather(control, mark.name)
+        written = gather(control, mark.name)
         with shared_outcome(control, action):
             if storage.leads:
-                _delete_marks(directory, keep=written)
+                # Marks of earlier starts, too, that were killed here.
+                for path in directory.glob(f"{_MARK}*"):
+                    if path.name not in written:
+                        path.unlink(missing_ok=True)
             others = [name for name in written if name != mark.name and (directory / name).exists()]
             if storage.leads and others:
                 raise CheckpointError(
@@ -120,8 +135,64 @@ def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> N
                 )
 
 
-def _delete_marks(directory: Path, keep: Sequence[str]) -> None:
-    """Delete the marks of earlier starts that were killed here."""
-    for path in directory.glob(f"{_MARK}*"):
-        if path.name not in keep:
-            path.unlink(missing_ok=True)
+@contextmanager
+def save_lock(
+    directory: Path, groups: Groups, *, storage: Storage | None = None, patience: float = 0.0
+) -> Iterator[None]:
+    """Prevent other trainings from saving to this folder, which is created if missing. Collective.
+
+    One rank per folder holds a lock that the kernel releases when the process ends.
+
+    Args:
+        directory: folder of the checkpoints.
+        groups: this rank's process groups.
+        storage: the folders of checkpoints; None: all ranks share one.
+        patience: seconds to wait for another training to end.
+
+    Raises:
+        FolderInUseError: another training saves there; the same on all ranks.
+        CheckpointError: the folder cannot be created; the same on all ranks.
+    """
+    storage = storage or Storage.shared(groups)
+    if len(storage.leaders) > 1:
+        refuse_shared_folder(directory, storage, groups.control)
+    with ExitStack() as held:
+        with shared_outcome(groups.control, f"preparing to save to {directory}"):
+            if storage.leads:
+                with _refusing_other_folders():
+                    held.enter_context(folder_lock(directory, patience=patience, use=SAVES_TO))
+        yield
+
+
+@contextmanager
+def folder_lock(directory: Path, *, patience: float, use: str) -> Iterator[None]:
+    """Hold the lock of a folder, which is created if missing.
+
+    Args:
+        directory: the folder.
+        patience: seconds to wait for another training.
+        use: what a training that holds the lock does with the folder, for messages.
+
+    Raises:
+        FolderInUseError: another training holds it.
+        OSError: the folder or the file of the lock cannot be created.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    # Without kernel locks, filelock would fall back to a file that a killed training leaves locked.
+    lock = FileLock(lock_of(directory), poll_interval=_POLL_SECONDS, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=max(patience, _LEAST_PATIENCE_SECONDS))
+    except Timeout as error:
+        raise FolderInUseError(folder_in_use(directory, use)) from error
+    except OSError as error:
+        if error.filename is not None:  # Opening the file failed; an error of locking names no file.
+            raise
+        # Some network file systems have no locks.
+        logger.warning(
+            "cannot lock %s (%s): make sure that no other training %s it", directory, error.strerror, use
+        )
+    try:
+        name_holder(directory)
+        yield
+    finally:
+        lock.release()

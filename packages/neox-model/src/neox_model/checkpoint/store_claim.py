@@ -46,7 +46,9 @@ def claim_store(url: str, save: Path, *, load: str | None, patience: float = _PA
     try:
         store = ObjectStore(url, chunk_bytes=MULTIPART_BYTES, patience=patience)
         found = store.read(OWNER)
-        if found is None or found not in _numbers_in(save):
+        # The last number that was written, and the one that the store had before.
+        numbers = (save / OWNER).read_bytes().split() if (save / OWNER).exists() else []
+        if found is None or found not in numbers:
             _refuse_checkpoints_of_others(store, save, load)
         number = secrets.token_hex(_DIGITS // 2)
         before = "" if found is None else found.decode(errors="replace")
@@ -93,35 +95,21 @@ def warn_of_newer(save: Path, url: str, iteration: int) -> None:
         )
 
 
-def _numbers_in(save: Path) -> list[bytes]:
-    """Return the last number that was written, and the one that the store had before."""
-    try:
-        return (save / OWNER).read_bytes().split()
-    except FileNotFoundError:
-        return []
-
-
 def _refuse_checkpoints_of_others(store: ObjectStore, save: Path, load: str | None) -> None:
     latest = latest_in(store)
     if latest is None:
         return
     name, manifest = latest
-    if _holds(save / name, manifest) or (load is not None and _continues(load, store.url, manifest)):
-        return
-    raise CheckpointError(
-        f"it contains {name} of another training, which is neither in {save} nor the checkpoint that this "
-        "training continues from; set checkpoint-store to another folder, or, to continue that training, set "
-        f"load: {store.url}"
-    )
-
-
-def _holds(folder: Path, manifest: bytes) -> bool:
-    path = folder / MANIFEST
-    return path.is_file() and path.read_bytes() == manifest
-
-
-def _continues(load: str, url: str, manifest: bytes) -> bool:
-    if is_url(load):
-        return load.rstrip("/") == url
-    folder = find_latest(Path(load))
-    return folder is not None and _holds(folder, manifest)
+    places = [save / name]
+    if load is not None and is_url(load):
+        if load.rstrip("/") == store.url:
+            return
+    elif load is not None:
+        places += filter(None, [find_latest(Path(load))])
+    paths = [place / MANIFEST for place in places]
+    if not any(path.is_file() and path.read_bytes() == manifest for path in paths):
+        raise CheckpointError(
+            f"it contains {name} of another training, which is neither in {save} nor the checkpoint that "
+            "this training continues from; set checkpoint-store to another folder, or, to continue that "
+            f"training, set load: {store.url}"
+        )

@@ -6,7 +6,8 @@ values follow in chunks.
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from math import prod
 from pathlib import Path
 
@@ -14,10 +15,21 @@ import torch
 from torch import Tensor
 
 from neox_config.atomic import flush_file
-from neox_model.checkpoint.contents import TensorRecord
-from neox_model.checkpoint.shards import Part, plan_shard, raw_bytes
+from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
+from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint.blocks import whole_block
+from neox_model.checkpoint.contents import Manifest, TensorRecord
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.shards import (
+    Part,
+    WrittenPiece,
+    plan_shard,
+    raw_bytes,
+    records_of,
+    write_durably,
+)
 
-__all__ = ["StreamedTensor", "write_streamed_shards"]
+__all__ = ["StreamedTensor", "write_streamed_shards", "write_whole_tensors"]
 
 # A shard ends with the tensor that reaches this size.
 _SHARD_BYTES = 2**32
@@ -57,7 +69,7 @@ def write_streamed_shards(
     files: dict[str, int] = {}
     for number, group in enumerate(_groups(tensors)):
         path = folder / f"shard-{number:05d}.safetensors"
-        records |= _write_shard(path, group, values)
+        records |= records_of(_write_shard(path, group, values))
         files[path.name] = path.stat().st_size
     return records, files
 
@@ -75,58 +87,73 @@ def _groups(tensors: Sequence[StreamedTensor]) -> Iterator[list[StreamedTensor]]
 
 def _write_shard(
     path: Path, tensors: Sequence[StreamedTensor], values: Callable[[str], Iterable[Tensor]]
-) -> dict[str, TensorRecord]:
-    plan = plan_shard([_planned(tensor) for tensor in tensors])
-    sizes = {tensor.name: tensor.num_bytes for tensor in tensors}
+) -> list[WrittenPiece]:
+    plan = plan_shard(
+        [
+            Part(
+                name=tensor.name,
+                shape=tensor.shape,
+                block=whole_block(tensor.shape),
+                start=0,
+                values=torch.empty(prod(tensor.shape), dtype=tensor.dtype, device="meta"),
+            )
+            for tensor in tensors
+        ]
+    )
     checksums = []
     with path.open("xb") as file:
         file.write(plan.header)
-        chunks: Iterator[memoryview] = iter(())
-        rest, of = memoryview(b""), ""
-        for part in plan.parts:
-            if part.name != of:
-                _require_end(rest, chunks, of)
-                of, rest = part.name, memoryview(b"")
-                chunks = _counted(part.name, sizes[part.name], values)
-            checksum, missing = 0, part.num_bytes
-            while missing:
-                rest = rest or next(chunks)
-                piece, rest = rest[:missing], rest[missing:]
-                checksum = zlib.crc32(piece, checksum)
-                file.write(piece)
-                missing -= len(piece)
-            checksums.append(checksum)
-        _require_end(rest, chunks, of)
+        for name, parts in groupby(plan.parts, key=lambda part: part.name):
+            chunks = filter(len, map(raw_bytes, values(name)))
+            rest = memoryview(b"")
+            for part in parts:
+                checksum, missing = 0, part.num_bytes
+                while missing:
+                    rest = rest or next(chunks, rest)
+                    assert rest, f"{name} has fewer values than its shape"
+                    piece, rest = rest[:missing], rest[missing:]
+                    checksum = zlib.crc32(piece, checksum)
+                    file.write(piece)
+                    missing -= len(piece)
+                checksums.append(checksum)
+            rest = rest or next(chunks, rest)
+            assert not rest, f"{name} has more values than its shape"
         flush_file(file)
-    found: dict[str, TensorRecord] = {}
-    for written in plan.written(path.name, checksums):
-        before = found[written.name].pieces if written.name in found else ()
-        found[written.name] = TensorRecord(
-            shape=written.shape, dtype=written.dtype, pieces=(*before, written.piece)
-        )
-    return found
+    return plan.written(path.name, checksums)
 
 
-def _planned(tensor: StreamedTensor) -> Part:
-    return Part(
-        name=tensor.name,
-        shape=tensor.shape,
-        block=tuple((0, length) for length in tensor.shape),
-        start=0,
-        values=torch.empty(prod(tensor.shape), dtype=tensor.dtype, device="meta"),
-    )
+def write_whole_tensors(
+    manifest: Manifest,
+    tensors: Sequence[StreamedTensor],
+    values: Callable[[str], Iterable[Tensor]],
+    output: Path,
+) -> tuple[Path, Manifest]:
+    """Write a checkpoint of whole tensors, to which `latest` points then.
 
+    Args:
+        manifest: its manifest, with other tensors and files.
+        tensors: as for `write_streamed_shards`.
+        values: as for `write_streamed_shards`.
+        output: folder of checkpoints to write to.
 
-def _counted(name: str, size: int, values: Callable[[str], Iterable[Tensor]]) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor; raise an error if they are too few."""
-    for chunk in values(name):
-        data = raw_bytes(chunk)
-        size -= len(data)
-        if len(data):
-            yield data
-    assert size == 0, f"{name} has {-size:,} bytes too many"
+    Returns:
+        The folder of the new checkpoint, and its manifest.
 
-
-def _require_end(rest: memoryview, chunks: Iterator[memoryview], name: str) -> None:
-    assert not rest, f"{name} has more values than its shape"
-    assert next(chunks, None) is None, f"{name} has more values than its shape"
+    Raises:
+        CheckpointError: the output has a checkpoint of this iteration.
+        OSError: the output cannot be written.
+    """
+    final = output / checkpoint_name(manifest.iteration)
+    if final.exists():
+        raise CheckpointError(f"{final} exists already; choose another folder")
+    temporary = folders.unfinished(final)
+    folders.begin(temporary)
+    try:
+        records, files = write_streamed_shards(temporary, tensors, values)
+        written = replace(manifest, tensors=records, files=files)
+        write_durably(temporary / MANIFEST, written.to_json())
+        folders.publish(temporary, final)
+    except BaseException:
+        folders.abandon(temporary)
+        raise
+    return final, written

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse_model_changes
+from neox_config.spec.refusals import other_model
+from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
@@ -74,15 +75,15 @@ def load_towers(
             )
         changes = changes_since(manifest, config)
         others = tuple(change for change in changes.model if change.label not in _OF_RETRIEVAL)
-        refuse_model_changes(replace(changes, model=others), remedy="set its values, or another bert-load")
-        reader = ShardReader(folder, manifest.files)
+        refuse(other_model(replace(changes, model=others), remedy="set its values, or another bert-load"))
+        reader = ShardReader(folder, manifest)
         missing = [weight.name for weight in wanted if weight.name not in manifest.tensors]
         if missing:
             raise CheckpointError(
                 f"bert-load: {folder} contains no {missing[0]}; save the masked model again"
             )
-        check_wanted(wanted, manifest, reader)
-    fill_wanted(wanted, manifest, reader, writable=writable)
+        check_wanted(wanted, reader)
+    fill_wanted(wanted, reader, writable=writable)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
     logger.info("the towers start with the weights of %s", folder)

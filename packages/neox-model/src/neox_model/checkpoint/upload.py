@@ -59,7 +59,11 @@ def upload(folder: Path, store: ObjectStore, *, owner: str | None = None) -> Non
             store.delete(f"{name}/{MANIFEST}")
             for shard, size in json.loads(manifest)["contents"]["files"].items():
                 with source(shard) as file:
-                    _check_size(folder / shard, file, size)
+                    found = os.fstat(file.fileno()).st_size
+                    if found != size:
+                        raise CheckpointError(
+                            f"{folder / shard} is damaged: it has {found:,} bytes instead of {size:,}"
+                        )
                     store.write(f"{name}/{shard}", file)
                 check()
             store.write(f"{name}/{MANIFEST}", io.BytesIO(manifest))
@@ -78,12 +82,6 @@ def _held(folder: Path) -> Iterator[Callable[[str], BinaryIO]]:
         yield source
     finally:
         os.close(descriptor)
-
-
-def _check_size(path: Path, file: BinaryIO, expected: int) -> None:
-    size = os.fstat(file.fileno()).st_size
-    if size != expected:
-        raise CheckpointError(f"{path} is damaged: it has {size:,} bytes instead of {expected:,}")
 
 
 @click.command()

@@ -1,15 +1,12 @@
 """Upload saved checkpoints to an object store during training."""
 
 import logging
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from neox_launcher.protocol.stop_signals import STOP_SIGNALS
+from neox_launcher.protocol.stop_signals import stop_signals_blocked
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.object_store import PATIENCE_SECONDS
@@ -66,8 +63,15 @@ class Uploads:
     def poll(self) -> None:
         """Report an upload that has ended, and start the next one."""
         if self._running is not None and self._running.poll() is not None:
-            self._report(self._running)
-            self._running = None
+            output, _ = self._running.communicate()
+            code, self._running = self._running.returncode, None
+            if code == 0:
+                self._failure = None
+                seconds = time.monotonic() - self._started
+                logger.info("uploaded %s to %s in %.1f s", self._name, self._url, seconds)
+            else:
+                self._fail(output.strip() or f"its process ended with exit code {code}")
+            self._unmark()
         if self._running is None and self._next is not None:
             self._start(self._next)
             self._next = None
@@ -106,7 +110,7 @@ class Uploads:
         try:
             folders.upload_mark(folder).touch()
             # A signal to the job, or to all of its processes, must not end an upload.
-            with _stop_signals_blocked():
+            with stop_signals_blocked():
                 self._running = subprocess.Popen(
                     [*command, self._url],
                     stdin=subprocess.PIPE,
@@ -117,16 +121,6 @@ class Uploads:
         except OSError as error:  # A full disk or too many processes must not end the training.
             self._fail(f"its process cannot be started: {error}")
             self._unmark()
-
-    def _report(self, process: subprocess.Popen[str]) -> None:
-        output, _ = process.communicate()
-        if process.returncode == 0:
-            self._failure = None
-            seconds = time.monotonic() - self._started
-            logger.info("uploaded %s to %s in %.1f s", self._name, self._url, seconds)
-        else:
-            self._fail(output.strip() or f"its process ended with exit code {process.returncode}")
-        self._unmark()
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
@@ -143,13 +137,3 @@ class Uploads:
     @property
     def _name(self) -> str:
         return folders.final_name(self._folder)
-
-
-@contextmanager
-def _stop_signals_blocked() -> Iterator[None]:
-    """Block the signals within the context, so that a new process blocks them from its beginning."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,6 +1,6 @@
 """Reading weights of another checkpoint into parameters of a model, before an engine has it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,15 @@ from neox_model.checkpoint.shards import ShardReader
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable
 
-__all__ = ["WantedWeight", "check_wanted", "fill_wanted", "is_continued", "shape_problems", "wanted_weight"]
+__all__ = [
+    "WantedWeight",
+    "check_wanted",
+    "fill_wanted",
+    "is_continued",
+    "model_problems",
+    "shape_problems",
+    "wanted_weight",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,40 +64,52 @@ def wanted_weight(name: str, parameter: nn.Parameter) -> WantedWeight:
     return WantedWeight(name, parameter, logical.shape, (logical.slices, 0, block_numel(logical.slices)))
 
 
-def shape_problems(weights: Sequence[WantedWeight], manifest: Manifest) -> list[str]:
-    """Return a clause for each weight that has another shape in the checkpoint."""
+def shape_problems(shapes: Iterable[tuple[str, tuple[int, ...]]], manifest: Manifest) -> list[str]:
+    """Return a clause for each weight, given with its shape, that has another shape in the checkpoint."""
     return [
-        f"{weight.name} has the shape {manifest.tensors[weight.name].shape} in the checkpoint but "
-        f"{weight.shape} in this model"
-        for weight in weights
-        if weight.name in manifest.weight_names and manifest.tensors[weight.name].shape != weight.shape
+        f"{name} has the shape {manifest.tensors[name].shape} in the checkpoint but {shape} in this model"
+        for name, shape in shapes
+        if name in manifest.weight_names and manifest.tensors[name].shape != shape
     ]
 
 
-def check_wanted(weights: Sequence[WantedWeight], manifest: Manifest, reader: ShardReader) -> None:
+def model_problems(
+    names: set[str], shapes: Iterable[tuple[str, tuple[int, ...]]], manifest: Manifest
+) -> list[str]:
+    """Return a clause for each weight that only a checkpoint or a model has, or that has another shape.
+
+    Args:
+        names: logical names of the weights of all ranks.
+        shapes: names and shapes of the weights of this rank.
+        manifest: the checkpoint's.
+    """
+    stored = manifest.weight_names
+    return [
+        *(f"{name} is not in the checkpoint" for name in sorted(names - stored)),
+        *(f"{name} is in the checkpoint but not in this model" for name in sorted(stored - names)),
+        *shape_problems(shapes, manifest),
+    ]
+
+
+def check_wanted(weights: Sequence[WantedWeight], reader: ShardReader) -> None:
     """Check that all weights can be read.
 
     Raises:
         DamagedCheckpointError: one is damaged.
     """
-    reader.check_sums((manifest.tensors[weight.name], weight.wanted) for weight in weights)
-    for weight in weights:
-        reader.check(weight.name, manifest.tensors[weight.name], weight.wanted, weight.parameter.dtype)
+    reader.check((weight.name, weight.wanted, weight.parameter.dtype) for weight in weights)
 
 
-def fill_wanted(
-    weights: Sequence[WantedWeight], manifest: Manifest, reader: ShardReader, *, writable: Writable
-) -> None:
+def fill_wanted(weights: Sequence[WantedWeight], reader: ShardReader, *, writable: Writable) -> None:
     """Fill the parameters, which `check_wanted` has checked.
 
     Args:
         weights: what to fill.
-        manifest: the checkpoint's.
-        reader: of its shards.
+        reader: of the checkpoint's shards.
         writable: context manager that returns the tensor to fill for a parameter; None: other ranks fill it.
     """
     for weight in weights:
         with writable(weight.parameter) as whole, torch.no_grad():
             if whole is not None:
                 target = whole.view(-1)[: block_numel(weight.wanted[0])]
-                reader.fill(target, weight.name, manifest.tensors[weight.name], weight.wanted)
+                reader.fill(target, weight.name, weight.wanted)

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from neox_launcher.protocol.stop_signals import WARNING_SIGNAL
+from neox_launcher.protocol.stop_signals import stop_signals_blocked
 from neox_model.checkpoint import priority, shard_writer
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.shards import ShardPlan, WrittenPiece
@@ -23,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.02
 _END_SECONDS = 10.0
-# Sent to all processes of a job that must save and end. The writer ends with its worker instead.
-_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, WARNING_SIGNAL}
 
 
 class WriterProcess:
@@ -47,16 +44,17 @@ class WriterProcess:
             shard_writer.SIZE: plan.size,
             shard_writer.SPANS: plan.spans,
         }
-        with ExitStack() as released, _file_in_memory("neox-request") as request:
-            self._answer = released.enter_context(_file_in_memory("neox-answer"))
-            os.pwrite(request, json.dumps(contents, allow_nan=False).encode(), 0)
-            self._process = _start(path, (snapshot.descriptor, request, self._answer))
+        with ExitStack() as released, os.fdopen(os.memfd_create("neox-request"), "wb") as request:
+            answer = released.enter_context(os.fdopen(os.memfd_create("neox-answer"), "rb"))
+            self._answer = answer.fileno()
+            os.pwrite(request.fileno(), json.dumps(contents, allow_nan=False).encode(), 0)
+            self._process = _start(path, (snapshot.descriptor, request.fileno(), self._answer))
             self._files = released.pop_all()
         priority.lower(self._process.pid)
         self._progress, self._progressed = 0, time.monotonic()
         self._is_stuck = False
 
-    def has_ended(self) -> bool:
+    def done(self) -> bool:
         """Return whether the process has ended, by itself or because it made no progress for too long."""
         if self._process.poll() is not None:
             return True
@@ -70,9 +68,9 @@ class WriterProcess:
 
     def wait(self) -> None:
         """Wait until the process has ended; now that the training waits, it need not be considerate."""
-        if not self.has_ended():
+        if not self.done():
             priority.restore(self._process.pid)
-        while not self.has_ended():
+        while not self.done():
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_POLL_SECONDS)
 
@@ -87,24 +85,18 @@ class WriterProcess:
         found = json.loads(answer) if answer and not self._is_stuck and code in (0, 1) else {}
         if shard_writer.CHECKSUMS in found:
             return self._plan.written(self._path.name, found[shard_writer.CHECKSUMS]), self._plan.size
-        raise CheckpointError(found.get(shard_writer.ERROR) or f"the writer of {self._path} {self._end}")
+        end = f"ended with code {code}"
+        if self._is_stuck:
+            seconds = f"{self._patience:g} s"
+            end = f"made no progress for {seconds} (hang-timeout); make sure that the file system answers"
+        elif code is not None and code < 0:
+            end = f"was ended by {signal.Signals(-code).name}"
+        raise CheckpointError(found.get(shard_writer.ERROR) or f"the writer of {self._path} {end}")
 
     def stop(self) -> None:
         """End the process, if it has not ended, and release its files."""
         self._kill()
         self._files.close()
-
-    @property
-    def _end(self) -> str:
-        code = self._process.returncode
-        if self._is_stuck:
-            return (
-                f"made no progress for {self._patience:g} s (hang-timeout); make sure that the file system "
-                "answers"
-            )
-        if code is not None and code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with code {code}"
 
     def _kill(self) -> None:
         if self._is_stuck or self._process.poll() is not None:
@@ -120,24 +112,6 @@ class WriterProcess:
 def _start(path: Path, files: tuple[int, ...]) -> "subprocess.Popen[bytes]":
     module = shard_writer.__name__
     command = [sys.executable, "-P", "-m", module, str(path), *map(str, files)]
-    with _stop_signals_blocked():
+    # All processes of a job receive them, to save and end. The writer ends with its worker instead.
+    with stop_signals_blocked():
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=files)
-
-
-@contextmanager
-def _file_in_memory(name: str) -> Iterator[int]:
-    file = os.memfd_create(name)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-@contextmanager
-def _stop_signals_blocked() -> Iterator[None]:
-    """Block the signals that request a stop, which a process started in this context never receives."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

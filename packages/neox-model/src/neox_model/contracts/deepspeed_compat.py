@@ -158,24 +158,19 @@ def states_on_nvme_are_known_by_the_parameter() -> None:
     expect_in_source(PartitionedOptimizerSwapper, reading)
 
 
-def masters_and_settings_of_stage_1_with_sums_in_float32_are_found() -> None:
-    """Check _hp_mapping, bf16_groups and others of BF16_Optimizer, and counters of the engine."""
-    _train_with_zero(1, "bf16", "fp32", "BF16_Optimizer")
+def masters_and_settings_of_zero_are_found() -> None:
+    """Check _hp_mapping, bf16_groups, bit16_groups, fp16_groups, ds_id and others of ZeRO's optimizers.
 
-
-def masters_and_settings_of_stage_1_are_found() -> None:
-    """Check _hp_mapping, bit16_groups and others of DeepSpeedZeroOptimizer, and counters of the engine."""
-    _train_with_zero(1, "bf16", "bf16", "DeepSpeedZeroOptimizer")
-
-
-def masters_and_settings_of_stage_2_are_found() -> None:
-    """Check _hp_mapping, bit16_groups and others of DeepSpeedZeroOptimizer, and its loss scale."""
-    _train_with_zero(2, "fp16", "fp16", "DeepSpeedZeroOptimizer")
-
-
-def masters_and_settings_of_stage_3_are_found() -> None:
-    """Check ds_id, ds_numel, ds_shape, fp16_groups and others of DeepSpeedZeroOptimizer_Stage3."""
-    _train_with_zero(3, "bf16", "bf16", "DeepSpeedZeroOptimizer_Stage3")
+    They are those of BF16_Optimizer, DeepSpeedZeroOptimizer and DeepSpeedZeroOptimizer_Stage3 (also ds_numel
+    and ds_shape); and counters of the engine, and the loss scale.
+    """
+    for stage, precision, sums, expected in (
+        (1, "bf16", "fp32", "BF16_Optimizer"),
+        (1, "bf16", "bf16", "DeepSpeedZeroOptimizer"),
+        (2, "fp16", "fp16", "DeepSpeedZeroOptimizer"),
+        (3, "bf16", "bf16", "DeepSpeedZeroOptimizer_Stage3"),
+    ):
+        _train_with_zero(stage, precision, sums, expected)
 
 
 def _train_with_zero(stage: int, precision: str, sums: str, expected: str) -> None:

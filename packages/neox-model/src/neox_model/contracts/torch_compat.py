@@ -211,7 +211,7 @@ def gloo_groups_take_options_from_their_constructor() -> None:
 
 
 def the_choice_of_attention_receives_the_arguments_of_attention() -> None:
-    """Check the arguments of torch._fused_sdp_choice."""
+    """Check the arguments of torch._fused_sdp_choice, and the numbers of SDPBackend that it returns."""
     schema = torch.ops.aten._fused_sdp_choice.default._schema
     asked = [(argument.name, argument.default_value) for argument in schema.arguments]
     of_attention = torch.ops.aten.scaled_dot_product_attention.default._schema
@@ -219,17 +219,10 @@ def the_choice_of_attention_receives_the_arguments_of_attention() -> None:
     options = ["attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
     expect([name for name, _ in asked[3:]], options)
     expect([str(result.type) for result in schema.returns], ["int"])
-
-
-def the_numbers_of_backends_are_those_of_the_names() -> None:
-    """Check the numbers of SDPBackend, which torch._fused_sdp_choice returns."""
     names = {backend.value: backend.name for backend in SDPBackend.__members__.values()}
     expected = ("MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "OVERRIDEABLE")
     expect({number: names.get(number) for number in range(5)}, dict(enumerate(expected)))
-
-
-def the_choice_depends_on_arguments_and_not_on_values() -> None:
-    """Check torch._fused_sdp_choice."""
+    # The choice depends on arguments and not on values.
     query = torch.empty(2, 4, 16, 8)
     expect(torch_compat.chosen_attention(query, query, query, is_causal=True), SDPBackend.FLASH_ATTENTION)
     expect(torch_compat.chosen_attention(query, query, query, dropout_p=0.5), SDPBackend.MATH)

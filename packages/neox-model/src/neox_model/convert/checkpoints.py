@@ -11,7 +11,6 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from neox_config import Resolved
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.errors import ConfigError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
@@ -25,14 +24,13 @@ from neox_config.spec.resume import recorded_effects
 from neox_config.spec.run import DataType, RunSpec
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
-from neox_model.assembly.as_sequential import SequentialModel, as_sequential
+from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.model import build_plan
-from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import DamagedManifestError
 from neox_model.checkpoint.names import in_model_order
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.stored import StoredWeights
-from neox_model.convert.tying import HEAD
+from neox_model.convert.weights import HEAD
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
 
@@ -83,7 +81,10 @@ class Checkpoint(StoredWeights):
             self._in_effect = recorded_effects(self.manifest.config)
         except ConfigError as error:
             raise DamagedManifestError(f"config / {error}", folder) from error
-        self.resolved = _model_of(self.manifest, folder)
+        try:
+            self.resolved = model_of(self.manifest.config)
+        except (ValidationError, ConfigError) as error:
+            raise _of_another_version(folder, error) from error
 
     @property
     def model(self) -> ModelSpec:
@@ -197,19 +198,13 @@ class Checkpoint(StoredWeights):
             name: Path(path) for name, path in tokenizer_files(self.resolved.config.tokenizer).items()
         }
         if self._fingerprint is not None:
-            recorded = {name: self._beside(path) for name, path in recorded.items()}
+            here = self.folder.absolute()
+            for name, path in recorded.items():
+                # `neox-launch init` writes it to the folder above that of the checkpoints.
+                places = (path, *(folder / path.name for folder in (here.parent, here, here.parent.parent)))
+                recorded[name] = next((place for place in places if os.path.exists(place)), path)
         given = {"vocab_file": vocab_file, "merge_file": merge_file}
         return recorded | {name: path for name, path in given.items() if path is not None}
-
-    def _beside(self, file: Path) -> Path:
-        """Return a file, or if it does not exist one of its name with the checkpoint.
-
-        `neox-launch init` writes it to the folder above that of the checkpoints.
-        """
-        here = self.folder.absolute()
-        folders = () if os.path.exists(file) else (here.parent, here, here.parent.parent)
-        places = [folder / file.name for folder in folders]
-        return next((place for place in places if os.path.exists(place)), file)
 
     @property
     def _fingerprint(self) -> str | None:
@@ -224,13 +219,6 @@ def _was_compressed(recorded: Mapping[str, Any]) -> bool:
         return False
     shared = [part.get("shared_parameters") for part in parts.values() if isinstance(part, Mapping)]
     return any(isinstance(each, Mapping) and each.get("enabled") for each in shared)
-
-
-def _model_of(manifest: Manifest, folder: Path) -> Resolved:
-    try:
-        return model_of(manifest.config)
-    except (ValidationError, ConfigError) as error:
-        raise _of_another_version(folder, error) from error
 
 
 def _of_another_version(folder: Path, error: Exception) -> ConversionError:
@@ -278,7 +266,7 @@ def build_sequential(
     plain = replace(spec, embedding=replace(spec.embedding, multiple=1))
     plan = build_plan(plain, run, SINGLE_PROCESS, vocab_size=vocab_size)
     with torch.device(device):
-        model = as_sequential(plan, loss_fn=_no_loss)
+        model = SequentialModel(plan, loss_fn=_no_loss)
     return model.eval()
 
 

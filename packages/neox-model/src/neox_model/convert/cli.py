@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -13,7 +12,7 @@ import click
 
 from neox_config import finite_json
 from neox_config.counted import counted
-from neox_model.commands import ModelCommand, ModelCommands
+from neox_model.commands import ModelCommands
 from neox_model.convert.classes import CLASSES
 from neox_model.convert.neox.folder import find_folder
 from neox_model.convert.output import refuse_existing
@@ -32,43 +31,6 @@ _DTYPES = {
     "float32": "fp32",
     "bfloat16": "bf16",
     "float16": "fp16",
-}
-# Options of GPT-NeoX's scripts and of our other commands -> option here, or why there is none.
-_FOLDERS_ELSEWHERE = ("input_dir", "output_dir", "load", "checkpoint", "model", "hf_model_name", "model_path")
-_RENAMED = {
-    "precision": "dtype",
-    "torch_dtype": "dtype",
-    "architecture": "family",
-    "config_file": "config",
-    "checkpoint": "load",
-}
-_NOT_NEEDED = {
-    **dict.fromkeys(
-        ("tp", "pp", "num_output_shards", "pipeline_parallel"),
-        "leave it out: a checkpoint is loaded in every parallel layout",
-    ),
-    **dict.fromkeys(
-        ("push_to_hub", "upload"),
-        "leave it out: nothing is uploaded; publish the folder with hf upload NAME DIR",
-    ),
-    **dict.fromkeys(("config", "config_file"), "leave it out: the folder that is read has the configuration"),
-}
-_TO_HF = (
-    "for a checkpoint of GPT-NeoX use neox-convert from-neox, then neox-convert to-hf; for one trained here, "
-    "neox-convert to-hf"
-)
-_FROM_HF = "use neox-convert from-hf DIR --output DIR"
-# GPT-NeoX's scripts of tools/ckpts, without .py, and other words for a command -> the command that is meant.
-_MEANT = {
-    **dict.fromkeys(("convert_neox_to_hf", "convert_module_to_hf", "convert_sequential_to_hf"), _TO_HF),
-    **dict.fromkeys(("convert_hf_to_sequential", "convert_hf_llama_to_neox"), _FROM_HF),
-    "convert_raw_llama_weights_to_neox": (
-        f"convert the weights with the script of Hugging Face's transformers, then {_FROM_HF}"
-    ),
-    "inspect_checkpoints": "use neox-checkpoint inspect",
-    "import": _FROM_HF,
-    "export": "use neox-convert to-hf --load DIR --output DIR",
-    "merge20b": "leave it out: a checkpoint is loaded in every parallel layout",
 }
 _FOLDER = click.Path(path_type=Path)
 _OUTPUT = click.option("--output", required=True, type=_FOLDER, metavar="DIR", help="Folder to create.")
@@ -102,62 +64,8 @@ def _takes_checkpoint(command: Callable[..., None]) -> Callable[..., None]:
     return of_load(click.argument("folder", required=False, metavar="[DIR]", type=_FOLDER)(run))
 
 
-class _Conversion(ModelCommand):
-    """A conversion: answers the options of GPT-NeoX's scripts, and a folder without option, with its own."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words, and add advice to the error about such an option."""
-        words = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.MissingParameter as error:
-            _, others, _ = self.make_parser(ctx).parse_args(words)
-            if error.param is None or error.param.name != "output" or not others:
-                raise
-            hint = f"Write --output {others[0]}."
-            raise click.MissingParameter(hint, ctx=error.ctx, param=error.param) from None
-        except click.NoSuchOption as error:
-            advice = self._advice(error.option_name.lstrip("-").replace("-", "_"))
-            if advice is None:
-                raise
-            raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
-
-    def _advice(self, name: str) -> str | None:
-        renamed = _RENAMED.get(name)
-        for option in self.params:
-            if option.name == renamed:
-                return f"use {option.opts[0]}"
-        return f"use {self._shortest_line()}" if name in _FOLDERS_ELSEWHERE else _NOT_NEEDED.get(name)
-
-    def _shortest_line(self) -> str:
-        """Return the command with the arguments and options that it requires."""
-        words = [f"neox-convert {self.name}"]
-        for parameter in self.params:
-            if parameter.name == "load":
-                words.append("--load DIR")
-            elif parameter.required:
-                option = [parameter.opts[0]] if isinstance(parameter, click.Option) else []
-                words += [*option, parameter.metavar or ""]
-        return " ".join(words)
-
-
-class _Conversions(ModelCommands):
-    """The program with these commands: answers the names of GPT-NeoX's scripts with them."""
-
-    command_class = _Conversion
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names."""
-        advice = _MEANT.get(os.path.basename(args[0]).removesuffix(".py"))
-        if advice is not None and not ctx.resilient_parsing:
-            ctx.fail(f"{args[0]} is not a command; {advice}")
-        return super().resolve_command(ctx, args)
-
-
 @click.group(
-    cls=_Conversions,
+    cls=ModelCommands,
     examples=(
         "neox-convert to-hf --load checkpoints --output exported",
         "neox-convert from-hf pythia-160m --output imported",
@@ -198,28 +106,10 @@ def main() -> None:
 @click.option("--trim-vocab", is_flag=True, help="Leave out the padding of the vocabulary.")
 @_VOCAB_FILE
 @_MERGE_FILE
-def write_hugging_face(
-    load: Path,
-    output: Path,
-    dtype: str | None,
-    family: str | None,
-    trim_vocab: bool,
-    vocab_file: Path | None,
-    merge_file: Path | None,
-) -> None:
+def write_hugging_face(load: Path, output: Path, **options: Any) -> None:
     """Write a checkpoint as a model of Hugging Face's transformers."""
     refuse_existing(output)
-    checkpoint = find_checkpoint(load)
-    result = _with_torch("to_hf").to_hf(
-        checkpoint,
-        output,
-        dtype=dtype,
-        family=family,
-        trim_vocab=trim_vocab,
-        vocab_file=vocab_file,
-        merge_file=merge_file,
-    )
-    _report(output, result)
+    _convert("to_hf.to_hf", find_checkpoint(load), output, **options)
 
 
 @main.command(
@@ -239,14 +129,11 @@ def write_hugging_face(
     is_flag=True,
     help="Use tokenizer.json even if transformers replaces parts of it: for a model trained with it.",
 )
-def read_hugging_face(folder: Path, output: Path, trim_vocab: bool, tokenizer_as_stored: bool) -> None:
+def read_hugging_face(folder: Path, output: Path, **options: Any) -> None:
     """Write a model of Hugging Face's transformers as a checkpoint, with a configuration."""
     refuse_existing(output)
     check_model(folder)
-    result = _with_torch("from_hf").from_hf(
-        folder, output, trim_vocab=trim_vocab, tokenizer_as_stored=tokenizer_as_stored
-    )
-    _report(output, result)
+    _convert("from_hf.from_hf", folder, output, **options)
 
 
 @main.command(
@@ -273,22 +160,12 @@ def read_hugging_face(folder: Path, output: Path, trim_vocab: bool, tokenizer_as
 )
 @_VOCAB_FILE
 @_MERGE_FILE
-def write_peft(
-    load: Path,
-    model: Path,
-    output: Path,
-    base: Path | None,
-    vocab_file: Path | None,
-    merge_file: Path | None,
-) -> None:
+def write_peft(load: Path, model: Path, output: Path, **options: Any) -> None:
     """Write adapters (LoRA) for Hugging Face's peft."""
     refuse_existing(output)
     checkpoint = find_checkpoint(load)
     read_config(model)
-    result = _with_torch("to_peft").to_peft(
-        checkpoint, model, output, base=base, vocab_file=vocab_file, merge_file=merge_file
-    )
-    _report(output, result)
+    _convert("to_peft.to_peft", checkpoint, output, model=model, **options)
 
 
 @main.command(
@@ -316,27 +193,12 @@ def write_peft(
 )
 @_VOCAB_FILE
 @_MERGE_FILE
-def read_peft(
-    folder: Path,
-    output: Path,
-    base: Path,
-    model: Path | None,
-    vocab_file: Path | None,
-    merge_file: Path | None,
-) -> None:
+def read_peft(folder: Path, output: Path, base: Path, model: Path | None, **options: Any) -> None:
     """Write adapters (LoRA) of Hugging Face's peft as a checkpoint, with a configuration."""
     refuse_existing(output)
     checkpoint = find_checkpoint(base)
     check_adapters(folder, model)
-    result = _with_torch("from_peft").from_peft(
-        folder,
-        output,
-        base=checkpoint,
-        model=model,
-        vocab_file=vocab_file,
-        merge_file=merge_file,
-    )
-    _report(output, result)
+    _convert("from_peft.from_peft", folder, output, base=checkpoint, model=model, **options)
 
 
 @main.command(
@@ -371,16 +233,7 @@ def read_peft(
 )
 @_VOCAB_FILE
 @_MERGE_FILE
-def read_gpt_neox(
-    folder: Path,
-    output: Path,
-    config: tuple[Path, ...],
-    qkv_order: str | None,
-    average_copies: bool,
-    trim_vocab: bool,
-    vocab_file: Path | None,
-    merge_file: Path | None,
-) -> None:
+def read_gpt_neox(folder: Path, output: Path, **options: Any) -> None:
     """Write a checkpoint of GPT-NeoX as a checkpoint of ours, with a configuration.
 
     DIR is global_stepN with the files layer_*-model_*-model_states.pt or mp_rank_*_model_states.pt, or the
@@ -388,17 +241,7 @@ def read_gpt_neox(
     """
     refuse_existing(output)
     find_folder(folder)
-    result = _with_torch("from_neox").from_neox(
-        folder,
-        output,
-        config=config,
-        qkv_order=qkv_order,
-        average_copies=average_copies,
-        trim_vocab=trim_vocab,
-        vocab_file=vocab_file,
-        merge_file=merge_file,
-    )
-    _report(output, result)
+    _convert("from_neox.from_neox", folder, output, **options)
 
 
 @main.command(
@@ -432,13 +275,9 @@ def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_
         option = given[0].replace("_", "-")
         raise click.UsageError(f"--{option} is used only with --packed; leave it out")
     refuse_existing(output)
-    folder = find_checkpoint(load)
-    if packed:
-        write_packed = _with_torch("packed").write_packed
-        result = write_packed(folder, output, exact_inputs=exact_inputs, **of_transformers)
-    else:
-        result = _with_torch("compress").compress(folder, output, exact_inputs=exact_inputs)
-    _report(output, result)
+    function = "packed.write_packed" if packed else "compress.compress"
+    options = of_transformers if packed else {}
+    result = _convert(function, find_checkpoint(load), output, exact_inputs=exact_inputs, **options)
     click.echo(
         f"weights: {result['bytes_before']:,} bytes before, {result['bytes_after']:,} after; "
         f"{result['sparsity_of_compressed_matrices']:.1%} of the compressed matrices are zeros"
@@ -480,9 +319,13 @@ def _with_torch(name: str) -> Any:
     return importlib.import_module(f"neox_model.convert.{name}")
 
 
-def _report(output: Path, result: dict[str, Any]) -> None:
+def _convert(function: str, folder: Path, output: Path, **options: Any) -> dict[str, Any]:
+    """Call a function of a module of this room, and report what it returns."""
+    module, _, name = function.partition(".")
+    result: dict[str, Any] = getattr(_with_torch(module), name)(folder, output=output, **options)
     worst = max(result["largest_differences"].values(), default=0.0)
     click.echo(
         f"wrote {output}: {result['class']}, {result['parameters']:,} parameters in {result['tensors']:,} "
         f"tensors; results differ by at most {worst:.1e} of the largest (limit {result['limit']:g})"
     )
+    return result

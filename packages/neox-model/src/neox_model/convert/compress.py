@@ -7,7 +7,6 @@ head follows from their number. The whole model is in memory.
 """
 
 import logging
-from collections.abc import Iterator
 from copy import deepcopy
 from math import prod
 from pathlib import Path
@@ -30,14 +29,15 @@ from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.compression import attach_compression
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import DamagedManifestError
-from neox_model.checkpoint.model_states import check_model_states, fill_model_states
+from neox_model.checkpoint.logical import check_model_states, fill_model_states
 from neox_model.checkpoint.names import is_score
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.checkpoints import Checkpoint, build_sequential
-from neox_model.convert.errors import ConversionError, ProofError
+from neox_model.convert.errors import ConversionError
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
+from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.stored import StoredWeights
 from neox_model.convert.tokenizer_files import write_json
 from neox_model.convert.written_checkpoint import write_checkpoint
@@ -97,8 +97,19 @@ def write_plain(source: "Compression", folder: Path) -> tuple[Path, dict[str, An
         source.recorded(width),
         iteration=source.manifest.iteration,
     )
-    figures = source.compare(Checkpoint(written), width) | _sizes(source, weights)
-    return written, figures | {"not_removed": source.not_removed(width)}
+    stored = {name: record for name, record in source.manifest.tensors.items() if name in weights}
+    compressed = [weights[f"{name}.weight"] for name in source.matrices]
+    zeros, numel = sum(int((value == 0).sum()) for value in compressed), sum(map(Tensor.numel, compressed))
+    return written, source.compare(Checkpoint(written), width) | {
+        "parameters": sum(value.numel() for value in weights.values()),
+        "tensors": len(weights),
+        "bytes_before": sum(
+            prod(record.shape) * source.stored.dtype(name).itemsize for name, record in stored.items()
+        ),
+        "bytes_after": sum(value.nbytes for value in weights.values()),
+        "sparsity_of_compressed_matrices": zeros / numel if numel else 0.0,
+        "not_removed": source.not_removed(width),
+    }
 
 
 class Compression:
@@ -120,16 +131,16 @@ class Compression:
         self._length = min(_TOKENS[1], resolved.model.max_positions)
         self._num_layers = len(resolved.model.layers)
         self._section, self._compressible = resolved.run.compression, resolved.run.compressible
-        self._refuse_quantized_inputs(exact_inputs=exact_inputs)
+        shared = self._section.activation_quantization.shared_parameters
+        if shared.enabled and not exact_inputs and self.manifest.iteration >= shared.schedule_offset:
+            raise ConversionError(
+                f"the model in {folder} computes with quantized inputs of matrices, which weights cannot "
+                "contain; pass --exact-inputs to leave their quantization out"
+            )
         self.dtype = DTYPES[checkpoint.precision]
         self.model = self._model(resolved.model, resolved.run)
         self.matrices = {matrix.name: matrix for matrix in compressed_matrices(self.model)}
-        self.kept = self._removed()
-
-    @property
-    def limit(self) -> float:
-        """Return the largest difference of logits that is rounding, over the largest logit."""
-        return _LIMITS[self.dtype]
+        self.kept = self._kept_rows()
 
     def tokens(self) -> Tensor:
         """Return random tokens_BS for a comparison of logits, the same in every call."""
@@ -149,14 +160,6 @@ class Compression:
                 parameter.data = self.stored.whole(name).float()
         return model
 
-    def _refuse_quantized_inputs(self, *, exact_inputs: bool) -> None:
-        shared = self._section.activation_quantization.shared_parameters
-        if shared.enabled and not exact_inputs and self.manifest.iteration >= shared.schedule_offset:
-            raise ConversionError(
-                f"the model in {self.stored.folder} computes with quantized inputs of matrices, which "
-                "weights cannot contain; pass --exact-inputs to leave their quantization out"
-            )
-
     def _model(self, spec: ModelSpec, run: RunSpec) -> SequentialModel:
         model = build_sequential(spec, run, self.stored.vocab_size)
         attach_compression(model, run, in_forward=True)
@@ -164,9 +167,9 @@ class Compression:
             matrix.compression.inputs = None
         _fill(model, self.stored)
         model.to(self.dtype)
-        states, reader = model_states(model), ShardReader(self.stored.folder, self.manifest.files)
+        states, reader = model_states(model), ShardReader(self.stored.folder, self.manifest)
         check_model_states(states, self.manifest, reader)
-        fill_model_states(states, self.manifest, reader)
+        fill_model_states(states, reader)
         begin_iteration(model, self.manifest.iteration)
         return model.eval()
 
@@ -175,8 +178,17 @@ class Compression:
         """Return the weights of the plain model by name, and its MLP's width if rows were removed."""
         found: dict[str, Tensor] = {}
         for name, parameter in named_logical_parameters(self.model):
-            if not is_score(name):
-                found[name] = self._computing(name, parameter).to(self.stored.dtype(name))
+            if is_score(name):
+                continue
+            # What is not compressed is not rounded to the dtype of the computation: it is trained on.
+            values: Tensor | None = self.stored.whole(name)
+            matrix = self.matrices.get(name.rpartition(".")[0])
+            if matrix is not None:
+                compression = matrix.compression
+                computing = compression.of_bias if name.endswith(".bias") else compression.of_weight
+                values = computing(parameter)
+            assert values is not None, name
+            found[name] = values.to(self.stored.dtype(name))
         width = int(next(iter(self.kept.values())).sum()) if self.kept else None
         return {name: self.without_rows(name, value) for name, value in found.items()}, width
 
@@ -190,15 +202,14 @@ class Compression:
             return values[keep].contiguous()
         return values[:, keep].contiguous() if parts[4] == "weight" else values
 
-    def _removed(self) -> dict[int, Tensor]:
-        """Return the rows of the MLP that each layer keeps; empty if all must stay."""
-        kept = dict(self._kept_rows())
-        counts = {int(keep.sum()) for keep in kept.values()}
-        return {} if len(kept) < self._num_layers or len(counts) != 1 or counts == {0} else kept
-
     def not_removed(self, width: int | None) -> list[str]:
         """Return why pruned rows and heads are still there, as zeros."""
-        masks = {kind for matrix in self.matrices.values() for kind in self._applied(matrix)}
+        masks = {
+            kind
+            for matrix in self.matrices.values()
+            for kind, pruning in matrix.compression.masks()
+            if pruning.is_on
+        }
         reasons = []
         if "rows" in masks and width is None:
             reasons.append(
@@ -212,25 +223,10 @@ class Compression:
             )
         return reasons
 
-    @staticmethod
-    def _applied(matrix: Compressed) -> list[str]:
-        return [kind for kind, pruning in matrix.compression.masks() if pruning.is_on]
-
-    def _computing(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """Return a weight as the forward pass computes with it."""
-        matrix = self.matrices.get(name.rpartition(".")[0])
-        if matrix is None:
-            # Not rounded to the dtype of the computation: it is trained on.
-            return self.stored.whole(name)
-        if name.endswith(".bias"):
-            bias = matrix.compression.of_bias(parameter)
-            assert bias is not None
-            return bias
-        return matrix.compression.of_weight(parameter)
-
-    def _kept_rows(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the rows of the MLP that each layer needs, for layers that can lose others."""
+    def _kept_rows(self) -> dict[int, Tensor]:
+        """Return the rows of the MLP that each layer needs; empty if not all layers can lose as many."""
         groups = configured_matrices(self._section, self._compressible)
+        kept = {}
         for layer in range(self._num_layers):
             keeps = [
                 self._removable(matrix, groups[name]["row_pruning"][1])
@@ -238,8 +234,11 @@ class Compression:
                 if name.startswith(f"layers.{layer}.mlp.") and "rows" in matrix.compression.prunings
             ]
             rows = [keep for keep in keeps if keep is not None]
-            if rows:
-                yield layer, torch.stack(rows).all(dim=0)
+            if not rows:
+                return {}
+            kept[layer] = torch.stack(rows).all(dim=0)
+        counts = {int(keep.sum()) for keep in kept.values()}
+        return {} if len(counts) != 1 or counts == {0} else kept
 
     def _removable(self, matrix: Compressed, group: Any) -> Tensor | None:
         """Return the rows of a matrix that are kept; None if the others must stay as zeros."""
@@ -284,17 +283,12 @@ class Compression:
         _fill(model, plain)
         model.to(self.dtype).eval()
         tokens = self.tokens()
-        expected, found = self.model(tokens).double(), model(tokens).double()
-        difference = float((found - expected).abs().max() / expected.abs().max())
-        if not difference <= self.limit:
-            raise ProofError(
-                f"the logits of the plain model differ by {difference:.2g} of the largest (limit "
-                f"{self.limit:g}); report this error"
-            )
+        figures = Figures(_LIMITS[self.dtype], other="the training")
+        figures.compare("logits", model(tokens).double(), self.model(tokens).double())
         return {
             "class": "plain model" if width is None else f"plain model with mlp-width {width}",
-            "largest_differences": {"logits": difference},
-            "limit": self.limit,
+            "largest_differences": figures.plain(),
+            "limit": figures.limit,
         }
 
 
@@ -315,21 +309,3 @@ def _with_compression(checkpoint: Checkpoint) -> Resolved:
     except (KeyError, ValidationError, ConfigError, TypeError, ValueError) as error:
         raise DamagedManifestError(f"config / {_PART}: {error}", checkpoint.folder) from error
     return resolved.replaced(compression=section, training=training, engine=engine)
-
-
-def _sizes(source: Compression, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the sizes of the weights before and after."""
-    names = [name for name in source.manifest.weight_names if not is_score(name)]
-    before = sum(
-        prod(source.manifest.tensors[name].shape) * source.stored.dtype(name).itemsize for name in names
-    )
-    after = sum(value.numel() * value.element_size() for value in weights.values())
-    compressed = [weights[f"{name}.weight"] for name in source.matrices]
-    zeros, numel = sum(int((value == 0).sum()) for value in compressed), sum(map(Tensor.numel, compressed))
-    return {
-        "parameters": sum(value.numel() for value in weights.values()),
-        "tensors": len(weights),
-        "bytes_before": before,
-        "bytes_after": after,
-        "sparsity_of_compressed_matrices": zeros / numel if numel else 0.0,
-    }

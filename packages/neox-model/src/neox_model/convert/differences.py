@@ -1,7 +1,7 @@
 """What differs between two models, in words; models are compared in their simplest form."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 from neox_config.problems import in_words
@@ -32,15 +32,17 @@ class Difference:
 
 def simplest(spec: ModelSpec) -> ModelSpec:
     """Return the same model, whose vocabulary is not padded, without windows that cover every sequence."""
-    layers = tuple(_simplest(layer, spec.max_positions) for layer in spec.layers)
-    return replace(spec, layers=layers, embedding=replace(spec.embedding, multiple=1))
-
-
-def _simplest(layer: Layer, length: int) -> Layer:
-    mixer = layer.mixer
-    if not isinstance(mixer, Attention) or mixer.pattern is None or mixer.pattern_within(length) is not None:
-        return layer
-    return replace(layer, mixer=replace(mixer, kind="global", pattern=None))
+    layers = []
+    for layer in spec.layers:
+        mixer = layer.mixer
+        if (
+            isinstance(mixer, Attention)
+            and mixer.pattern
+            and mixer.pattern_within(spec.max_positions) is None
+        ):
+            layer = replace(layer, mixer=replace(mixer, kind="global", pattern=None))
+        layers.append(layer)
+    return replace(spec, layers=tuple(layers), embedding=replace(spec.embedding, multiple=1))
 
 
 def patterns(spec: ModelSpec) -> list[Pattern | None]:
@@ -59,32 +61,23 @@ def differences(ours: ModelSpec, theirs: ModelSpec) -> list[Difference]:
     one, other = simplest(ours), simplest(theirs)
     values, found = (flat(one), flat(other)), dict[str, tuple[list[str], list[str]]]()
     for path in changes(one, other):
-        pair = found.setdefault(_option(path), ([], []))
+        names = [name.replace("_", "-") for name in parameters_of(ModelSpec, path)]
+        what = path.rpartition(".")[2].replace("_", "-")
+        alike = [name for name in names if name.endswith(what)] or names
+        is_same = len(alike) == 1 and not alike[0].startswith("no-")
+        option = alike[0] if is_same else f"{what} ({', '.join(names)})"
+        pair = found.setdefault(option, ([], []))
         # Of an option of several parts, the first with a value counts, such as where positions are added.
         if "none" in map(_joined, pair):
             for words, each in zip(pair, values, strict=True):
-                words += _in_words(each, path)
+                found_values, kinds = (
+                    value.values if isinstance(value, Each) else (value,)
+                    for value in (each.get(path, ABSENT), each.get(f"{path}.kind", ABSENT))
+                )
+                # Of a value of some class, its kind or the name of the class.
+                named = zip(found_values, cycle(kinds), strict=False)
+                words += [_word(value if kind is ABSENT else kind) for value, kind in named]
     return [Difference(option, *map(_joined, pair)) for option, pair in found.items()]
-
-
-def _option(path: str) -> str:
-    names = [name.replace("_", "-") for name in parameters_of(ModelSpec, path)]
-    what = path.rpartition(".")[2].replace("_", "-")
-    alike = [name for name in names if name.endswith(what)] or names
-    is_same = len(alike) == 1 and not alike[0].startswith("no-")
-    return alike[0] if is_same else f"{what} ({', '.join(names)})"
-
-
-def _in_words(values: dict[str, Any], path: str) -> Iterator[str]:
-    """Yield the different values of a path; of a value of some class, its kind or the name of the class."""
-    found, kinds = (_each(values.get(name, ABSENT)) for name in (path, f"{path}.kind"))
-    for index, value in enumerate(found):
-        kind = kinds[index % len(kinds)]
-        yield _word(value if kind is ABSENT else kind)
-
-
-def _each(value: Any) -> tuple[Any, ...]:
-    return value.values if isinstance(value, Each) else (value,)
 
 
 def _word(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Write a model of transformers as a checkpoint of ours, with a configuration."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config import Resolved, Text, load_config, resolve
+from neox_config import Text, load_config, resolve
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.spec.write_model import settings_of
-from neox_data.tokenizers import Tokenizer
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint, tensor_shapes
 from neox_model.convert.errors import ConversionError
@@ -22,30 +21,26 @@ from neox_model.convert.families.family import Tensors
 from neox_model.convert.families.values import number
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import Sides, prove
-from neox_model.convert.proof.sides import TokenizerSides
 from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.requests import check_model
 from neox_model.convert.tokenizer_files import (
     TOKENIZER,
     FoundTokenizer,
+    copy_tokenizer,
     find_tokenizer,
     padding_multiple,
     rows_to_keep,
     stop_tokens,
     write_json,
 )
-from neox_model.convert.tying import HEAD, open_weights
-from neox_model.convert.weights import PRECISIONS, WeightFiles
+from neox_model.convert.weights import HEAD, PRECISIONS, WeightFiles, open_weights
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
 
 __all__ = ["HuggingFaceModel", "Reader", "from_hf", "open_hf"]
 
 logger = logging.getLogger(__name__)
-
-# Prefix of names -> the module around a model that causes it.
-_AROUND = {"module.": "DistributedDataParallel", "_orig_mod.": "torch.compile"}
 
 
 def from_hf(
@@ -69,25 +64,23 @@ def from_hf(
     require_transformers("neox-convert from-hf")
     logger.info("reading %s", folder)
     found = open_hf(folder, trim_vocab=trim_vocab)
-    if tokenizer_as_stored and TOKENIZER not in found.tokenizer.files.values():
+    if tokenizer_as_stored and TOKENIZER not in [path.name for path in found.tokenizer.files.values()]:
         raise ConversionError(
             f"{folder} contains no {TOKENIZER}, which --tokenizer-as-stored uses; leave it out"
         )
-    settings = found.settings(output.absolute())
-    _log_ends(found.tokenizer.tokenizer, settings.get("stop-tokens", []))
+    settings, tokenizer = found.settings(output.absolute()), found.tokenizer.tokenizer
+    stops = [f"{tokenizer.decode([token])!r} ({token})" for token in settings.get("stop-tokens", [])]
+    others = f"; generated texts also end at {', '.join(stops)} (stop-tokens)" if stops else ""
+    end = tokenizer.end_of_document
+    logger.info("end-of-document is %r (%d)%s", tokenizer.decode([end]), end, others)
     # The proof compares them again; a difference is reported before the weights are read and written.
-    compare_tokenizers(TokenizerSides(found.tokenizer.tokenizer, folder, found.rows, tokenizer_as_stored))
+    compare_tokenizers(tokenizer, folder, rows=found.rows, as_stored=tokenizer_as_stored)
     with folder_written_aside(output) as aside:
-        found.tokenizer.copy(folder, aside)
+        copy_tokenizer(folder, aside, with_generation=True)
         write_settings(aside / CONFIGURATION, settings, source=folder, output=output.absolute())
         checkpoint = Checkpoint(_write_checkpoint(aside, found))
         sides = Sides(
-            checkpoint,
-            folder,
-            found.family,
-            found.tokenizer.tokenizer,
-            rows=found.rows,
-            as_stored=tokenizer_as_stored,
+            checkpoint, folder, found.family, tokenizer, rows=found.rows, as_stored=tokenizer_as_stored
         )
         result = prove(
             sides, checkpoint.model, checkpoint.resolved.run, source=folder, output=checkpoint.folder
@@ -95,19 +88,6 @@ def from_hf(
         write_json(aside / "verification.json", result)
     logger.info("%s trains the model", output / CONFIGURATION)
     return result
-
-
-def _log_ends(tokenizer: Tokenizer, stops: Sequence[int]) -> None:
-    ends = ", ".join(f"{tokenizer.decode([token])!r} ({token})" for token in stops)
-    end = tokenizer.end_of_document
-    others = f"; generated texts also end at {ends} (stop-tokens)" if ends else ""
-    logger.info("end-of-document is %r (%d)%s", tokenizer.decode([end]), end, others)
-
-
-def _resolved(configuration: Path, folder: Path) -> Resolved:
-    """Return the written configuration; its problems are those of config.json, because it is removed."""
-    text = Text(configuration.read_text(encoding="utf-8"), str(folder / "config.json"), has_lines=False)
-    return resolve(load_config([], texts=[text]), devices=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +195,7 @@ class Reader:
         Raises:
             ConversionError: one is missing or has another shape or dtypes, or one would not be used.
         """
-        stored = [replace(tensor, theirs=self._checked(tensor)) for tensor in tensors]
+        stored = [replace(tensor, theirs=self._stored_parts(tensor)) for tensor in tensors]
         used = {name for tensor in stored for name in tensor.theirs}
         unused = self._files.tensors.keys() - used
         extra = sorted(name for name in unused if not self._family.is_ignored(name))
@@ -231,29 +211,20 @@ class Reader:
     def _stored(self, name: str) -> str:
         found = self._family.stored_name(name, self._files.tensors)
         if found is None:
-            raise ConversionError(f"{self._files.folder} {self._why_missing(name)}")
+            raise ConversionError(
+                f"{self._files.folder} does not contain {name}; copy the folder again, or save the model "
+                "itself, if its names begin with that of a module around it "
+                "(model.module.save_pretrained(DIR))"
+            )
         return found
 
-    def _why_missing(self, name: str) -> str:
-        """Return why a tensor is not there, such as that all names begin with that of a module around it."""
-        names = self._files.tensors
-        prefix = next((each.removesuffix(name) for each in names if each.endswith(f".{name}")), "")
-        if prefix and all(each.startswith(prefix) for each in names):
-            around = f" ({_AROUND[prefix]})" if prefix in _AROUND else ""
-            return (
-                f"has tensors whose names all begin with {prefix!r}: the model was saved with a module "
-                f"around it{around}; save the model itself: model.{prefix}save_pretrained(DIR)"
-            )
-        return f"does not contain {name}; copy the folder again"
-
-    def _checked(self, tensor: Tensors) -> dict[str, tuple[int, ...]]:
+    def _stored_parts(self, tensor: Tensors) -> dict[str, tuple[int, ...]]:
         """Return the stored names of a tensor's parts, with the shapes that are read."""
         names = {self._stored(name): shape for name, shape in tensor.theirs.items()}
         for name, shape in names.items():
             there = self._files.tensors[name].shape
-            is_whole = there == shape
             is_longer = tensor.ours in VOCABULARY and there[1:] == shape[1:] and there[0] >= shape[0]
-            if not (is_whole or is_longer):
+            if there != shape and not is_longer:
                 raise ConversionError(
                     f"{self._files.folder}: {name} has the shape {there}, but config.json requires {shape}; "
                     "copy the folder again"
@@ -285,17 +256,19 @@ class Reader:
 
     def _finite(self, tensor: Tensors, values: Tensor) -> Tensor:
         if not bool(values.isfinite().all()):
-            kind = "NaN" if bool(values.isnan().any()) else "infinite values"
             raise ConversionError(
-                f"{self._files.folder}: {', '.join(tensor.theirs)} contains {kind}: the weights were saved "
-                "so, as after a training that diverged; pass another checkpoint of the model"
+                f"{self._files.folder}: {', '.join(tensor.theirs)} contains values that are not finite, as "
+                "after a training that diverged; pass another checkpoint of the model"
             )
         return values
 
 
 def _write_checkpoint(aside: Path, found: HuggingFaceModel) -> Path:
     """Write `global_step0` and `latest` for the written configuration, and return the checkpoint's folder."""
-    resolved, reader = _resolved(aside / CONFIGURATION, found.folder), found.reader
+    # Problems of the written configuration are those of config.json, because it is removed.
+    text = (aside / CONFIGURATION).read_text(encoding="utf-8")
+    named = Text(text, str(found.folder / "config.json"), has_lines=False)
+    resolved, reader = resolve(load_config([], texts=[named]), devices=1), found.reader
     shapes = tensor_shapes(resolved.model, resolved.run, found.rows)
     tensors = found.family.tensors(resolved.model, shapes)
     plan = {tensor.ours: tensor for tensor in reader.plan(tensors)}

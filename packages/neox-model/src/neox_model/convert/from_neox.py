@@ -2,14 +2,18 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from neox_config import load_config, resolve
 from neox_config.counted import counted
+from neox_config.facts.learning_rate import Curve
+from neox_config.schema.sections.training import TrainingSection
 from neox_config.spec.model import Norm
 from neox_config.spec.read_run import read_update
+from neox_config.spec.refusals import CURVE_CLASS
 from neox_config.spec.resume import SAMPLES_PER_ITERATION
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.checkpoints import Checkpoint, tensor_shapes
@@ -17,16 +21,14 @@ from neox_model.convert.differences import attention_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import NeoXFiles
 from neox_model.convert.neox.folder import find_folder
-from neox_model.convert.neox.progress import recorded_progress
 from neox_model.convert.neox.proof import compare_blocks, compare_rows, compare_sinusoids
-from neox_model.convert.neox.qkv_order import order_of
 from neox_model.convert.neox.settings import read_settings
-from neox_model.convert.neox.tensors import Joined, joined_tensors
-from neox_model.convert.neox.tokenizer import NamedTokenizer, check_padding, find_named_tokenizer
+from neox_model.convert.neox.tensors import Joined, joined_tensors, order_of
+from neox_model.convert.neox.tokenizer import check_padding, find_named_tokenizer
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.tokenizer_files import padding_multiple, rows_to_keep, write_json
+from neox_model.convert.tokenizer_files import FoundTokenizer, padding_multiple, rows_to_keep, write_json
 from neox_model.convert.weights import PRECISIONS
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
@@ -76,7 +78,12 @@ def from_neox(
     refuse_existing(output)
     logger.info("reading %s", folder)
     files = NeoXFiles(find_folder(folder), average_copies=average_copies)
-    iteration = _iteration(files)
+    iteration = files.state.get("iteration")
+    if type(iteration) is not int or iteration < 0:
+        raise ConversionError(
+            f"{files.folder}/mp_rank_00_model_states.pt records no iteration; only checkpoints of GPT-NeoX "
+            "itself are read"
+        )
     settings = read_settings(files, config)
     model = settings.resolved.model
     order = order_of(files, attention_of(model.layers[0]), qkv_order)
@@ -105,7 +112,7 @@ def from_neox(
             command="from-neox",
             notes=_NOTES,
         )
-        progress = recorded_progress(
+        progress = _progress(
             files,
             read_update(settings.config).curve,
             settings.config.training,
@@ -117,6 +124,45 @@ def from_neox(
         write_json(aside / "verification.json", result)
     _warn(files, iteration, model.norm, output)
     return result
+
+
+def _progress(
+    files: NeoXFiles, curve: Curve | None, section: TrainingSection, *, seq_length: int, iteration: int
+) -> dict[str, Any]:
+    """Return the entries of a manifest that describe a training.
+
+    Samples are counted as DeepSpeed recorded them. Without them, or without a curve, there is no state, so
+    that a training can start from the weights, but not continue.
+
+    Args:
+        files: the checkpoint.
+        curve: its learning rate; None: it follows from train_epochs, so from data that is not read here.
+        section: evaluations of its training.
+        seq_length: tokens of a sample.
+        iteration: finished iterations.
+    """
+    counts = [files.state.get(name) for name in ("global_samples", "skipped_steps")]
+    samples, skipped = (each if type(each) is int and each >= 0 else None for each in counts)
+    if curve is None or samples is None or (samples == 0) != (iteration == 0):
+        return {}
+    evaluations = iteration // section.eval_interval
+    batch = samples // iteration if iteration else 0
+    return {
+        "training": {
+            "iteration": iteration,
+            "samples": samples,
+            "tokens": samples * seq_length,
+            "skipped_iterations": skipped or 0,
+            "validation_samples": evaluations * section.eval_iters * batch,
+            "batch_sizes": [[0, batch]] if iteration and samples % iteration == 0 else [],
+        },
+        "engine": {"global_steps": iteration, "global_samples": samples},
+        "schedule": {
+            CURVE_CLASS: type(curve).__name__,
+            "curve": asdict(curve),
+            "applied_updates": iteration - (skipped or 0),
+        },
+    }
 
 
 def _warn(files: NeoXFiles, iteration: int, norm: Norm, output: Path) -> None:
@@ -132,8 +178,6 @@ def _warn(files: NeoXFiles, iteration: int, norm: Norm, output: Path) -> None:
             "averaged the copies of %s, which differ by up to %.3g between ranks (%s)",
             *(counted(len(files.differences), "tensor"), files.differences[worst], worst),
         )
-    elif files.average_copies:
-        logger.warning("--average-copies has no effect: the copies of all ranks are equal")
     if norm.kind == "rmsnorm":
         logger.warning(
             "rmsnorm adds its epsilon (%g) to the mean square, as GPT-NeoX does since commit 4c9f108 "
@@ -143,21 +187,11 @@ def _warn(files: NeoXFiles, iteration: int, norm: Norm, output: Path) -> None:
         )
 
 
-def _iteration(files: NeoXFiles) -> int:
-    found = files.recorded("iteration")
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise ConversionError(
-            f"{files.folder}/mp_rank_00_model_states.pt records no iteration; only checkpoints of GPT-NeoX "
-            "itself are read"
-        )
-    return found
-
-
 def _write_checkpoint(
     aside: Path,
     files: NeoXFiles,
     plan: Sequence[Joined],
-    tokenizer: NamedTokenizer,
+    tokenizer: FoundTokenizer,
     iteration: int,
     progress: Mapping[str, Any],
 ) -> Checkpoint:
@@ -192,7 +226,12 @@ def _prove(
     compare_rows(files, checkpoint, figures, num_layers=len(model.layers))
     compare_sinusoids(model, run, figures)
     compare_blocks(files, checkpoint, figures, order=order)
-    read = {each.key for each in plan}
+    read, apart = {each.key for each in plan}, files.differences
+    averaged = {
+        "tensors": len(apart),
+        "largest_difference": max(apart.values(), default=0.0),
+        "largest_difference_by_tensor": {str(key): each for key, each in sorted(apart.items())},
+    }
     return {
         "verdict": "equal",
         "class": "a checkpoint of GPT-NeoX",
@@ -202,21 +241,10 @@ def _prove(
         "tensors": len(checkpoint.shapes),
         "parameters": sum(prod(shape) for shape in checkpoint.shapes.values()),
         "tensors_read": len(read) * files.ranks,
-        "averaged_copies": _averaged(files),
+        "averaged_copies": averaged if files.average_copies else None,
         "constants_compared": sorted(str(key) for key in files.parts.keys() - read),
         "largest_differences": figures.plain(),
         "limit": figures.limit,
         "optimizer_states": "not converted",
         **provenance(files.folder, checkpoint.folder, packages=(), read=[*files.read, *also_read]),
-    }
-
-
-def _averaged(files: NeoXFiles) -> dict[str, Any] | None:
-    """Return what was averaged; None without --average-copies."""
-    if not files.average_copies:
-        return None
-    return {
-        "tensors": len(files.differences),
-        "largest_difference": max(files.differences.values(), default=0.0),
-        "largest_difference_by_tensor": {str(key): each for key, each in sorted(files.differences.items())},
     }

@@ -15,8 +15,7 @@ from neox_model.convert.lora.exported import WEIGHTS, Exported, matrices_of
 from neox_model.convert.lora.imported import Imported
 from neox_model.convert.lora.options import read_options
 from neox_model.convert.lora.packing import PEFT
-from neox_model.convert.lora.proof import prove_adapters
-from neox_model.convert.lora.sides import compared_base
+from neox_model.convert.lora.proof import compared_base, prove_adapters
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
@@ -24,7 +23,7 @@ from neox_model.convert.requests import named_model
 from neox_model.convert.tokenizer_files import write_json
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
-from neox_model.inspection.recognition import ADAPTERS
+from neox_model.inspection.finding import ADAPTERS
 
 __all__ = ["from_peft"]
 
@@ -90,7 +89,11 @@ def from_peft(
         write_settings(
             aside / CONFIGURATION, settings, source=folder, output=output.absolute(), command="from-peft"
         )
-        written = _write_checkpoint(aside, imported, record, compared.sides.tokenizer)
+        resolved = resolve(load_config([aside / CONFIGURATION]), devices=1)
+        recorded = recorded_config(resolved, compared.sides.tokenizer) | {BASE: record}
+        if imported.packing.stacked:
+            recorded[PEFT] = imported.packing.recorded()
+        written = write_checkpoint(aside, imported.planned(), imported.values, recorded)
         exported = Exported(Adapters(written), checkpoint, family, matrices)
         result = prove_adapters(exported, compared, folder)
         read = [folder / name for name in (ADAPTERS, WEIGHTS)]
@@ -102,28 +105,9 @@ def from_peft(
 def _tokenizer_settings(
     section: TokenizerSection, vocab_file: Path | None, merge_file: Path | None
 ) -> dict[str, str]:
-    """Return the parameters of the tokenizer, with the given files instead of those that the base records."""
-    recorded, given = tokenizer_files(section), {"vocab_file": vocab_file, "merge_file": merge_file}
-    files = recorded | {name: path for name, path in given.items() if path is not None}
+    given = {"vocab_file": vocab_file, "merge_file": merge_file}
+    files = tokenizer_files(section) | {name: path for name, path in given.items() if path}
     paths = {name.replace("_", "-"): Path(path) for name, path in files.items()}
-    return {
-        "tokenizer-type": section.tokenizer_type,
-        # What is no file here is a name in the hub of models.
-        **{name: str(path.absolute() if path.exists() else path) for name, path in paths.items()},
-    }
-
-
-def _write_checkpoint(aside: Path, imported: Imported, base: dict[str, Any], tokenizer: Any) -> Path:
-    """Write `global_step0` and `latest`, and return the checkpoint's folder.
-
-    Args:
-        aside: the folder to write to.
-        imported: the adapters.
-        base: what is recorded about their base.
-        tokenizer: the model's tokenizer.
-    """
-    config = recorded_config(resolve(load_config([aside / CONFIGURATION]), devices=1), tokenizer)
-    config[BASE] = base
-    if imported.packing.stacked:
-        config[PEFT] = imported.packing.recorded()
-    return write_checkpoint(aside, imported.planned(), imported.values, config)
+    # What is no file here is a name in the hub of models.
+    found = {name: str(path.absolute() if path.exists() else path) for name, path in paths.items()}
+    return {"tokenizer-type": section.tokenizer_type, **found}

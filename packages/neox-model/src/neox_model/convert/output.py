@@ -45,7 +45,11 @@ def folder_written_aside(path: Path) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{os.getpid()}.converting")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path)
+        pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)\.converting")
+        for other in path.parent.iterdir():
+            found = pattern.fullmatch(other.name)
+            if found is not None and not Path(f"/proc/{found[1]}").exists():
+                shutil.rmtree(other)
         aside.mkdir()
         try:
             yield aside
@@ -60,11 +64,3 @@ def folder_written_aside(path: Path) -> Iterator[Path]:
         raise UnwrittenError(
             f"cannot write {path}: {error}; free space, make the files readable, or pass another --output"
         ) from error
-
-
-def _remove_leftovers(path: Path) -> None:
-    pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)\.converting")
-    for other in path.parent.iterdir():
-        found = pattern.fullmatch(other.name)
-        if found is not None and not Path(f"/proc/{found[1]}").exists():
-            shutil.rmtree(other)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.compress import Compression, write_plain
 from neox_model.convert.errors import ConversionError
@@ -27,7 +28,7 @@ from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.reference import computed, linear_names, load_model, pack_integers, require_packing
 from neox_model.convert.to_hf import to_hf
 from neox_model.convert.tokenizer_files import read_json, write_json
-from neox_model.convert.weights import WeightFiles, Written, write_weights
+from neox_model.convert.weights import WeightFiles, write_weights
 from neox_model.parallel.compression import Compressed
 
 __all__ = ["write_packed"]
@@ -40,24 +41,24 @@ _MOST_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Scheme:
-    """Bits of a packed number, and columns that share a scale; 0 columns: one scale for each row."""
+class _Packed:
+    """A packed matrix of transformers.
+
+    Args:
+        bits: of a number.
+        columns: those that share a scale; 0: one scale for each row.
+        numbers: whole numbers.
+        scales: of the numbers.
+    """
 
     bits: int
     columns: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """A packed matrix of transformers: whole numbers and scales."""
-
-    scheme: _Scheme
     numbers: Tensor
     scales: Tensor
 
     def tensors(self, name: str) -> Iterator[tuple[str, Tensor]]:
         """Yield what is stored, given the name of the weight."""
-        yield f"{name}_packed", pack_integers(self.numbers.to(torch.int8), self.scheme.bits)
+        yield f"{name}_packed", pack_integers(self.numbers.to(torch.int8), self.bits)
         yield f"{name}_scale", self.scales
         yield f"{name}_shape", torch.tensor(self.numbers.shape, dtype=torch.int64)
 
@@ -104,11 +105,16 @@ def write_packed(
             tensors, linear = chosen.tensors(plain.model, plain.shapes), linear_names(exported, chosen)
             packed = dict(_packed_matrices(source, tensors, linear, chosen))
             _write(exported, aside, packed)
+        files, numbers = WeightFiles(aside), [matrix.numbers.numel() for matrix in packed.values()]
+        parts = [name for name in files.tensors if name.rpartition("_")[0] in packed]
         result = _compare(source, aside, chosen) | {
             "bytes_before": sizes["bytes_before"],
             "bytes_after": sum(file.stat().st_size for file in aside.glob("*.safetensors")),
             "packed_matrices": len(packed),
-            "bytes_of_packed_matrices": _bytes_of(packed, WeightFiles(aside)),
+            "bytes_of_packed_matrices": [
+                sum(numbers) * torch.float32.itemsize,
+                sum(files.whole(name).nbytes for name in parts),
+            ],
         }
         same = ("tensors", "parameters", "sparsity_of_compressed_matrices", "not_removed")
         result |= {name: sizes[name] for name in same}
@@ -125,7 +131,7 @@ def _packed_matrices(
         matrix = source.matrices.get(tensor.ours.removesuffix(".weight"))
         if matrix is None or matrix.compression.quantizer is None or not tensor.ours.endswith(".weight"):
             continue
-        scheme, numbers, steps = _numbers(source, matrix)
+        bits, columns, numbers, steps = _numbers(source, matrix)
         forms = [tensor.split(values) for values in (numbers, steps)]
         for name, part, step in zip(tensor.theirs, *forms, strict=True):
             if name not in linear:
@@ -133,27 +139,23 @@ def _packed_matrices(
                     f"{name} is not a Linear in {family.class_name}, and compressed-tensors packs these "
                     "alone; choose another class with --family, or leave --packed out"
                 )
-            scales = step[:, :: scheme.columns] if scheme.columns else step[:, :1]
+            scales = step[:, ::columns] if columns else step[:, :1]
             if not torch.equal(scales.repeat_interleave(step.shape[1] // scales.shape[1], dim=1), step):
                 raise ConversionError(f"the scales of {name} do not follow its rows; leave --packed out")
-            yield name, _Packed(scheme, part.contiguous(), scales.contiguous())
+            yield name, _Packed(bits, columns, part.contiguous(), scales.contiguous())
 
 
-def _numbers(source: Compression, matrix: Compressed) -> tuple[_Scheme, Tensor, Tensor]:
-    """Return how a matrix is packed, its whole numbers, and the step of each."""
+def _numbers(source: Compression, matrix: Compressed) -> tuple[int, int, Tensor, Tensor]:
+    """Return the bits and columns of a matrix's packing, its whole numbers, and the step of each."""
     compression, name = matrix.compression, matrix.name
     quantizer = compression.quantizer
     assert quantizer is not None
-    problem = None
-    if quantizer.bits is None or quantizer.share < 1.0:
-        problem = "are not all quantized yet in this iteration"
-    elif not quantizer.is_symmetric:
-        problem = "have asymmetric levels, whose smallest value need not be a whole number of 8 bits"
-    elif quantizer.bits > _MOST_BITS:
-        problem = f"have {quantizer.bits} bits, and 8 are the most that can be packed"
-    if problem is not None:
-        raise ConversionError(f"the weights of {name} {problem}; leave --packed out")
-    assert quantizer.bits is not None
+    bits = quantizer.bits
+    if bits is None or bits > _MOST_BITS or quantizer.share < 1.0 or not quantizer.is_symmetric:
+        raise ConversionError(
+            f"the weights of {name} cannot be packed: in this iteration they must all be quantized, with "
+            f"symmetric levels of at most {_MOST_BITS} bits; leave --packed out"
+        )
     columns, size = matrix.logical.shape[1], quantizer.group_size
     numbers, steps = quantizer.levels(matrix.module.weight.detach())
     with torch.no_grad():
@@ -166,8 +168,7 @@ def _numbers(source: Compression, matrix: Compressed) -> tuple[_Scheme, Tensor, 
         )
     # The longest runs of a row that are in one group each.
     run = gcd(size, columns)
-    scheme = _Scheme(max(_FEWEST_BITS, quantizer.bits), 0 if run == columns else run)
-    return scheme, numbers, steps
+    return max(_FEWEST_BITS, bits), 0 if run == columns else run, numbers, steps
 
 
 def _write(exported: Path, aside: Path, packed: Mapping[str, _Packed]) -> None:
@@ -175,7 +176,7 @@ def _write(exported: Path, aside: Path, packed: Mapping[str, _Packed]) -> None:
     files = WeightFiles(exported)
     stored = {name: dict(matrix.tensors(name)) for name, matrix in packed.items()}
     planned = [
-        Written(part, tuple(value.shape), value.dtype)
+        StreamedTensor(part, tuple(value.shape), value.dtype)
         for name, whole in files.tensors.items()
         for part, value in stored.get(name, {name: whole}).items()
     ]
@@ -192,33 +193,26 @@ def _write(exported: Path, aside: Path, packed: Mapping[str, _Packed]) -> None:
     write_json(aside / "config.json", config | {"quantization_config": _description(packed)})
 
 
-def _bytes_of(packed: Mapping[str, _Packed], written: WeightFiles) -> list[int]:
-    """Return the bytes of the matrices in float32 and packed, scales included."""
-    names = [name for name in written.tensors if name.rpartition("_")[0] in packed]
-    before = sum(matrix.numbers.numel() * torch.float32.itemsize for matrix in packed.values())
-    return [before, sum(written.whole(name).nbytes for name in names)]
-
-
 def _description(packed: Mapping[str, _Packed]) -> dict[str, Any]:
     """Return what config.json states of the packed matrices."""
-    members: dict[_Scheme, list[str]] = {}
+    members: dict[tuple[int, int], list[str]] = {}
     for name, matrix in packed.items():
-        members.setdefault(matrix.scheme, []).append(name.removesuffix(".weight"))
+        members.setdefault((matrix.bits, matrix.columns), []).append(name.removesuffix(".weight"))
     groups = {
         f"group_{number}": {
             "targets": names,
             "weights": {
-                "num_bits": scheme.bits,
+                "num_bits": bits,
                 "type": "int",
                 "symmetric": True,
-                "strategy": "group" if scheme.columns else "channel",
-                "group_size": scheme.columns or None,
+                "strategy": "group" if columns else "channel",
+                "group_size": columns or None,
                 "dynamic": False,
             },
             "input_activations": None,
             "output_activations": None,
         }
-        for number, (scheme, names) in enumerate(members.items())
+        for number, ((bits, columns), names) in enumerate(members.items())
     }
     return {
         "quant_method": "compressed-tensors",

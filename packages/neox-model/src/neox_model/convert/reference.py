@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partialmethod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,13 +21,11 @@ __all__ = [
     "load_adapted_model",
     "load_config",
     "load_model",
-    "load_stored_tokenizer",
     "load_tokenizer",
     "lora_defaults",
     "meta_model",
     "one_layer_model",
     "pack_integers",
-    "parameter_name",
     "require_packing",
     "require_peft",
     "require_transformers",
@@ -119,7 +116,7 @@ def load_model(folder: Path, family: Family) -> Any:
     Raises:
         ProofError: some are.
     """
-    with _reporting(ProofError, f"cannot load {folder}"), _without_bars():
+    with _reporting(ProofError, f"cannot load {folder}"):
         model, info = _class(family).from_pretrained(
             folder,
             local_files_only=True,
@@ -197,17 +194,14 @@ def one_layer_model(config: Any, family: Family, layer: int) -> Any:
         ConversionError: the class refuses its configuration.
     """
     with _reporting(ConversionError, f"cannot build {family.class_name} from its config.json"):
-        small = type(config)(**_with_one_layer(config.to_dict(), layer, config))
+        values = config.to_dict()
+        count = getattr(type(config), "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
+        values |= {count: 1, "vocab_size": 1}
+        values |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        if values.get("layer_types"):
+            values["layer_types"] = [values["layer_types"][layer]]
+        small = type(config)(**values)
         return _class(family)(small).eval().base_model
-
-
-def _with_one_layer(values: dict[str, Any], layer: int, config: Any) -> dict[str, Any]:
-    count = getattr(type(config), "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
-    values |= {count: 1, "vocab_size": 1}
-    values |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    if values.get("layer_types"):
-        values["layer_types"] = [values["layer_types"][layer]]
-    return values
 
 
 def computed(model: Any, *arguments: Any, **options: Any) -> Any:
@@ -220,32 +214,17 @@ def computed(model: Any, *arguments: Any, **options: Any) -> Any:
         return model(*arguments, **options)
 
 
-def parameter_name(model: nn.Module, weight: Any) -> str | None:
-    """Return the first name of a parameter of a model; None if it is none of them."""
-    return next(
-        (name for name, each in model.named_parameters(remove_duplicate=False) if each is weight), None
-    )
-
-
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path, *, as_stored: bool = False) -> Any:
     """Return transformers' tokenizer of a folder.
 
-    Raises:
-        ProofError: it cannot be loaded.
-    """
-    return _tokenizer("AutoTokenizer", folder)
-
-
-def load_stored_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of a folder with all parts that its tokenizer.json has.
+    Args:
+        folder: with its files.
+        as_stored: with all parts that its tokenizer.json has, whatever class the files name.
 
     Raises:
         ProofError: it cannot be loaded.
     """
-    return _tokenizer("PreTrainedTokenizerFast", folder)
-
-
-def _tokenizer(kind: str, folder: Path) -> Any:
+    kind = "PreTrainedTokenizerFast" if as_stored else "AutoTokenizer"
     transformers = require_transformers("the proof of a conversion")
     with _reporting(ProofError, f"cannot load the tokenizer of {folder}"):
         # Without False, transformers asks on the terminal whether to run code in the folder, and runs it.
@@ -263,18 +242,6 @@ def _reporting(kind: type[ConversionError], what: str) -> Iterator[None]:
         yield
     except (*_REFUSALS, hub.StrictDataclassError, safetensors.SafetensorError) as error:
         raise kind(f"transformers {what}: {error}; correct the file, or copy the folder again") from error
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Hide progress bars: compressed-tensors (0.20) shows its own even if transformers shows none."""
-    kind = require("tqdm", because="the proof of a conversion", install=_INSTALL).tqdm
-    shown = kind.__init__
-    kind.__init__ = partialmethod(shown, disable=True)
-    try:
-        yield
-    finally:
-        kind.__init__ = shown
 
 
 @contextmanager

@@ -3,29 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-from neox_config.counted import first_few
 from neox_config.files import names_in
 from neox_model.convert.classes import model_type_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.tokenizer_files import read_json, tokenizer_names
-from neox_model.inspection.finding import find_checkpoint
-from neox_model.inspection.recognition import ADAPTERS, MODEL, PEFT, is_model, why_another
+from neox_model.inspection.finding import ADAPTERS, MODEL, PEFT, find_checkpoint, is_model, why_another
 
 __all__ = [
-    "NOT_DOWNLOADED",
     "check_adapters",
     "check_model",
     "check_side",
     "named_model",
     "read_config",
-    "snapshot_in",
 ]
 
-NOT_DOWNLOADED = (
-    "nothing is downloaded, so pass the folder of a model, such as that of: hf download NAME --local-dir "
-    "FOLDER"
-)
-"""What to do about the name of a model in place of its folder."""
 _CONFIG = "config.json"
 # Files that Git LFS stores, and the first bytes of what a clone without it has instead.
 _LARGE = (".safetensors", ".bin", ".json", ".model")
@@ -41,34 +32,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     reason = why_another(folder, MODEL)
     if reason is not None:
         raise ConversionError(reason)
-    if not folder.is_dir():
-        raise ConversionError(f"{folder} is not a folder; {NOT_DOWNLOADED}")
     if not is_model(folder):
         raise ConversionError(
-            f"{folder} has no {_CONFIG}, so it is not a model of transformers{_models_in(folder)}"
+            f"{folder} has no {_CONFIG}, so it is not a model of transformers; nothing is downloaded, so "
+            "pass the folder of a model, such as that of: hf download NAME --local-dir FOLDER"
         )
     _refuse_pointers(folder)
     config = read_json(folder / _CONFIG)
     model_type_of(config, folder / _CONFIG)
     return config
-
-
-def snapshot_in(folder: Path) -> Path | None:
-    """Return the model in a folder of the Hub's cache (models--OWNER--NAME); None in another folder."""
-    snapshots, main = folder / "snapshots", folder / "refs" / "main"
-    found = names_in(snapshots, lambda entry: is_model(snapshots / entry.name))
-    if main.is_file() and (current := main.read_text(errors="replace").strip()) in found:
-        return snapshots / current
-    return snapshots / found[-1] if found else None
-
-
-def _models_in(folder: Path) -> str:
-    """Return which folders below a folder are models, as the end of a message."""
-    snapshot = snapshot_in(folder)
-    if snapshot is not None:
-        return f"; it is a folder of the Hub's cache: pass {snapshot}"
-    inside = names_in(folder, lambda entry: is_model(folder / entry.name))
-    return f"; pass one of its subfolders that are: {first_few(inside, 5)}" if inside else ""
 
 
 def _refuse_pointers(folder: Path) -> None:

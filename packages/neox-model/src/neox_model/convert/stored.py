@@ -34,7 +34,7 @@ class StoredWeights:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = Manifest.read(folder)
-        self._reader = ShardReader(folder, self.manifest.files)
+        self._reader = ShardReader(folder, self.manifest)
 
     @property
     def vocab_size(self) -> int:
@@ -85,4 +85,4 @@ class StoredWeights:
     def _fill(self, name: str, values: Tensor, start: int) -> None:
         record = self.manifest.tensors[name]
         block = tuple((0, length) for length in record.shape)
-        self._reader.fill(values, name, record, (block, start, start + values.numel()))
+        self._reader.fill(values, name, (block, start, start + values.numel()))

@@ -1,7 +1,7 @@
 """Write a checkpoint of ours as a model of transformers."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,16 +13,15 @@ from neox_config import Resolved
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.schema.sections.model import ModelSection
 from neox_config.spec.model import ModelSpec
-from neox_config.spec.run import DataType
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
+from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, fitting_family
 from neox_model.convert.families.family import Tensors
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import Sides, prove
-from neox_model.convert.proof.sides import TokenizerSides
 from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.stored import StoredWeights
@@ -33,7 +32,7 @@ from neox_model.convert.tokenizer_files import (
     write_json,
     write_tokenizer,
 )
-from neox_model.convert.weights import Written, write_weights
+from neox_model.convert.weights import write_weights
 
 __all__ = ["check_exportable", "to_hf"]
 
@@ -78,14 +77,16 @@ def to_hf(
     refuse_others(tokenizer)
     source = checkpoint.tokenizer_files(vocab_file=vocab_file).get("vocab_file")
     rows = rows_to_keep(tokenizer, checkpoint.vocab_size, trim_vocab=trim_vocab)
-    if dtype is None:
-        _log_stored_dtype(checkpoint.dtype(TOKEN_EMBEDDING), checkpoint.precision)
     shapes = {
         name: (rows, *shape[1:]) if name in VOCABULARY else shape for name, shape in checkpoint.shapes.items()
     }
     tensors = list(chosen.tensors(checkpoint.model, shapes))
-    writer = _Writer(checkpoint, tensors, dtype=None if dtype is None else DTYPES[dtype])
-    stored = checkpoint.dtype(TOKEN_EMBEDDING) if dtype is None else DTYPES[dtype]
+    dtypes = {each.ours: checkpoint.dtype(each.ours) if dtype is None else DTYPES[dtype] for each in tensors}
+    planned = [
+        StreamedTensor(name, shape, dtypes[tensor.ours])
+        for tensor in tensors
+        for name, shape in tensor.theirs.items()
+    ]
     with folder_written_aside(output) as aside:
         _write_descriptions(
             aside,
@@ -95,85 +96,53 @@ def to_hf(
             tokenizer,
             source,
             rows=rows,
-            dtype=stored,
+            dtype=dtypes[TOKEN_EMBEDDING],
             stops=checkpoint.stop_tokens,
         )
         sides = Sides(checkpoint, aside, chosen, tokenizer, rows=rows)
         # The proof compares them again; a difference is reported before the weights are read and written.
-        compare_tokenizers(sides.tokenizers)
-        write_weights(aside, writer.planned(), writer.values())
+        compare_tokenizers(tokenizer, aside, rows=rows)
+        write_weights(aside, planned, _values(checkpoint, tensors, dtypes))
         result = prove(sides, checkpoint.model, checkpoint.resolved.run, source=folder, output=aside)
         write_json(aside / "verification.json", result)
     return result
 
 
-def _log_stored_dtype(stored: torch.dtype, precision: DataType) -> None:
-    """Say which type is written if it is larger than the one that the training computed in."""
-    computed = DTYPES[precision]
-    if stored.itemsize > computed.itemsize:
-        logger.info(
-            "writing %s, in which the checkpoint stores the weights; the training computed in %s, which "
-            "--dtype %s writes, in half the bytes",
-            *(str(each).removeprefix("torch.") for each in (stored, computed)),
-            precision,
-        )
-
-
-class _Writer:
-    """The tensors to write, in the order of the model.
+def _values(
+    weights: StoredWeights, tensors: Sequence[Tensors], dtypes: Mapping[str, torch.dtype]
+) -> Iterator[tuple[str, Iterable[Tensor]]]:
+    """Yield the values of each tensor of theirs, in chunks.
 
     Args:
         weights: the source.
-        tensors: ours with theirs.
-        dtype: dtype to convert to; None keeps each.
+        tensors: ours with theirs, in the order of the model.
+        dtypes: what ours are converted to.
     """
+    for tensor in tensors:
+        if tensor.form.is_same:
+            (name,) = tensor.theirs
+            chunks = weights.row_chunks(tensor.ours, tensor.shape[0])
+            yield name, (_converted(weights, tensor.ours, each, dtypes[tensor.ours]) for each in chunks)
+            continue
+        whole = _converted(weights, tensor.ours, weights.whole(tensor.ours), dtypes[tensor.ours])
+        parts = tensor.split(whole)
+        del whole
+        for name, part in zip(tensor.theirs, parts, strict=True):
+            yield name, [part]
 
-    def __init__(
-        self, weights: StoredWeights, tensors: Sequence[Tensors], *, dtype: torch.dtype | None
-    ) -> None:
-        self._weights, self._tensors, self._dtype = weights, tensors, dtype
 
-    def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is written."""
-        return self._dtype or self._weights.dtype(name)
-
-    def planned(self) -> list[Written]:
-        """Return names, shapes and dtypes."""
-        return [
-            Written(name, shape, self.dtype_of(tensor.ours))
-            for tensor in self._tensors
-            for name, shape in tensor.theirs.items()
-        ]
-
-    def values(self) -> Iterator[tuple[str, Iterable[Tensor]]]:
-        """Yield the values of each tensor, in chunks."""
-        for tensor in self._tensors:
-            if tensor.form.is_same:
-                (name,) = tensor.theirs
-                yield name, self._chunks(tensor)
-                continue
-            whole = self._converted(tensor.ours, self._weights.whole(tensor.ours))
-            parts = tensor.split(whole)
-            del whole
-            for name, part in zip(tensor.theirs, parts, strict=True):
-                yield name, [part]
-
-    def _chunks(self, tensor: Tensors) -> Iterator[Tensor]:
-        for chunk in self._weights.row_chunks(tensor.ours, tensor.shape[0]):
-            yield self._converted(tensor.ours, chunk)
-
-    def _converted(self, name: str, values: Tensor) -> Tensor:
-        converted = values.to(self.dtype_of(name))
-        if bool(converted.isfinite().all()):
-            return converted
-        if bool(values.isfinite().all()):
-            raise ConversionError(
-                f"{name} has values up to {float(values.abs().max()):.3g}, which {converted.dtype} cannot "
-                "hold; pass --dtype bf16 or --dtype fp32"
-            )
+def _converted(weights: StoredWeights, name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
+    converted = values.to(dtype)
+    if bool(converted.isfinite().all()):
+        return converted
+    if bool(values.isfinite().all()):
         raise ConversionError(
-            f"{self._weights.folder}: {name} contains values that are not finite; export another checkpoint"
+            f"{name} has values up to {float(values.abs().max()):.3g}, which {dtype} cannot hold; pass "
+            "--dtype bf16 or --dtype fp32"
         )
+    raise ConversionError(
+        f"{weights.folder}: {name} contains values that are not finite; export another checkpoint"
+    )
 
 
 def check_exportable(resolved: Resolved, tokenizer: Tokenizer) -> None:
@@ -198,7 +167,7 @@ def check_exportable(resolved: Resolved, tokenizer: Tokenizer) -> None:
             dtype=torch.float32,
             stops=resolved.config.generation.stop_tokens,
         )
-        compare_tokenizers(TokenizerSides(tokenizer, Path(folder), rows))
+        compare_tokenizers(tokenizer, Path(folder), rows=rows)
 
 
 def _write_descriptions(

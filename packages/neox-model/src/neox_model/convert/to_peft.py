@@ -8,14 +8,13 @@ from typing import Any
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import recorded_base
 from neox_model.convert.lora.exported import WEIGHTS, Exported, matrices_of
-from neox_model.convert.lora.proof import prove_adapters
-from neox_model.convert.lora.sides import compared_base
+from neox_model.convert.lora.proof import compared_base, prove_adapters
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
 from neox_model.convert.tokenizer_files import copy_tokenizer, write_json
 from neox_model.convert.weights import write_weights
-from neox_model.inspection.recognition import ADAPTERS
+from neox_model.inspection.finding import ADAPTERS
 
 __all__ = ["to_peft"]
 

@@ -2,14 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
-from neox_data.tokenizers.char_level import CharLevelTokenizer
 from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 from neox_model.convert.errors import ConversionError
 
@@ -41,25 +40,33 @@ _MOST_MULTIPLE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class FoundTokenizer:
-    """The tokenizer of a Hugging Face folder.
+    """A tokenizer and its files.
 
     Args:
         kind: our `tokenizer_type`.
-        files: our parameter -> file name in the folder.
+        files: parameter -> file or folder.
         tokenizer: the tokenizer.
     """
 
     kind: str
-    files: Mapping[str, str]
+    files: Mapping[str, Path]
     tokenizer: Tokenizer
 
-    def copy(self, source: Path, target: Path) -> None:
-        """Copy the files, and those that transformers reads with them."""
-        _copy((*self.files.values(), *_COMPANIONS), source, target)
+    def copy(self, target: Path) -> None:
+        """Copy the files into a folder."""
+        for path in self.files.values():
+            copy = shutil.copytree if path.is_dir() else shutil.copyfile
+            copy(path, target / path.name)
+
+    @property
+    def read(self) -> list[Path]:
+        """Return the files that were read, also those in a folder."""
+        inside = [path.rglob("*") if path.is_dir() else [path] for path in self.files.values()]
+        return sorted({path for paths in inside for path in paths if path.is_file()})
 
     def settings(self, folder: Path) -> dict[str, Any]:
         """Return our parameters, with the files in a folder."""
-        paths = {name.replace("_", "-"): str(folder / file) for name, file in self.files.items()}
+        paths = {name.replace("_", "-"): str(folder / path.name) for name, path in self.files.items()}
         return {"tokenizer-type": self.kind, **paths}
 
 
@@ -79,7 +86,7 @@ def find_tokenizer(folder: Path) -> FoundTokenizer:
     kind, files = tokenizer_names(folder)
     try:
         paths = {name: folder / file for name, file in files.items()}
-        return FoundTokenizer(kind, files, build_tokenizer(kind, **paths))
+        return FoundTokenizer(kind, paths, build_tokenizer(kind, **paths))
     except TokenizerError as error:
         raise ConversionError(f"the tokenizer in {folder} cannot be used: {error}") from error
 
@@ -99,19 +106,20 @@ def tokenizer_names(folder: Path) -> tuple[str, Mapping[str, str]]:
     )
 
 
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the files of the tokenizer of transformers in a folder, without its settings of generation.
+def copy_tokenizer(source: Path, target: Path, *, with_generation: bool = False) -> None:
+    """Copy the files of the tokenizer of transformers in a folder, and those that are read with them.
+
+    Args:
+        source: the folder.
+        target: the folder to write to.
+        with_generation: copy its settings of generation, too.
 
     Raises:
         ConversionError: there is no tokenizer.
     """
     _, files = tokenizer_names(source)
-    _copy([name for name in (*files.values(), *_COMPANIONS) if name != _GENERATION], source, target)
-
-
-def _copy(names: Iterable[str], source: Path, target: Path) -> None:
-    for name in names:
-        if (source / name).is_file():
+    for name in (*files.values(), *_COMPANIONS):
+        if (source / name).is_file() and (with_generation or name != _GENERATION):
             shutil.copyfile(source / name, target / name)
 
 
@@ -188,13 +196,10 @@ def refuse_others(tokenizer: Tokenizer) -> LibraryBackedTokenizer:
     """
     if isinstance(tokenizer, LibraryBackedTokenizer):
         return tokenizer
-    kind = type(tokenizer).__name__
-    reason = "its file is not of the tokenizers library, and cannot be written as tokenizer.json"
-    if isinstance(tokenizer, CharLevelTokenizer):
-        reason = "its entries are bytes, and no tokenizer.json of transformers encodes a text as its bytes"
     raise ConversionError(
-        f"a model with the tokenizer {kind} cannot be used in transformers: {reason}; train with a "
-        "tokenizer.json (HFTokenizer) or with vocab.json and merges.txt (GPT2BPETokenizer)"
+        f"a model with the tokenizer {type(tokenizer).__name__} cannot be used in transformers: it is not of "
+        "the tokenizers library, and cannot be written as tokenizer.json; train with a tokenizer.json "
+        "(HFTokenizer) or with vocab.json and merges.txt (GPT2BPETokenizer)"
     )
 
 

@@ -3,13 +3,12 @@
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from neox_config.counted import counted
-from neox_config.spec.model import ModelSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.differences import differences
@@ -21,57 +20,36 @@ from neox_model.convert.proof.rounding import Roundings, compare_values
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.requests import read_config
 from neox_model.convert.tokenizer_files import rows_to_keep
-from neox_model.convert.tying import open_weights
-from neox_model.inspection.finding import find_checkpoint
-from neox_model.inspection.recognition import is_model
+from neox_model.convert.weights import open_weights
+from neox_model.inspection.finding import find_checkpoint, is_model
 
 __all__ = ["verify"]
 
 logger = logging.getLogger(__name__)
 
 
-class _Side(Protocol):
-    """A folder whose tensors are compared with those of another folder of its kind."""
-
-    @property
-    def model(self) -> ModelSpec:
-        """Return the model."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of the tensors by name."""
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return a tensor's stored dtype."""
-
-    def row_chunks(self, name: str) -> Iterator[Tensor]:
-        """Yield a tensor's rows, some at a time."""
-
-
 class _Theirs:
-    """A model of transformers."""
+    """A model of transformers, whose tensors are read as those of a checkpoint.
+
+    Args:
+        folder: its folder.
+
+    Raises:
+        ConversionError: it cannot be read, or two tensors of the files have the same name today.
+    """
 
     def __init__(self, folder: Path) -> None:
-        config = read_config(folder)
-        self.family = family_of_config(config)
-        self._files, self.model = open_weights(folder, self.family, self.family.read(config))
-        self._names = self._found()
-
-    def _found(self) -> dict[str, str]:
-        """Return today's names of the tensors -> those in the files.
-
-        Raises:
-            ConversionError: two of the files' tensors have the same name today.
-        """
+        self.folder, self.config = folder, read_config(folder)
+        self.family = family_of_config(self.config)
+        self._files, self.model = open_weights(folder, self.family, self.family.read(self.config))
         stored = [name for name in self._files.tensors if not self.family.is_ignored(name)]
-        names = {self.family.usual_name(name): name for name in stored}
-        if len(names) < len(stored):
-            again = sorted(set(stored) - set(names.values()))
+        # Today's names.
+        self._names = {self.family.usual_name(name): name for name in stored}
+        if len(self._names) < len(stored):
+            again = sorted(set(stored) - set(self._names.values()))
             raise ConversionError(
-                f"{self._files.folder} contains {', '.join(again)} a second time under another name; copy it "
-                "again"
+                f"{folder} contains {', '.join(again)} a second time under another name; copy it again"
             )
-        return names
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -109,12 +87,14 @@ def verify(
         ProofError: a checkpoint and a model of transformers differ.
         NeoXError: a folder is damaged, or contains no model.
     """
-    sides = [_open(folder) for folder in (one, other)]
-    first, second = sides
+    first, second = (
+        _Theirs(folder) if is_model(folder) else Checkpoint(find_checkpoint(folder))
+        for folder in (one, other)
+    )
     if isinstance(first, Checkpoint) and isinstance(second, _Theirs):
-        return _prove(first, second, other, vocab_file=vocab_file, merge_file=merge_file)
+        return _prove(first, second, vocab_file=vocab_file, merge_file=merge_file)
     if isinstance(first, _Theirs) and isinstance(second, Checkpoint):
-        return _prove(second, first, one, vocab_file=vocab_file, merge_file=merge_file)
+        return _prove(second, first, vocab_file=vocab_file, merge_file=merge_file)
     roundings = Roundings(("A", "B"))
     found = [
         *map(str, differences(first.model, second.model)),
@@ -129,23 +109,21 @@ def verify(
     }
 
 
-def _open(folder: Path) -> Checkpoint | _Theirs:
-    return _Theirs(folder) if is_model(folder) else Checkpoint(find_checkpoint(folder))
-
-
 def _prove(
-    ours: Checkpoint, theirs: _Theirs, folder: Path, *, vocab_file: Path | None, merge_file: Path | None
+    ours: Checkpoint, theirs: _Theirs, *, vocab_file: Path | None, merge_file: Path | None
 ) -> dict[str, Any]:
     require_transformers("neox-convert verify")
     tokenizer = ours.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     ours.check_shapes()
-    rows = whole_number(read_config(folder).get("vocab_size", ours.vocab_size), "vocab_size")
+    rows = whole_number(theirs.config.get("vocab_size", ours.vocab_size), "vocab_size")
     rows_to_keep(tokenizer, rows, trim_vocab=False)
-    sides = Sides(ours, folder, theirs.family, tokenizer, rows=rows)
-    return prove(sides, ours.model, ours.resolved.run, source=ours.folder, output=folder)
+    sides = Sides(ours, theirs.folder, theirs.family, tokenizer, rows=rows)
+    return prove(sides, ours.model, ours.resolved.run, source=ours.folder, output=theirs.folder)
 
 
-def _compare_tensors(one: _Side, other: _Side, roundings: Roundings) -> Iterator[str]:
+def _compare_tensors(
+    one: Checkpoint | _Theirs, other: Checkpoint | _Theirs, roundings: Roundings
+) -> Iterator[str]:
     """Yield how the tensors of two folders of a kind differ, and count those that are rounded."""
     names = sorted(one.shapes.keys() | other.shapes.keys())
     logger.info("comparing %s", counted(len(names), "tensor"))

@@ -6,11 +6,10 @@ mapped, and for one tensor at a time.
 
 import json
 import logging
-import re
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,16 +20,31 @@ from torch import Tensor
 
 from neox_config.atomic import flush_file
 from neox_config.counted import counted
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.spec.model import ModelSpec, Vocabulary
 from neox_data.amount_progress import tracked
 from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
 from neox_model.checkpoint.shard_file import ShardFile
 from neox_model.checkpoint.shards import raw_bytes
+from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.families import Family
 
-__all__ = ["CHUNK", "PRECISIONS", "UNREADABLE", "Stored", "WeightFiles", "Written", "write_weights"]
+__all__ = [
+    "CHUNK",
+    "HEAD",
+    "PRECISIONS",
+    "UNREADABLE",
+    "Stored",
+    "WeightFiles",
+    "open_weights",
+    "write_weights",
+]
 
 logger = logging.getLogger(__name__)
 
+HEAD = "lm_head.weight"
+"""Our name of the output projection."""
 CHUNK = 2**24
 """Elements that are read at once."""
 PRECISIONS: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -39,8 +53,6 @@ PRECISIONS: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _FILE_BYTES = 5_000_000_000
-# What torch names in its error about an object that it does not unpickle.
-_CLASS = re.compile(r"GLOBAL ([\w.]+)")
 UNREADABLE = (
     *(UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, OSError),
     *(AssertionError, ArithmeticError, MemoryError, zipfile.BadZipFile, struct.error),
@@ -76,13 +88,19 @@ class WeightFiles:
     def __init__(self, folder: Path, *, single: str = _SINGLE) -> None:
         self.folder = folder
         self.files, expected = self._find(single)
-        self._open = {file: _opened(file) for file in self.files if file.suffix != ".bin"}
+        self._open: dict[Path, ShardFile] = {}
         self.tensors: dict[str, Stored] = {}
         for file in self.files:
-            for name, stored in self._contents(file):
+            if file.suffix == ".bin":
+                described = {name: (each.dtype, tuple(each.shape)) for name, each in _unpickled(file).items()}
+            else:
+                self._open[file] = ShardFile(file, file.stat().st_size if file.exists() else 0)
+                there = self._open[file].described().items()
+                described = {name: (DTYPES[dtype], shape) for name, (dtype, shape) in there}
+            for name, (dtype, shape) in described.items():
                 if name in self.tensors:
                     raise ConversionError(f"{file} and {self.tensors[name].file} both contain {name}")
-                self.tensors[name] = stored
+                self.tensors[name] = Stored(file, name, shape, dtype)
         missing = sorted(expected - self.tensors.keys())
         if missing:
             raise ConversionError(
@@ -114,15 +132,6 @@ class WeightFiles:
         for start in range(0, total, step):
             yield self.rows(name, start, min(total, start + step))
 
-    def _contents(self, file: Path) -> Iterator[tuple[str, Stored]]:
-        """Yield the tensors of a file."""
-        if file.suffix == ".bin":
-            for name, tensor in _unpickled(file).items():
-                yield name, Stored(file, name, tuple(tensor.shape), tensor.dtype)
-            return
-        for name, (dtype, shape) in self._open[file].described().items():
-            yield name, Stored(file, name, shape, DTYPES[dtype])
-
     def _find(self, single: str) -> tuple[list[Path], set[str]]:
         """Return the files, and the names that an index lists."""
         for whole, index in ((single, _INDEX), (_PICKLED, _PICKLED_INDEX)):
@@ -137,6 +146,36 @@ class WeightFiles:
         )
 
 
+def open_weights(folder: Path, family: Family, stated: ModelSpec) -> tuple[WeightFiles, ModelSpec]:
+    """Return the tensors of a model of transformers, and the model.
+
+    As in transformers (5.0), an embedding and an output projection that are both stored are tied only if they
+    are equal, and of tied ones either may be stored. The tensors contain tied ones once, as the embedding.
+
+    Args:
+        folder: with the weights.
+        family: its class.
+        stated: the model of `config.json`.
+
+    Raises:
+        ConversionError: there are no weights, or a file is missing or damaged.
+    """
+    files = WeightFiles(folder)
+    embedding, head = (
+        family.stored_name(family.weight_outside(name), files.tensors) for name in (TOKEN_EMBEDDING, HEAD)
+    )
+    if not stated.is_tied or head is None:
+        return files, stated
+    if embedding is not None:
+        has_one_shape = files.tensors[embedding].shape == files.tensors[head].shape
+        pairs = zip(files.row_chunks(embedding), files.row_chunks(head), strict=has_one_shape)
+        if not has_one_shape or not all(torch.equal(one, other) for one, other in pairs):
+            return files, replace(stated, head=Vocabulary(tied=False))
+    tensor = files.tensors.pop(head)
+    files.tensors.setdefault(embedding or family.weight_outside(TOKEN_EMBEDDING), tensor)
+    return files, stated
+
+
 def _weight_map(path: Path) -> dict[str, str]:
     try:
         found = json.loads(path.read_bytes())["weight_map"]
@@ -147,72 +186,24 @@ def _weight_map(path: Path) -> dict[str, str]:
     raise ConversionError(f"{path} names a file outside of its folder; copy it again")
 
 
-def _opened(path: Path) -> ShardFile:
-    try:
-        return ShardFile(path, path.stat().st_size)
-    except OSError as error:
-        raise ConversionError(f"cannot read {path}: {error.strerror}; copy it again") from error
-
-
 def _unpickled(path: Path) -> Mapping[str, Tensor]:
     """Return the tensors of a file written by torch.save, mapped into memory; only tensors are unpickled."""
-    if not zipfile.is_zipfile(path):
-        raise ConversionError(
-            f"{path} is missing, in torch's format of before version 1.6, or damaged; load it with "
-            "transformers and save it as safetensors"
-        )
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if isinstance(found, Mapping) and all(isinstance(each, Tensor) for each in found.values()):
+            return found
+        raise TypeError("it has no tensors by name")
     except UNREADABLE as error:
+        # torch's own text recommends to run the code in the file.
         raise ConversionError(
-            f"{path} contains something other than tensors, or is damaged, and was not loaded: "
-            f"{_why_refused(error)}; save the weights alone: torch.save(model.state_dict(), FILE)"
+            f"{path} contains something other than tensors, or is damaged, and was not loaded; save the "
+            "weights alone: torch.save(model.state_dict(), FILE), with torch 1.6 or later"
         ) from error
-    if _has_tensors(found):
-        return found
-    parts = found.items() if isinstance(found, Mapping) else ()
-    inside = [key for key, each in parts if _has_tensors(each) and each]
-    if inside:
-        raise ConversionError(
-            f"{path} does not contain tensors by name, but has them under {inside[0]!r}; save these alone: "
-            f"torch.save(torch.load(FILE)[{inside[0]!r}], FILE)"
-        )
-    raise ConversionError(
-        f"{path} does not contain tensors by name; save the weights: torch.save(model.state_dict(), FILE)"
-    )
-
-
-def _why_refused(error: BaseException) -> str:
-    """Return why torch did not load a file; its own text recommends to run the code in the file."""
-    named = _CLASS.search(str(error))
-    if named is not None:
-        return f"it has objects of the class {named[1]}, and nothing but tensors is unpickled"
-    if isinstance(error, UnpicklingError):
-        return "it has other objects of Python, and nothing but tensors is unpickled"
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _has_tensors(found: Any) -> bool:
-    return isinstance(found, Mapping) and all(isinstance(each, Tensor) for each in found.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A tensor to write: name, shape and dtype."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size in bytes."""
-        return prod(self.shape) * self.dtype.itemsize
 
 
 def write_weights(
     folder: Path,
-    tensors: Sequence[Written],
+    tensors: Sequence[StreamedTensor],
     values: Iterable[tuple[str, Iterable[Tensor]]],
     *,
     file_bytes: int = _FILE_BYTES,
@@ -233,7 +224,12 @@ def write_weights(
     Raises:
         OSError: the disk is full or the folder cannot be written.
     """
-    groups = [[*tensors]] if single is not None else _groups(tensors, file_bytes)
+    groups: list[list[StreamedTensor]] = [[]]
+    for tensor in tensors:
+        size = sum(each.num_bytes for each in groups[-1]) + tensor.num_bytes
+        if groups[-1] and single is None and size > file_bytes:
+            groups.append([])
+        groups[-1].append(tensor)
     names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
     names = names if len(groups) > 1 else [single or _SINGLE]
     logger.info("writing %s", counted(len(tensors), "tensor"))
@@ -252,17 +248,8 @@ def write_weights(
     return [folder / name for name in names]
 
 
-def _groups(tensors: Sequence[Written], file_bytes: int) -> list[list[Written]]:
-    groups: list[list[Written]] = [[]]
-    for tensor in tensors:
-        if groups[-1] and sum(each.num_bytes for each in groups[-1]) + tensor.num_bytes > file_bytes:
-            groups.append([])
-        groups[-1].append(tensor)
-    return groups
-
-
 def _write_file(
-    path: Path, tensors: Sequence[Written], values: Iterator[tuple[str, Iterable[Tensor]]]
+    path: Path, tensors: Sequence[StreamedTensor], values: Iterator[tuple[str, Iterable[Tensor]]]
 ) -> None:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import time
 import zlib
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +25,7 @@ from neox_config.schema.sections.training import TrainingSection
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.run import RunSpec
 from neox_launcher.worker.reporting import report_facts
-from neox_model.assembly.attention_backend import AttentionBackend, attention_backends
+from neox_model.assembly.attention_backend import attention_backends
 from neox_model.processes import join_process_group, leave_processes
 from neox_model.train.determinism import use_deterministic_algorithms
 from neox_model.versions import package_versions
@@ -74,21 +73,16 @@ def examine(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     use_deterministic_algorithms(training, compiles=run.compilation.requested is not False)
-    facts |= _attention(attention_backends(spec, run, device))
+    backends = attention_backends(spec, run, device)
+    facts["attention"] = {each.kind: each.name for each in backends}
+    # Why they are not cuDNN's.
+    facts["attention_notes"] = list(dict.fromkeys(each.note for each in backends if each.note))
     join_process_group(backend, timeout=timedelta(seconds=_JOIN_SECONDS))
     facts["folders"], facts["local_folders"] = _folders(written, log_dir, device)
     facts["all_reduce"] = _measure_all_reduce(device)
     report_facts(rank, facts)
     leave_processes()
     return facts
-
-
-def _attention(found: Sequence[AttentionBackend]) -> dict[str, Any]:
-    """Return the backends of attention by kind, and why they are not cuDNN's."""
-    return {
-        "attention": {backend.kind: backend.name for backend in found},
-        "attention_notes": list(dict.fromkeys(backend.note for backend in found if backend.note)),
-    }
 
 
 def _devices(device: torch.device) -> dict[str, Any]:
@@ -146,15 +140,6 @@ def _files(data: DataSection) -> dict[str, str]:
     return found
 
 
-def _written_folders(section: CheckpointSection, log_dir: str | None) -> Iterator[tuple[str, Path, bool]]:
-    """Yield each folder that is written to, and whether each host must have its own."""
-    is_local = section.checkpoint.use_node_local_storage
-    folders = {"save": (section.save, is_local), "log-dir": (log_dir, False)}
-    for name, (folder, is_own) in folders.items():
-        if folder is not None:
-            yield name, Path(folder), is_own
-
-
 def _folders(
     section: CheckpointSection, log_dir: str | None, device: torch.device
 ) -> tuple[dict[str, str], dict[str, str]]:
@@ -171,13 +156,21 @@ def _folders(
     mark = f".neox-doctor-{int(numbers[0])}"
     rank = distributed.get_rank()
     found: tuple[dict[str, str], dict[str, str]] = {}, {}
-    for name, folder, is_own in _written_folders(section, log_dir):
+    is_local = section.checkpoint.use_node_local_storage
+    written = (("save", section.save, is_local), ("log-dir", log_dir, False))
+    for name, path, is_own in written:
+        if path is None:
+            continue
+        folder = Path(path)
         fault = _leave(folder, mark) if rank == 0 else ""
         distributed.barrier()
         if rank != 0 and is_own and int(numbers[1]) != here:
             fault = _try_own(folder, mark, rank)
         elif rank != 0:
-            fault = _look_for(folder, mark)
+            if not (folder / mark).exists():
+                fault = f"{folder} is not the same folder as on the host of rank 0"
+            elif not os.access(folder, os.W_OK | os.X_OK):
+                fault = f"{folder} cannot be written"
         distributed.barrier()
         if rank == 0:
             with suppress(OSError):
@@ -205,27 +198,18 @@ def _try_own(folder: Path, mark: str, rank: int) -> str:
     return fault
 
 
-def _look_for(folder: Path, mark: str) -> str:
-    if not (folder / mark).exists():
-        return f"{folder} is not the same folder as on the host of rank 0"
-    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
-
-
 def _measure_all_reduce(device: torch.device) -> dict[str, float]:
     """Return the seconds of one all-reduce, and its bytes per second per link ("bus bandwidth")."""
     numbers = torch.ones(_BYTES[device.type] // 4, device=device)
     size = distributed.get_world_size()
     distributed.all_reduce(numbers)
-    _synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     begun = time.perf_counter()
     for _ in range(_ROUNDS):
         distributed.all_reduce(numbers)
-    _synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - begun) / _ROUNDS
     carried = 2 * (size - 1) / size * numbers.nbytes
     return {"bytes": float(numbers.nbytes), "seconds": seconds, "bytes_per_second": carried / seconds}
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

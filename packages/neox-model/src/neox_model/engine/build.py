@@ -23,8 +23,8 @@ __all__ = ["build_engine", "build_forward", "prepare_engine"]
 
 logger = logging.getLogger(__name__)
 
-# name, and whether the model is a pipeline -> module with the functions `prepare` and `build`, and
-# `build_forward` for pipelines
+# name, and whether the model is a pipeline -> module with `build`, with `build_forward` for pipelines, and
+# with `prepare` for DeepSpeed
 _BUILDERS: Mapping[tuple[EngineName, bool], str] = {
     ("torch", False): "neox_model.engine.build_torch",
     ("torch", True): "neox_model.engine.build_torch_pipeline",
@@ -42,7 +42,8 @@ def prepare_engine(run: RunSpec) -> None:
     is_plain = engine.name == "torch" and run.layout.world == 1
     level = logging.DEBUG if is_plain else logging.INFO
     logger.log(level, "the engine is %s: %s", engine.name, engine.reason)
-    _builder(run).prepare()
+    if engine.name == "deepspeed":
+        _builder(run).prepare()
 
 
 def build_engine(

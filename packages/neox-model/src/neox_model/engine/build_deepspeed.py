@@ -26,7 +26,7 @@ from neox_model.engine.deepspeed_engine import PipelineEngine, PipelineForward, 
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.mpu import ModelParallelUnit
+from neox_model.parallel.mpu import model_parallel_unit
 
 __all__ = ["build", "build_forward", "prepare"]
 
@@ -106,10 +106,9 @@ def _build_zero(
 ) -> tuple[Any, ZeroUpdate]:
     """Build the engine for stages 1 to 3, with DeepSpeed's ZeRO optimizers."""
     inner = _initialize(run, model, groups, optimizer=optimizer, lr_scheduler=schedule)
-    scaling = chosen.scaling
-    if scaling is None:
-        return inner, ZeroUpdate(inner, min_loss_scale=None)
-    floor = scaling.minimum if scaling.is_dynamic else scaling.initial
+    scaling, floor = chosen.scaling, None
+    if scaling is not None:
+        floor = scaling.minimum if scaling.is_dynamic else scaling.initial
     return inner, ZeroUpdate(inner, min_loss_scale=floor)
 
 
@@ -117,31 +116,18 @@ def _initialize(run: RunSpec, model: Any, groups: Groups, **parts: Any) -> Any:
     with _quiet(), allow_any_precision():
         inner, *_ = deepspeed.initialize(
             model=model,
-            mpu=None if run.layout.is_pipeline else ModelParallelUnit(groups),
-            config=_settings(run),
+            mpu=None if run.layout.is_pipeline else model_parallel_unit(groups),
+            config=json.loads(run.engine.settings),
             dist_init_required=False,
             **parts,
         )
     return inner
 
 
-def _settings(run: RunSpec) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run.engine.settings)
-    return found
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Redirect what DeepSpeed prints while it builds an engine to the debug log."""
-    with contextlib.redirect_stdout(_LogLines()):
+    """Log what DeepSpeed prints while it builds an engine, at level debug."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         yield
-
-
-class _LogLines(io.TextIOBase):
-    """A text stream whose lines are logged."""
-
-    def write(self, text: str) -> int:
-        for line in text.splitlines():
-            if line.strip():
-                logger.debug(line)
-        return len(text)
+    logger.debug("DeepSpeed: %s", printed.getvalue().strip())

@@ -6,7 +6,7 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from neox_config.spec.run import Gradients, RunSpec
+from neox_config.spec.run import RunSpec
 from neox_config.spec.update import LossScaling, UpdateSpec
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.engine.own_update import OwnUpdate
@@ -43,13 +43,22 @@ def build_own_update(
         groups: this rank's process groups.
         ties: weights with copies on other pipeline stages, each with the group that sums its gradients.
     """
-    _cast_frozen(model, DTYPES[run.precision.weights])
-    reduction = _reduction(run.gradients, groups)
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            # It has no master weights.
+            parameter.data = parameter.data.to(DTYPES[run.precision.weights])
+    gradients = run.gradients
+    reduction = GradientReduction(
+        group=groups.data,
+        dtype=None if gradients.reduce_in is None else DTYPES[gradients.reduce_in],
+        divides_first=gradients.divides_first,
+        predivide_factor=gradients.predivide_factor,
+    )
     mixed = MixedPrecisionOptimizer(
         optimizer,
         schedule,
         dtype=DTYPES[run.precision.weights],
-        accumulation_dtype=DTYPES[run.gradients.accumulate_in],
+        accumulation_dtype=DTYPES[gradients.accumulate_in],
         max_norm=chosen.clipping,
         reduce=reduction,
         groups=groups,
@@ -66,26 +75,9 @@ def build_loss_scale(scaling: LossScaling | None, device: torch.device) -> LossS
     return None if scaling is None else LossScale(scaling, device)
 
 
-def _cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the weights that are not trained, which have no master weights."""
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
-
-
 def share_masters(update: MixedPrecisionOptimizer, groups: Groups) -> None:
     """Broadcast the master weights of the first replica, so that all replicas start from the same ones."""
     if groups.data.size > 1:
         for master in update.masters:
             distributed.broadcast(master.data, src=groups.data.ranks[0], group=groups.data.process_group)
         update.to_model()
-
-
-def _reduction(gradients: Gradients, groups: Groups) -> GradientReduction:
-    name = gradients.reduce_in
-    return GradientReduction(
-        group=groups.data,
-        dtype=None if name is None else DTYPES[name],
-        divides_first=gradients.divides_first,
-        predivide_factor=gradients.predivide_factor,
-    )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
@@ -114,14 +114,11 @@ def _build_update(
         dtype=holders[0].dtype,
         accumulation_dtype=holders[0].dtype,
         max_norm=update.clipping,
-        reduce=_already_averaged,
+        # The gradients of parts are averaged as they arrive.
+        reduce=lambda gradients: None,
         groups=groups,
         loss_scale=build_loss_scale(update.scaling, holders[0].device),
         ties=[(sharded.holder_of(parameter), group) for parameter, group in ties],
         is_sharded=True,
     )
     return OwnUpdate(mixed, sharded.model, groups, sharded=sharded)
-
-
-def _already_averaged(gradients: Sequence[Tensor]) -> None:
-    """Do nothing: the gradients of parts are averaged as they arrive."""

@@ -14,14 +14,7 @@ from neox_model.engine.torch_engine import TorchEngine
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 
-__all__ = ["build", "prepare"]
-
-# Imported by name: torch's `fully_shard` takes a second to import.
-_SHARDED = "neox_model.engine.build_sharded"
-
-
-def prepare() -> None:
-    """Do nothing: torch.distributed is all that it requires."""
+__all__ = ["build"]
 
 
 def build(
@@ -36,7 +29,8 @@ def build(
     """Build the engine with our optimizer and schedule (see `build_engine`)."""
     sharded = None
     if run.partitions_rows and groups.data.size > 1:
-        build_sharded = importlib.import_module(_SHARDED).build_sharded_model
+        # Imported by name: torch's `fully_shard` takes a second to import.
+        build_sharded = importlib.import_module("neox_model.engine.build_sharded").build_sharded_model
         sharded, applied = build_sharded(run, update, model, optimizer, schedule, groups=groups)
     else:
         # Weights may have been initialized on the host.

@@ -14,11 +14,7 @@ from neox_model.engine.torch_pipeline import TorchPipelineEngine, TorchPipelineF
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 
-__all__ = ["build", "build_forward", "prepare"]
-
-
-def prepare() -> None:
-    """Do nothing: torch.distributed is all that it requires."""
+__all__ = ["build", "build_forward"]
 
 
 def build(

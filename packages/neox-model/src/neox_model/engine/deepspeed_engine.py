@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.optim import Optimizer
 
 from neox_model.deepspeed_compat import (
@@ -21,9 +21,9 @@ from neox_model.deepspeed_compat import (
     zero_masters_to_model,
     zero_states_in_memory,
 )
+from neox_model.engine.base import BaseEngine
 from neox_model.engine.contract import BeforeUpdate, IsStopping, Measure, MicroBatch, never
 from neox_model.engine.mean_loss import mean_loss, mean_over
-from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
 from neox_model.optim.mixed_precision import guard_loss
@@ -113,7 +113,7 @@ class ZeroUpdate:
         restore_loss_scale(self._inner.optimizer, state)
 
 
-class _DeepSpeedEngine:
+class _DeepSpeedEngine(BaseEngine):
     """The part that plain and pipeline engines share.
 
     Args:
@@ -122,45 +122,21 @@ class _DeepSpeedEngine:
     """
 
     def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate) -> None:
-        self.update = update
+        super().__init__(inner.module, update, is_partitioned)
         self._inner = inner
-        self._measure: Measure = lambda phase: nullcontext()
-
-    @property
-    def model(self) -> nn.Module:
-        """Return the module inside the engine."""
-        return self._inner.module
 
     @property
     def device(self) -> torch.device:
         """Return the device of the model."""
         return self._inner.device
 
-    def computing_weights(self) -> Iterator[Held]:
-        """Yield the model's weights that this rank holds whole between two updates."""
-        for param in self.model.parameters():
-            if not is_partitioned(param):
-                yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
+    def counters(self) -> dict[str, int]:
+        """Return DeepSpeed's numbers of updates and samples."""
+        return counters(self._inner)
 
-    def measure_phases(self, measure: Measure) -> None:
-        """Measure the phases of every step from now on."""
-        self._measure = measure_both(self._measure, measure)
-        self.update.measure_reduction(measure)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the loss scale."""
-        return counters(self._inner) | self.update.loss_scale_state()
-
-    def missing_counters(self, state: Mapping[str, Any]) -> set[str]:
-        """Return the counters that a state lacks."""
-        return counters(self._inner).keys() - {name for name, value in state.items() if value is not None}
-
-    def load_state_dict(self, state: Mapping[str, Any], *, loss_scale: bool) -> None:
-        """Restore the counters, and the loss scale if requested."""
+    def restore_counters(self, state: Mapping[str, Any]) -> None:
+        """Restore the numbers from `counters`."""
         restore_counters(self._inner, state)
-        # A static loss scale of DeepSpeed was once saved without its counters.
-        if loss_scale and state.get("cur_iter") is not None:
-            self.update.load_loss_scale(state)
 
 
 class PlainEngine(_DeepSpeedEngine):
@@ -180,7 +156,12 @@ class PlainEngine(_DeepSpeedEngine):
         """Run forward and backward for each micro-batch, then the update."""
         self._inner.train()
         total, count = torch.zeros((), device=self.device), 0
-        for inputs, targets in self._measured(micro_batches):
+        while True:
+            with self._measure("data"):
+                micro_batch = next(micro_batches, None)
+            if micro_batch is None:
+                break
+            inputs, targets = micro_batch
             with self._measure("forward"):
                 loss = self._inner(inputs, targets)
             with self._measure("backward_inner"):
@@ -198,14 +179,6 @@ class PlainEngine(_DeepSpeedEngine):
         """Return the mean loss over the tokens of the micro-batches, of which there must be `count`."""
         self._inner.eval()
         return mean_loss(self._inner, micro_batches, self._data, is_stopping)
-
-    def _measured(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        while True:
-            with self._measure("data"):
-                micro_batch = next(micro_batches, None)
-            if micro_batch is None:
-                return
-            yield micro_batch
 
     def forget_shapes(self) -> None:
         """Do nothing: a plain engine stores no shapes."""
@@ -230,10 +203,11 @@ class PipelineForward:
 
         The first and last stages receive the micro-batches.
         """
+        pipe, device = self._groups.pipe, self._inner.device
         weights: list[Tensor] = []
-        total, done = torch.zeros((), dtype=torch.float64, device=self._inner.device), 0
+        total, done = torch.zeros((), dtype=torch.float64, device=device), 0
         # As many at a time as in an update, as GPT-NeoX does, so that most stages are busy.
-        section = max(self._groups.pipe.size, self._inner.gradient_accumulation_steps())
+        section = max(pipe.size, self._inner.gradient_accumulation_steps())
         while done < count:
             length = min(section, count - done)
             mean = self._inner.eval_batch(_noted(micro_batches, weights), num_micro_batches=length)
@@ -241,17 +215,13 @@ class PipelineForward:
             done += length
             if is_stopping():
                 break
-        return total / done / self._mean_weight(weights)
-
-    def _mean_weight(self, weights: list[Tensor]) -> Tensor:
-        """Return the mean weight of the micro-batches' tokens, which the last stage knows. Collective."""
-        pipe, device = self._groups.pipe, self._inner.device
-        mean = torch.zeros((), device=device)
+        # The mean weight of the micro-batches' tokens, which the last stage knows.
+        weight = torch.zeros((), device=device)
         if pipe.rank == pipe.size - 1:
-            mean += mean_over(self._groups.data, torch.stack(weights).mean())
+            weight += mean_over(self._groups.data, torch.stack(weights).mean())
         if pipe.size > 1:
-            distributed.broadcast(mean, pipe.ranks[-1], group=pipe.process_group)
-        return mean
+            distributed.broadcast(weight, pipe.ranks[-1], group=pipe.process_group)
+        return total / done / weight
 
 
 def _noted(micro_batches: Iterator[MicroBatch], weights: list[Tensor]) -> Iterator[MicroBatch]:

@@ -6,7 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -14,6 +15,7 @@ from neox_model.engine.contract import BeforeUpdate, Measure, PendingUpdate
 from neox_model.engine.mean_loss import mean_over
 from neox_model.optim.gradient_norm import global_gradient_norm, share_of_zeros, tensor_gradient_norms
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
+from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
 from neox_model.parallel.logical import named_logical_parameters
@@ -146,8 +148,7 @@ class OwnUpdate:
             # Only the last stage of a pipeline computes the loss.
             loss = torch.full((), -torch.inf, device=self.mixed.parameters[0].device)
         for group in (self._groups.model, self._groups.pipe):
-            if group.size > 1:
-                distributed.all_reduce(loss, distributed.ReduceOp.MAX, group=group.process_group)
+            loss = all_reduce(loss, group, ReduceOp.MAX)
         return loss
 
     def held(self) -> Iterator[Held]:

@@ -1,20 +1,16 @@
 """Implement the contract of an engine with torch's own parts, for models without a pipeline."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from neox_model.engine.contract import IsStopping, Measure, MicroBatch, never
-from neox_model.engine.counters import Counters, SavedState
+from neox_model.engine.base import CountingEngine
+from neox_model.engine.contract import IsStopping, MicroBatch, never
 from neox_model.engine.mean_loss import mean_loss, mean_over
-from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.parallel.groups import Group
-from neox_model.parallel.held import Held
-from neox_model.parallel.partitioned import is_sharded
 
 if TYPE_CHECKING:
     from neox_model.parallel.sharding import ShardedModel
@@ -22,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchEngine"]
 
 
-class TorchEngine(SavedState):
+class TorchEngine(CountingEngine):
     """An engine around a model that maps (inputs, targets) to the loss.
 
     Args:
@@ -44,13 +40,10 @@ class TorchEngine(SavedState):
         samples: int,
         sharded: "ShardedModel | None" = None,
     ) -> None:
-        self.model = model
-        self.update = update
+        super().__init__(model, update, samples)
         self._data = data
         self._accumulation = accumulation
         self._sharded = sharded
-        self._counters = Counters(samples)
-        self._measure: Measure = lambda phase: nullcontext()
 
     @property
     def device(self) -> torch.device:
@@ -72,18 +65,14 @@ class TorchEngine(SavedState):
             if is_last:
                 self.update.mixed.begin_last_pass()
             with self._measure("backward_inner"):
-                self._share_of(loss).backward()
+                (self.update.guard(loss) / self._accumulation).backward()
             total += loss.detach()
         with self._measure("step"):
             if self._sharded is not None:
                 self._sharded.take_gradients()
             self.update.mixed.step()
-        self._counters.advance()
+        self.advance()
         return mean_over(self._data, total / self._accumulation)
-
-    def _share_of(self, loss: Tensor) -> Tensor:
-        """Return what a micro-batch adds to the mean loss of the update."""
-        return self.update.guard(loss) / self._accumulation
 
     def evaluate(
         self, micro_batches: Iterator[MicroBatch], count: int, is_stopping: IsStopping = never
@@ -94,17 +83,6 @@ class TorchEngine(SavedState):
         if self._sharded is not None:
             self._sharded.release()
         return loss
-
-    def computing_weights(self) -> Iterator[Held]:
-        """Yield the model's weights that this rank holds whole between two updates."""
-        for param in self.model.parameters():
-            if not is_sharded(param):
-                yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
-
-    def measure_phases(self, measure: Measure) -> None:
-        """Measure the phases of every step from now on."""
-        self._measure = measure_both(self._measure, measure)
-        self.update.measure_reduction(measure)
 
     def forget_shapes(self) -> None:
         """Do nothing: a plain engine stores no shapes."""

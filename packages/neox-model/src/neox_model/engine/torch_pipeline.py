@@ -7,13 +7,12 @@ again after `forget_shapes`.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
@@ -24,15 +23,12 @@ from torch.distributed.pipelining import (
 
 from neox_config.facts.pipeline_schedules import ScheduleName
 from neox_model.assembly.as_stages import Chunk, StagedModel
-from neox_model.engine.contract import IsStopping, Measure, MicroBatch, never
-from neox_model.engine.counters import Counters, SavedState
+from neox_model.engine.base import CountingEngine
+from neox_model.engine.contract import IsStopping, MicroBatch, never
 from neox_model.engine.mean_loss import loss_and_weight, mean_over, mean_over_tokens
-from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.held import Held
-from neox_model.parallel.partitioned import is_sharded
 from neox_model.parallel.sharded_stage import ShardedStage
 from neox_model.pipelining_compat import PipelineChunk, log_no_schedules
 
@@ -132,38 +128,31 @@ class TorchPipelineForward:
             if chunk is not None:
                 for work in receiving.pop((part, index), ()):
                     work.wait()
-                outputs = self._run(chunk, arrived.pop((part, index), ()), taken, index)
+                received = arrived.pop((part, index), ())
+                inputs = _as_tuple(taken[index][0]) if part == 0 else received
+                labels_BS, loss_mask_BS = taken[index][1] if chunk.is_last else (None, None)
+                outputs = _as_tuple(chunk(*inputs, labels_BS=labels_BS, loss_mask_BS=loss_mask_BS))
                 if chunk.is_last:
                     losses += outputs
                 elif part + 1 in own:
                     arrived[following] = outputs
                 else:
-                    sending += [self._send(output, part + 1) for output in outputs]
+                    sending += [self._start(distributed.isend, one.contiguous(), part + 1) for one in outputs]
             elif part + 1 in own:
                 messages = self._messages(own[part + 1], shapes)
                 arrived[following] = tuple(torch.empty_like(one, device=self._device) for one in messages)
-                receiving[following] = [self._receive(one, part) for one in arrived[following]]
+                receiving[following] = [
+                    self._start(distributed.irecv, one, part) for one in arrived[following]
+                ]
         for work in sending:
             work.wait()
         return losses
 
-    def _run(
-        self, chunk: Chunk, received: tuple[Tensor, ...], taken: list[MicroBatch], index: int
-    ) -> tuple[Tensor, ...]:
-        inputs = _as_tuple(taken[index][0]) if chunk.part == 0 else received
-        labels_BS, loss_mask_BS = taken[index][1] if chunk.is_last else (None, None)
-        return _as_tuple(chunk(*inputs, labels_BS=labels_BS, loss_mask_BS=loss_mask_BS))
-
-    def _send(self, tensor: Tensor, part: int) -> distributed.Work:
+    def _start(self, operation: Callable[..., Any], tensor: Tensor, part: int) -> distributed.Work:
+        """Start to send a tensor to the stage of another part, or to receive it from there."""
         group = self._groups.pipe
         rank = group.ranks[self._staged.stages[part]]
-        work = distributed.isend(tensor.contiguous(), rank, group=group.process_group)
-        assert work is not None, "the rank is in the group"
-        return work
-
-    def _receive(self, tensor: Tensor, part: int) -> distributed.Work:
-        group = self._groups.pipe
-        work = distributed.irecv(tensor, group.ranks[self._staged.stages[part]], group=group.process_group)
+        work: distributed.Work | None = operation(tensor, rank, group=group.process_group)
         assert work is not None, "the rank is in the group"
         return work
 
@@ -204,15 +193,7 @@ class TorchPipelineForward:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A schedule for micro-batches of one shape."""
-
-    shapes: _Shapes
-    schedule: Any
-
-
-class TorchPipelineEngine(SavedState, TorchPipelineForward):
+class TorchPipelineEngine(CountingEngine, TorchPipelineForward):
     """Trains the chunks of a stage with a schedule of torch.
 
     Args:
@@ -238,21 +219,15 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
         dtype: torch.dtype,
         sharded: ShardedStage | None = None,
     ) -> None:
-        super().__init__(model, groups, dtype=dtype)
-        self.update = update
+        CountingEngine.__init__(self, model, update, samples)
+        TorchPipelineForward.__init__(self, model, groups, dtype=dtype)
         self._sharded = sharded
         self._name = schedule
         self._accumulation = accumulation
-        self._counters = Counters(samples)
-        self._measure: Measure = lambda phase: nullcontext()
-        self._ready: _Ready | None = None
+        # For micro-batches of these shapes.
+        self._schedule: tuple[_Shapes, Any] | None = None
         self._losses: list[Tensor] = []
         log_no_schedules()
-
-    @property
-    def model(self) -> nn.Module:
-        """Return the stage's chunks."""
-        return self._staged
 
     @property
     def device(self) -> torch.device:
@@ -277,15 +252,15 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
                 with self._measure("backward_allreduce"):
                     self._sharded.end_passes()
             self.update.mixed.step()
-        self._counters.advance()
-        return self._of_last_stage(partial(self._mean, losses))
+        self.advance()
 
-    def _mean(self, losses: list[Tensor]) -> Tensor:
-        """Return the mean of the losses over micro-batches and replicas. Collective over the data group."""
-        total = torch.zeros((), device=self._device)
-        for loss in losses:
-            total += loss
-        return mean_over(self._groups.data, total / len(losses))
+        def mean() -> Tensor:
+            total = torch.zeros((), device=self._device)
+            for loss in losses:
+                total += loss
+            return mean_over(self._groups.data, total / len(losses))
+
+        return self._of_last_stage(mean)
 
     def evaluate(
         self, micro_batches: Iterator[MicroBatch], count: int, is_stopping: IsStopping = never
@@ -293,17 +268,6 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
         """Return the mean loss over the tokens of `count` micro-batches, as TorchPipelineForward."""
         with nullcontext() if self._sharded is None else self._sharded.gathered():
             return super().evaluate(micro_batches, count, is_stopping)
-
-    def measure_phases(self, measure: Measure) -> None:
-        """Measure the phases of every step from now on; `pipeline` is what is left of the schedule."""
-        self._measure = measure_both(self._measure, measure)
-        self.update.measure_reduction(measure)
-
-    def computing_weights(self) -> Iterator[Held]:
-        """Yield the model's weights that this rank holds whole between two updates."""
-        for param in self._staged.parameters():
-            if not is_sharded(param):
-                yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
 
     def _joined(self, taken: Sequence[MicroBatch]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Return the inputs and targets of all micro-batches, which the schedule divides again."""
@@ -319,12 +283,12 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
 
     def _schedule_for(self, shapes: _Shapes) -> Any:
         """Return the schedule for micro-batches of these shapes; building one communicates between stages."""
-        if self._ready is None or self._ready.shapes != shapes:
+        if self._schedule is None or self._schedule[0] != shapes:
             chunks = [self._stage(chunk, shapes) for chunk in self._staged.own_chunks()]
             settings = {"loss_fn": self._loss, "scale_grads": False}
             build = SCHEDULE_CLASSES[self._name]
-            self._ready = _Ready(shapes, build(chunks, n_microbatches=self._accumulation, **settings))
-        return self._ready.schedule
+            self._schedule = shapes, build(chunks, n_microbatches=self._accumulation, **settings)
+        return self._schedule[1]
 
     def _stage(self, chunk: Chunk, shapes: _Shapes) -> PipelineChunk:
         """Return a chunk as torch's schedules see it."""

@@ -1,22 +1,14 @@
 """`python -m neox_model.evaluate`: run one worker that evaluates the latest checkpoint."""
 
-from pathlib import Path
-
-import click
-
-from neox_model.worker import exit_worker, request_options, run_worker
+from neox_model.worker import worker_command
 
 __all__ = ["main"]
 
-
-@click.command()
-@request_options
-def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Evaluate the latest checkpoint in `load`, as one worker of a job."""
-    program = "neox_model.evaluate.run:evaluate_in"
-    code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, preflight="evaluate")
-    exit_worker(code)
-
+main = worker_command(
+    "neox_model.evaluate.run:evaluate_in",
+    "Evaluate the latest checkpoint in `load`, as one worker of a job.",
+    preflight="evaluate",
+)
 
 if __name__ == "__main__":
     main()

@@ -5,35 +5,32 @@ rank holds its whole tensor-parallel part at any ZeRO stage.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from neox_config import Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.errors import ConfigError
 from neox_config.spec.resume import recorded_values
-from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.assembly.model import build_model
 from neox_model.assembly.zero_sharding import without_zero
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import load_weights, read_training_state
 from neox_model.checkpoint.storage import find_storage
 from neox_model.engine.build import build_forward, prepare_engine
-from neox_model.engine.contract import ForwardEngine, IsStopping
+from neox_model.engine.contract import IsStopping
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
-from neox_model.train.accuracies import retrieval_accuracies
-from neox_model.train.characters import character_count
 from neox_model.train.data.batch import Batch, unweighted
 from neox_model.train.data.datasets import check_tokenizers
 from neox_model.train.data.objective import check_special_tokens, samples_of_objective
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import build_datasets, open_streams
-from neox_model.train.engine_step import as_micro_batches
-from neox_model.train.evaluate import PARTS, Evaluator
+from neox_model.train.evaluate import PARTS, Evaluator, character_count, retrieval_model
+from neox_model.train.step import as_micro_batches
 
 __all__ = ["evaluate_parts"]
 
@@ -78,7 +75,7 @@ def evaluate_parts(groups: Groups, resolved: Resolved, load: str) -> str:
         model = build_model(
             resolved.model, without_zero(resolved.run), groups, vocab_size=tokenizer.vocab_size
         )
-        model.to(device=_device(), dtype=DTYPES[resolved.run.precision.weights])
+        model.to(device=computing_device(), dtype=DTYPES[resolved.run.precision.weights])
         load_weights(
             folder,
             model=model,
@@ -91,14 +88,20 @@ def evaluate_parts(groups: Groups, resolved: Resolved, load: str) -> str:
             storage=storage,
             evaluates=True,
         )
+    engine = build_forward(resolved.run, model, groups=groups)
+
+    def losses(batches: Iterator[Batch], count: int, is_stopping: IsStopping) -> Tensor:
+        found = unweighted(batches, count, computing_device())
+        return engine.evaluate(as_micro_batches(found), count, is_stopping)
+
     evaluator = Evaluator(
-        _losses(build_forward(resolved.run, model, groups=groups)),
+        losses,
         streams,
         iterations=config.training.eval_iters,
         accumulation=resolved.run.batch.accumulation,
         samples_per_iteration=resolved.run.batch.whole,
         characters=character_count(config.generation, tokenizer, groups),
-        accuracies=retrieval_accuracies(model),
+        retrieval=retrieval_model(model),
     )
     when = "" if state is None else f", after iteration {state['iteration']:,}"
     firsts = {"valid": position.validation_samples, "test": 0}
@@ -108,33 +111,12 @@ def evaluate_parts(groups: Groups, resolved: Resolved, load: str) -> str:
             for part, first in firsts.items()
             if evaluator.has(part)
         }
-    return _in_words(found, is_split=config.data.data_path is not None)
-
-
-def _in_words(found: Mapping[str, str], *, is_split: bool) -> str:
-    """Return a line per part.
-
-    Raises:
-        ConfigError: none is evaluated.
-    """
     if not found:
         raise ConfigError(
             "there is no data to evaluate on: eval-iters is 0, or split leaves no validation and test "
             "documents; set eval-iters, split or valid-data-paths"
         )
+    is_split = config.data.data_path is not None
     reason = "split leaves no document for it" if is_split else "{}-data-paths is not set"
     left_out = {part: f"not evaluated: {reason.format(part)}" for part in PARTS}
     return "\n".join(f"{name} {found.get(part, left_out[part])}" for part, name in PARTS.items())
-
-
-def _losses(engine: ForwardEngine) -> Callable[[Iterator[Batch], int, IsStopping], Tensor]:
-    """Return the function that computes the mean loss of micro-batches."""
-
-    def losses(batches: Iterator[Batch], count: int, is_stopping: IsStopping) -> Tensor:
-        return engine.evaluate(as_micro_batches(unweighted(batches, count, _device())), count, is_stopping)
-
-    return losses
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

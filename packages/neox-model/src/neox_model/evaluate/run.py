@@ -1,13 +1,10 @@
 """Evaluate a checkpoint on tasks and texts, or on the data of its training."""
 
 import logging
-import time
 
 from neox_config import Resolved
 from neox_config.derive.evaluation import evaluates_texts
-from neox_config.errors import ConfigError
 from neox_config.spec.resume import flat_values
-from neox_model.errors import StopRequested
 from neox_model.evaluate.perplexity import evaluate_parts
 from neox_model.generate.interruption import ending_on_signals
 from neox_model.generate.run import load_forward, on_several
@@ -31,38 +28,30 @@ def evaluate_in(groups: Groups, resolved: Resolved) -> "str | Results | None":
         The results; those of tasks and texts on rank 0.
 
     Raises:
-        ConfigError: `load` is not configured, or there is nothing to evaluate on.
+        ConfigError: there is nothing to evaluate on.
         NeoXError: there is no checkpoint, or the evaluation failed.
         StopRequested: SIGTERM or SIGINT was received.
     """
     config, load = resolved.config, resolved.config.checkpoint.load
-    if load is None:
-        raise ConfigError("evaluation requires trained weights; set load to a folder with checkpoints")
+    assert load is not None, "preflight requires it"
     if not evaluates_texts(config):
         return evaluate_parts(groups, resolved, load)
-    began, tokenizer = time.monotonic(), load_tokenizer(config.tokenizer)
-    try:
-        # A separate block: the harness ignores errors while it reads its tasks, and so the one of a signal.
-        with ending_on_signals():
-            # Before the weights, so that an unknown task is reported at once.
-            evaluation = TextEvaluation(
-                config.generation,
-                resolved.run.batch,
-                tokenizer,
-                groups,
-                seed=config.training.seed,
-                configuration=flat_values(config),
-            )
-        with ending_on_signals():
-            forward, iteration = load_forward(resolved, load, groups, tokenizer)
-            logger.info("evaluating%s", on_several(groups))
-            results = evaluation.run(lambda: forward, iteration=iteration)
-            if results is not None:
-                evaluation.write(results, checkpoint=load)
-    except StopRequested as stop:
-        minutes = (time.monotonic() - began) / 60
-        raise StopRequested(
-            f"{stop}: the evaluation was stopped after {minutes:.1f} minutes, and has no results",
-            exit_code=stop.exit_code,
-        ) from None
+    tokenizer = load_tokenizer(config.tokenizer)
+    # A separate block: the harness ignores errors while it reads its tasks, and so the one of a signal.
+    with ending_on_signals():
+        # Before the weights, so that an unknown task is reported at once.
+        evaluation = TextEvaluation(
+            config.generation,
+            resolved.run.batch,
+            tokenizer,
+            groups,
+            seed=config.training.seed,
+            configuration=flat_values(config),
+        )
+    with ending_on_signals():
+        forward, iteration = load_forward(resolved, load, groups, tokenizer)
+        logger.info("evaluating%s", on_several(groups))
+        results = evaluation.run(lambda: forward, iteration=iteration)
+        if results is not None:
+            evaluation.write(results, checkpoint=load)
     return results

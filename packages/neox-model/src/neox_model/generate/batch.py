@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from neox_model.generate.forward import Forward
-from neox_model.generate.sampling import Sampling, SamplingTable, most_likely
+from neox_model.generate.sampling import GREEDY, Sampling, SamplingTable, most_likely
 from neox_model.layers.cache import Chunk, NextTokens, spans_of
 
-__all__ = ["Admission", "Batch", "NewTokens", "Scores"]
+__all__ = ["Batch", "NewTokens", "Request", "Scores"]
 
 # Tokens of one call for prompts, with padding: the largest activations are those of this many tokens.
 _PROMPT_TOKENS = 8192
@@ -27,23 +27,28 @@ _HIDDEN_ROWS = 512
 _SCORED_LOGITS = 2**25
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A sequence that enters a batch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request for the continuation of a prompt.
 
     Args:
-        prompt: token ids, at least one.
-        sampling: how its tokens are chosen.
-        maximum_tokens: maximum number of tokens to generate.
-        top_count: number of most likely tokens that are read with each token; at most the vocabulary.
-        scores_prompt: read the log-probabilities of the prompt's tokens.
+        prompt: token ids; at least one to enter a batch. Empty for an engine: start a new document.
+        maximum_tokens: maximum number of tokens to generate, at least 1; 0 only scores the prompt.
+        sampling: how tokens are chosen.
+        stop_strings: the text ends before the first of them. For an engine.
+        top_count: number of most likely tokens to report with each token; at most the vocabulary.
+        scores_prompt: report the log-probabilities of the prompt's tokens.
     """
 
     prompt: Sequence[int]
-    sampling: Sampling
     maximum_tokens: int
+    sampling: Sampling = GREEDY
+    stop_strings: tuple[str, ...] = ()
     top_count: int = 0
     scores_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.maximum_tokens or self.scores_prompt, "a request asks for tokens or for scores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +81,6 @@ class NewTokens:
     prompt: Scores | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """What was chosen for consecutive slots: ids_B, log-probabilities_B, and most likely tokens_BC."""
-
-    first: int
-    tokens: Tensor
-    log_probabilities: Tensor
-    top_tokens: Tensor
-    top_values: Tensor
-
-
 class Batch:
     """Decodes up to `slots` sequences together.
 
@@ -112,7 +106,9 @@ class Batch:
         # Number of tokens of each sequence in use.
         self._lengths: list[int] = []
         self._top_counts: list[int] = []
-        self._unread: list[_Unread] = []
+        # What was chosen for consecutive slots: number of the first slot, ids_B, log-probabilities_B, and the
+        # most likely ids_BC with their log-probabilities_BC.
+        self._unread: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
         # By slot; read with the first token.
         self._prompt_scores: dict[int, Scores] = {}
 
@@ -121,7 +117,7 @@ class Batch:
         """Return the number of sequences in use."""
         return len(self._lengths)
 
-    def admit(self, admissions: Sequence[Admission]) -> list[int]:
+    def admit(self, admissions: Sequence[Request]) -> list[int]:
         """Give each sequence a slot, and choose its first token. Returns the places in the order of `read`.
 
         Everything must have been read before.
@@ -137,7 +133,7 @@ class Batch:
             self._admit_group([admissions[number] for number in numbers])
         return places
 
-    def _admit_group(self, admissions: Sequence[Admission]) -> None:
+    def _admit_group(self, admissions: Sequence[Request]) -> None:
         first, lengths = self.size, [len(one.prompt) for one in admissions]
         longest = max(lengths)
         rows = [[*one.prompt, *[0] * (longest - len(one.prompt))] for one in admissions]
@@ -207,12 +203,12 @@ class Batch:
             tokens_B, chosen_B = self._table.choose(logits_BV, first)
             found[:2] = tokens_B, chosen_B - total_B
             found[2:] = most_likely(logits_BV, total_B, count) if count else found[2:]
-        tokens_B, log_probabilities_B, *top_BC = self._forward.share(found)
+        tokens_B, log_probabilities_B, ids_BC, values_BC = self._forward.share(found)
         last_B += 1
         self._tokens_BT[first:stop].scatter_(1, last_B.unsqueeze(1), tokens_B.unsqueeze(1))
         for slot in range(first, stop):
             self._lengths[slot] += 1
-        self._unread.append(_Unread(first, tokens_B, log_probabilities_B, *top_BC))
+        self._unread.append((first, tokens_B, log_probabilities_B, ids_BC, values_BC))
         return hidden_SBD
 
     def read(self) -> list[NewTokens]:
@@ -220,11 +216,15 @@ class Batch:
         found = [NewTokens([], [], [], self._prompt_scores.get(slot)) for slot in range(self.size)]
         self._prompt_scores.clear()
         if self._unread:
-            tokens = torch.cat([one.tokens for one in self._unread]).tolist()
-            values = torch.cat([one.log_probabilities for one in self._unread]).tolist()
-            tops = [row for one in self._unread for row in _pairs(one.top_tokens, one.top_values)]
-            places = [one.first + row for one in self._unread for row in range(len(one.tokens))]
-            for place, token, value, top in zip(places, tokens, values, tops, strict=True):
+            firsts, tokens, values, ids, top_values = zip(*self._unread, strict=True)
+            places = [
+                first + row
+                for first, of_all in zip(firsts, tokens, strict=True)
+                for row in range(len(of_all))
+            ]
+            tops = [row for both in zip(ids, top_values, strict=True) for row in _pairs(*both)]
+            flat = torch.cat(tokens).tolist(), torch.cat(values).tolist()
+            for place, token, value, top in zip(places, *flat, tops, strict=True):
                 found[place].tokens.append(token)
                 found[place].log_probabilities.append(value)
                 found[place].top.append(top[: self._top_counts[place]])
@@ -248,9 +248,7 @@ class Batch:
 
 
 def _pairs(ids_TC: Tensor, values_TC: Tensor) -> list[list[tuple[int, float]]]:
-    """Return rows of ids with their values; rows without columns need no transfer from the device."""
-    if ids_TC.shape[1] == 0:
-        return [[] for _ in range(len(ids_TC))]
+    """Return rows of ids with their values."""
     rows = zip(ids_TC.tolist(), values_TC.tolist(), strict=True)
     return [list(zip(ids, values, strict=True)) for ids, values in rows]
 

@@ -13,45 +13,20 @@ reply depends on its request alone, not on the others in the batch.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from neox_config.errors import ConfigError
 from neox_data.tokenizers import Tokenizer
-from neox_model.generate.batch import Admission, Batch, NewTokens, Scores
-from neox_model.generate.sampling import GREEDY, Sampling
+from neox_model.generate.batch import Batch, NewTokens, Request
 from neox_model.generate.text import ReplyText
 
-__all__ = ["Engine", "FinishReason", "Reply", "Request", "Update", "not_finite"]
+__all__ = ["Engine", "FinishReason", "Reply", "Update", "not_finite"]
 
 FinishReason = Literal[
     "end-of-document", "stop-string", "maximum-tokens", "seq-length", "interrupted", "prompt-too-long"
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A request for the continuation of a prompt.
-
-    Args:
-        prompt: token ids; empty: start a new document.
-        maximum_tokens: maximum number of tokens to generate, at least 1; 0 only scores the prompt.
-        sampling: how tokens are chosen.
-        stop_strings: the text ends before the first of them.
-        top_count: number of most likely tokens to report with each token; at most the vocabulary.
-        scores_prompt: report the log-probabilities of the prompt's tokens.
-    """
-
-    prompt: Sequence[int]
-    maximum_tokens: int
-    sampling: Sampling = GREEDY
-    stop_strings: tuple[str, ...] = ()
-    top_count: int = 0
-    scores_prompt: bool = False
-
-    def __post_init__(self) -> None:
-        assert self.maximum_tokens or self.scores_prompt, "a request asks for tokens or for scores"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +43,12 @@ class Reply:
         is_finite: False if the model's output contained a NaN or Infinity, so that a token is arbitrary.
     """
 
-    tokens: list[int]
-    log_probabilities: list[float]
-    text: str
+    tokens: list[int] = field(default_factory=list)
+    log_probabilities: list[float] = field(default_factory=list)
+    text: str = ""
     finish_reason: FinishReason
     message: str | None
-    duration_seconds: float
+    duration_seconds: float = 0.0
     is_finite: bool = True
 
 
@@ -84,16 +59,15 @@ class Update:
     Args:
         ticket: as returned by `submit`.
         text: new text, whole characters; what may become a stop string comes later.
-        new: the new tokens; also end-of-document if it ends the reply.
+        new: the new tokens, also end-of-document if it ends the reply; in the first update with the scores of
+            the prompt's tokens behind the first, if they were requested.
         reply: the whole reply if it is complete, else None.
-        prompt: scores of the prompt's tokens behind the first, in the first update if they were requested.
     """
 
     ticket: int
     text: str
     new: NewTokens
     reply: Reply | None
-    prompt: Scores | None = None
 
 
 @dataclass(slots=True)
@@ -183,7 +157,7 @@ class Engine:
         for entry in self._waiting:
             if entry[0] == ticket:
                 self._waiting.remove(entry)
-                return _no_reply("interrupted", "interrupted before it began")
+                return Reply(finish_reason="interrupted", message="interrupted before it began")
         return None
 
     def step(self) -> list[Update]:
@@ -236,7 +210,7 @@ class Engine:
         """Move waiting requests to free slots. Returns the replies to prompts that are too long."""
         refused: list[Update] = []
         entering: list[_Running] = []
-        admissions: list[Admission] = []
+        admissions: list[Request] = []
         while self._waiting and len(self._running) + len(entering) < self._batch.slots:
             ticket, request = self._waiting.popleft()
             prompt = list(request.prompt) or [self._tokenizer.end_of_document]
@@ -245,16 +219,14 @@ class Engine:
                 what = (
                     f"the prompt's {len(prompt):,} tokens already fill seq_length ({self._batch.capacity:,})"
                 )
-                reply = _no_reply("prompt-too-long", what)
+                reply = Reply(finish_reason="prompt-too-long", message=what)
                 refused.append(Update(ticket=ticket, text="", new=NewTokens([], []), reply=reply))
                 continue
             room = min(left, request.maximum_tokens)
             limit: FinishReason = "seq-length" if left < request.maximum_tokens else "maximum-tokens"
             text = ReplyText(self._tokenizer.continued(request.prompt), request.stop_strings)
             entering.append(_Running(ticket=ticket, room=room, limit=limit, text=text))
-            admissions.append(
-                Admission(prompt, request.sampling, room, request.top_count, request.scores_prompt)
-            )
+            admissions.append(replace(request, prompt=prompt, maximum_tokens=room))
         first = len(self._running)
         self._running += entering
         for place, running in zip(self._batch.admit(admissions), entering, strict=True):
@@ -280,10 +252,10 @@ class Engine:
                 reason = "stop-string"
             elif len(running.tokens) == running.room:
                 reason = running.limit
-        added = NewTokens(new.tokens[:count], new.log_probabilities[:count], new.top[:count])
+        added = NewTokens(new.tokens[:count], new.log_probabilities[:count], new.top[:count], new.prompt)
         reply = None if reason is None else self._reply(running, reason)
         text = running.text.take()
-        return Update(ticket=running.ticket, text=text, new=added, reply=reply, prompt=new.prompt)
+        return Update(ticket=running.ticket, text=text, new=added, reply=reply)
 
     def _reply(self, running: _Running, reason: FinishReason) -> Reply:
         message = "interrupted" if reason == "interrupted" else None
@@ -304,14 +276,3 @@ class Engine:
         if place < len(self._running):
             self._running[place] = moved
         self._batch.release(place)
-
-
-def _no_reply(reason: FinishReason, message: str) -> Reply:
-    return Reply(
-        tokens=[],
-        log_probabilities=[],
-        text="",
-        finish_reason=reason,
-        message=message,
-        duration_seconds=0.0,
-    )

@@ -4,8 +4,8 @@ Each pipeline stage receives the hidden states of the stage before it; the last 
 of a copy of the model call together, with equal tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from neox_model.assembly.as_sequential import SequentialModel
-from neox_model.generate.packed import PackedWeight, can_pack
+from neox_model.generate.packed import ROWS, PackedWeight, can_pack
 from neox_model.layers.attention.kv_cache import KeyValueCaches
 from neox_model.layers.cache import Chunk, NextTokens
 from neox_model.layers.lm_head import LMHead, gather_vocabulary
@@ -95,7 +95,11 @@ class Forward:
             positions_BS: position of each token in its sequence.
             window: what the tokens are to the caches; None: do not use them.
         """
-        with torch.no_grad(), self.model.autocast(), self._processing(window):
+        cached: AbstractContextManager[None] = nullcontext()
+        if window is not None:
+            assert self._caches is not None, "allocate() comes first"
+            cached = self._caches.processing(window)
+        with torch.no_grad(), self.model.autocast(), cached:
             hidden: Any = (tokens_BS, positions_BS) if self._is_first else self._receive(tokens_BS)
             for layer in self._body:
                 hidden = layer(hidden)
@@ -118,7 +122,7 @@ class Forward:
         """
         copy = self._packed if packed else None
         with torch.no_grad(), self.model.autocast():
-            if copy is not None and copy.suits(len(hidden_RD)):
+            if copy is not None and len(hidden_RD) in ROWS:
                 part_RV = copy.product(hidden_RD)
             else:
                 part_RV = self._head(hidden_RD.unsqueeze(0))[:, 0]
@@ -177,12 +181,3 @@ class Forward:
         hidden_SBD = torch.empty(length, batch, self._hidden_size, dtype=self._dtype, device=self.device)
         dist.recv(hidden_SBD, self._pipe.ranks[self._pipe.rank - 1], self._pipe.process_group)
         return hidden_SBD
-
-    @contextmanager
-    def _processing(self, window: Chunk | NextTokens | None) -> Iterator[None]:
-        if window is None:
-            yield
-            return
-        assert self._caches is not None, "allocate() comes first"
-        with self._caches.processing(window):
-            yield

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -15,7 +15,7 @@ from neox_launcher.worker.reporting import requested_signal
 from neox_model.errors import StopRequested
 from neox_model.parallel.groups import Groups
 
-__all__ = ["Interrupts", "agreed_in_copy", "ending_on_signals"]
+__all__ = ["Interrupts", "agreed_in_copy", "ending_on_signals", "handling", "stop_for"]
 
 
 class _Signalled(BaseException):
@@ -27,62 +27,59 @@ _SAME_REQUEST_SECONDS = 1.0
 
 
 @contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """Raise `StopRequested` in the block on the first SIGTERM or SIGINT; a second one ends the process.
+def ending_on_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Raise `StopRequested` in the block on the first of these signals; a second one ends the process.
 
     One within a second of the first is the same request. Code of others that passes over every `Exception`,
     as one that downloads and tries again, does not delay it; if it passes over this one too, or converts it,
     `StopRequested` is raised at the end of the block.
+
+    Args:
+        numbers: the signals; none: SIGTERM and SIGINT.
     """
-    with _handling((signal.SIGTERM, signal.SIGINT)):
-        yield
+    received: list[StopRequested] = []
+    received_at = 0.0
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal received_at
+        now = time.monotonic()
+        if not received:
+            received_at = now
+            received.append(stop_for(number))
+            raise _Signalled
+        if now - received_at > _SAME_REQUEST_SECONDS:
+            restore()
+            signal.raise_signal(number)
+
+    try:
+        with handling(stop, *(numbers or (signal.SIGTERM, signal.SIGINT))) as restore:
+            yield
+    finally:
+        if received:
+            raise received[0] from None
 
 
 class Interrupts:
     """Ctrl-C in an interactive session: it ends the current reply, not the session. SIGTERM ends the session.
 
-    Use it as a context manager; then the handlers are installed.
-
-    Args:
-        groups: this rank's process groups; the ranks of a copy of the model end a reply after the same token.
+    Attributes:
+        is_interrupted: Ctrl-C was pressed since this was last set to False.
+        waits_for_input: Ctrl-C raises KeyboardInterrupt instead.
     """
 
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
-        self._is_interrupted = False
-        self._waits_for_input = False
+    def __init__(self) -> None:
+        self.is_interrupted = self.waits_for_input = False
 
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Handle the signals in the block."""
-        before = signal.signal(signal.SIGINT, self._receive)
-        try:
-            with _handling((signal.SIGTERM,)):
-                yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    @contextmanager
-    def waiting_for_input(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt on Ctrl-C in the block, and ignore one that came before it."""
-        self._waits_for_input = True
-        try:
+        with handling(self._receive, signal.SIGINT), ending_on_signals(signal.SIGTERM):
             yield
-        finally:
-            self._waits_for_input = False
-
-    def begin_reply(self) -> None:
-        """Clear an earlier Ctrl-C."""
-        self._is_interrupted = False
-
-    def should_end_reply(self) -> bool:
-        """Return True on all ranks of the copy if one was interrupted. Collective over these ranks."""
-        return agreed_in_copy(self._groups, self._is_interrupted)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._waits_for_input:
+        if self.waits_for_input:
             raise KeyboardInterrupt
-        self._is_interrupted = True
+        self.is_interrupted = True
 
 
 def agreed_in_copy(groups: Groups, is_true: bool) -> bool:
@@ -98,34 +95,26 @@ def agreed_in_copy(groups: Groups, is_true: bool) -> bool:
 
 
 @contextmanager
-def _handling(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
-    received: list[StopRequested] = []
-    received_at = 0.0
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal received_at
-        now = time.monotonic()
-        if received:
-            if now - received_at > _SAME_REQUEST_SECONDS:
-                restore()
-                signal.raise_signal(number)
-            return
-        received_at = now
-        asked = requested_signal(number)
-        received.append(StopRequested(f"{name_of(asked)} received", exit_code=SIGNALLED + asked))
-        raise _Signalled
+def handling(
+    receive: Callable[[int, FrameType | None], None], *numbers: signal.Signals
+) -> Iterator[Callable[[], None]]:
+    """Handle signals in the block; provide a function that restores their handlers before its end."""
 
     def restore() -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     # Known before a signal can arrive.
     before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        signal.signal(number, stop)
     try:
-        yield
+        for number in numbers:
+            signal.signal(number, receive)
+        yield restore
     finally:
         restore()
-        if received:
-            raise received[0] from None
+
+
+def stop_for(received: int) -> StopRequested:
+    """Return the error that ends the process after a signal."""
+    asked = requested_signal(received)
+    return StopRequested(f"{name_of(asked)} received", exit_code=SIGNALLED + asked)

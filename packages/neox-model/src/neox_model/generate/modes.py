@@ -13,13 +13,14 @@ from pathlib import Path
 import click
 
 from neox_config.counted import counted
-from neox_config.errors import ConfigError, NeoXError
+from neox_config.errors import NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import interruptible
 from neox_model.checkpoint.outcome import collect, gather
+from neox_model.generate.batch import Request
 from neox_model.generate.conversation import Conversation
-from neox_model.generate.engine import Engine, Reply, Request, not_finite
-from neox_model.generate.interruption import Interrupts, ending_on_signals
+from neox_model.generate.engine import Engine, Reply, not_finite
+from neox_model.generate.interruption import Interrupts, agreed_in_copy, ending_on_signals
 from neox_model.generate.progress import Progress
 from neox_model.generate.prompts import read_prompt, read_prompts
 from neox_model.generate.results import writing_results
@@ -130,18 +131,11 @@ def _of_prompt(job: Job) -> None:
 
 
 def _unconditional(job: Job) -> None:
-    if job.num_samples == 0:
-        raise ConfigError(
-            "text_gen_type: unconditional generates num_samples texts, which is 0; set num_samples"
-        )
     _generate_all(job, [""] * job.num_samples, job.output_file)
 
 
 def _from_file(job: Job) -> None:
-    if job.input_file is None:
-        raise ConfigError(
-            "text_gen_type: input-file requires sample_input_file; set it to a file with one prompt per line"
-        )
+    assert job.input_file is not None
     output = job.output_file or job.input_file.with_name(job.input_file.name + ".output.jsonl")
     prompts = read_prompts(job.input_file)
     _generate_all(job, [text for _, text in prompts], output, lines=[line for line, _ in prompts])
@@ -154,7 +148,7 @@ def _interactive(job: Job) -> None:
     and a second one during a reply end the session.
     """
     groups = job.groups
-    interrupts = Interrupts(groups)
+    interrupts = Interrupts()
     output = job.output_file if groups.world.rank == 0 else None
     engine = job.engine(1, job.seq_length) if groups.data.rank == 0 else None
     conversation = Conversation(
@@ -163,10 +157,10 @@ def _interactive(job: Job) -> None:
     with interrupts.handled(), writing_results(output) as write:
         for number, context in enumerate(_typed_prompts(groups, interrupts, conversation)):
             if engine is not None:
-                interrupts.begin_reply()
+                interrupts.is_interrupted = False
                 prompt, tokens = conversation.prompt(context)
                 with interruptible(groups.world.rank, number):
-                    reply = _stream(engine, job.request(tokens, number), interrupts, groups.world.rank == 0)
+                    reply = _stream(engine, job.request(tokens, number), interrupts, groups)
                 check_numbers(reply, number)
                 conversation.add(context, reply)
                 if groups.world.rank == 0:
@@ -175,12 +169,13 @@ def _interactive(job: Job) -> None:
                     show(f"--- {_details(sample, '')} ---\n")
 
 
-def _stream(engine: Engine, request: Request, interrupts: Interrupts, shows: bool) -> Reply:
+def _stream(engine: Engine, request: Request, interrupts: Interrupts, groups: Groups) -> Reply:
     """Return the reply to a request, whose text is shown as it arrives."""
-    ticket = engine.submit(request)
+    ticket, shows = engine.submit(request), groups.world.rank == 0
     reply = None
     while reply is None:
-        if interrupts.should_end_reply():
+        # All ranks of a copy of the model end a reply after the same token.
+        if agreed_in_copy(groups, interrupts.is_interrupted):
             reply = engine.cancel(ticket)
             break
         for update in engine.step():
@@ -210,8 +205,11 @@ def _typed_prompts(groups: Groups, interrupts: Interrupts, conversation: Convers
 def _ask(interrupts: Interrupts) -> str | None:
     while True:
         try:
-            with interrupts.waiting_for_input():
+            interrupts.waits_for_input = True
+            try:
                 return read_prompt()
+            finally:
+                interrupts.waits_for_input = False
         except KeyboardInterrupt:
             click.echo("\n(Ctrl-C ends a reply; press Ctrl-D to exit)", err=True)
 
@@ -247,11 +245,13 @@ def _generate_all(
             sample = None
             if number < len(contexts):
                 sample = _sample(contexts[number], contexts[number], next(found))
-            made = collect(job.groups.control, sample if _is_first_of_copy(job.groups) else None)
+            is_first_of_copy = job.groups.model.rank == job.groups.pipe.rank == 0
+            made = collect(job.groups.control, sample if is_first_of_copy else None)
             for one in (one for one in made if one is not None):
                 write(asdict(one))
                 progress.add(one.length, one.message if one.finish_reason == "prompt-too-long" else None)
-                _show(one, f"sample {progress.results} of {len(contexts)}")
+                details = _details(one, f"sample {progress.results} of {len(contexts)}")
+                show(f"--- {details} ---\n{one.context}{one.text or ''}\n")
         if writes and progress.results != len(contexts):
             raise NeoXError(
                 f"{counted(len(contexts), 'prompt')} gave {counted(progress.results, 'result')}; report "
@@ -296,17 +296,7 @@ def check_numbers(reply: Reply, number: int) -> None:
         raise NeoXError(not_finite(f" for text {number + 1}"))
 
 
-def _is_first_of_copy(groups: Groups) -> bool:
-    return groups.model.rank == 0 and groups.pipe.rank == 0
-
-
-def _show(sample: Sample, title: str) -> None:
-    show(f"--- {_details(sample, title)} ---\n{sample.context}{sample.text or ''}\n")
-
-
 def _details(sample: Sample, title: str) -> str:
-    details = [title] if title else []
-    details += [counted(sample.length, "token"), f"{sample.duration_seconds:.1f} s"]
-    details += ["document ended"] if sample.finished else []
-    details += [sample.message] if sample.message else []
-    return ", ".join(details)
+    ended = "document ended" if sample.finished else ""
+    tokens, seconds = counted(sample.length, "token"), f"{sample.duration_seconds:.1f} s"
+    return ", ".join(filter(None, (title, tokens, seconds, ended, sample.message)))

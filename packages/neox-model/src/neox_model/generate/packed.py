@@ -10,10 +10,10 @@ from torch import Tensor
 
 from neox_model.torch_compat import has_packed_products, pack_weight, packed_product
 
-__all__ = ["PackedWeight", "can_pack"]
+__all__ = ["ROWS", "PackedWeight", "can_pack"]
 
 # Numbers of rows for which the product is faster than torch.nn.functional.linear.
-_ROWS = range(2, 65)
+ROWS = range(2, 65)
 
 
 def can_pack(weight: Tensor, *, rows: int) -> bool:
@@ -22,7 +22,7 @@ def can_pack(weight: Tensor, *, rows: int) -> bool:
     False also where PyTorch cannot pack it, and where autocast computes the product in another dtype.
     """
     return (
-        rows in _ROWS
+        rows in ROWS
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
@@ -41,10 +41,6 @@ class PackedWeight:
     def __init__(self, weight: Tensor, *, rows: int) -> None:
         with torch.no_grad():
             self._weight = pack_weight(weight.detach(), rows)
-
-    def suits(self, rows: int) -> bool:
-        """Return True if the product with this number of rows is faster than with the weight itself."""
-        return rows in _ROWS
 
     def product(self, inputs_RI: Tensor) -> Tensor:
         """Return inputs_RI @ weight_OI.T; no gradient."""

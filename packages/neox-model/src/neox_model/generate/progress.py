@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 from neox_config.counted import counted
-from neox_config.formats import format_duration
 
 __all__ = ["Progress"]
 
@@ -17,7 +16,7 @@ _MOST_NAMED = 10
 
 
 class Progress:
-    """Counts results, and logs them every ten seconds; before the first one, the tokens that are decoded.
+    """Counts results, and logs every ten seconds how many there are.
 
     Args:
         prompts: number of prompts.
@@ -43,21 +42,8 @@ class Progress:
             self._refused += 1
             if self._refused <= _MOST_NAMED:
                 logger.warning("%s has no text: %s", self._place(self.results), refusal)
-            elif self._refused == _MOST_NAMED + 1:
-                logger.warning("more prompts are too long; they are counted at the end")
         self.results += 1
         self._tokens += tokens
-        now = self._clock()
-        if now - self._logged >= _INTERVAL_SECONDS and self.results < self._prompts:
-            self._logged = now
-            left = (now - self._started) * (self._prompts / self.results - 1)
-            logger.info(
-                "%s of %s results, %.1f tokens/s, %s left",
-                f"{self.results:,}",
-                f"{self._prompts:,}",
-                self._tokens / (now - self._started),
-                format_duration(left),
-            )
 
     def note(self, new_tokens: int) -> None:
         """Count tokens that a step of this replica has decoded, of texts that may not be complete yet."""

@@ -61,17 +61,22 @@ def read_prompt() -> str | None:
         NeoXError: it cannot be read.
     """
     # readline requires a terminal for its prompt; with neox-launch, both outputs are pipes.
-    if sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty()):
-        line = _typed()
-    else:
+    is_typed = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
+    if not is_typed:
         click.echo(_PROMPT, nl=False, err=True)
-        line = _piped()
+    try:
+        line = _typed() if is_typed else _piped()
+    except OSError as error:
+        # A process in the background may not read its terminal.
+        raise NeoXError(
+            f"cannot read prompts from standard input: {error.strerror}; run in the foreground of a terminal "
+            "that stays open, or set sample_input_file"
+        ) from error
     return None if line is None else line.removeprefix(_BYTE_ORDER_MARK).strip()
 
 
 def _piped() -> str | None:
-    with _reading():
-        line = sys.stdin.buffer.readline()
+    line = sys.stdin.buffer.readline()
     if not line:
         return None
     if sys.stdin.isatty() and len(line) >= _TERMINAL_LINE_BYTES:
@@ -91,23 +96,11 @@ def _typed() -> str | None:
     if importlib.util.find_spec("readline") is not None:
         # Lines that are pasted together are separate prompts.
         importlib.import_module("readline").parse_and_bind("set enable-bracketed-paste off")
-    with _standard_output_on_terminal(), _reading():
+    with _standard_output_on_terminal():
         try:
             return input(_PROMPT)
         except EOFError:
             return None
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    """Name standard input if it cannot be read: a process in the background may not read its terminal."""
-    try:
-        yield
-    except OSError as error:
-        raise NeoXError(
-            f"cannot read prompts from standard input: {error.strerror}; run in the foreground of a terminal "
-            "that stays open, or set sample_input_file"
-        ) from error
 
 
 @contextmanager

@@ -8,6 +8,7 @@ cannot be divided evenly.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +21,6 @@ from neox_config.schema.sections.generation import GenerationSection
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.resume import recorded_values
 from neox_config.spec.run import RunSpec
-from neox_data.errors import CorpusError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_stage
@@ -28,7 +28,6 @@ from neox_model.checkpoint import load_weights
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.batch import Batch
-from neox_model.generate.chat_template import configured_template
 from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
@@ -37,6 +36,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
 
 __all__ = [
+    "build_engine",
     "build_forward_pass",
     "explained_shortage",
     "generate_in",
@@ -60,16 +60,13 @@ def generate_in(groups: Groups, resolved: Resolved) -> None:
         NeoXError: there is no checkpoint, it contains a different model, or the mode lacks a setting.
     """
     config, load = resolved.config, resolved.config.checkpoint.load
-    if load is None:
-        raise NeoXError("generation requires trained weights; set load to a folder with checkpoints")
+    assert load is not None, "preflight requires it"
     tokenizer = load_tokenizer(config.tokenizer)
     forward, _ = load_forward(resolved, load, groups, tokenizer)
     mode = generation_mode(config)
     logger.info("generating (%s)%s", mode, on_several(groups))
     for name in without_effect(config) if groups.world.rank == 0 else ():
         logger.warning("%s has no effect on generation in the mode %s", name, mode)
-    if groups.world.rank == 0 and mode != "unconditional":
-        _name_unused_template(config.serving.serve.chat_template, config.tokenizer.vocab_file)
     job = job_of(
         config.generation,
         forward,
@@ -83,26 +80,12 @@ def generate_in(groups: Groups, resolved: Resolved) -> None:
         MODES[mode](job)
 
 
-def _name_unused_template(path: str | None, vocabulary: str | None) -> None:
-    """Log that prompts are not written by the chat template, if there is one."""
-    try:
-        template = configured_template(path, vocabulary)
-    except CorpusError:
-        return  # A damaged template does not matter to plain texts.
-    if template is not None:
-        logger.info(
-            "prompts are continued as they are; conversations by the chat template of %s are answered by "
-            "neox-launch serve",
-            template.name,
-        )
-
-
 def on_several(groups: Groups) -> str:
     """Return how the processes share the work, for the end of a sentence; empty if there is one."""
     if groups.world.size == 1:
         return ""
-    sizes = groups.data.size, groups.pipe.size, groups.model.size
-    return " on data-parallel {} x pipe-parallel {} x model-parallel {}".format(*sizes)
+    data, pipe, model = groups.data.size, groups.pipe.size, groups.model.size
+    return f" on data-parallel {data} x pipe-parallel {pipe} x model-parallel {model}"
 
 
 @contextmanager
@@ -175,6 +158,35 @@ def build_forward_pass(spec: ModelSpec, run: RunSpec, groups: Groups, tokenizer:
     )
 
 
+def build_engine(
+    settings: GenerationSection,
+    forward: Forward,
+    tokenizer: Tokenizer,
+    slots: int,
+    capacity: int,
+    *,
+    reads_every_token: bool,
+) -> Engine:
+    """Return an engine for this number of sequences and for sequences of this many tokens.
+
+    Args:
+        settings: the parameters of generation.
+        forward: the model's forward pass.
+        tokenizer: the model's tokenizer.
+        slots: number of sequences that are decoded together.
+        capacity: tokens of the longest sequence, prompt included.
+        reads_every_token: tokens are delivered one by one, instead of several at a time on a GPU.
+    """
+    batch = Batch(forward, slots=slots, capacity=capacity, recompute=settings.recompute)
+    is_read = reads_every_token or forward.device.type == "cpu"
+    return Engine(
+        batch,
+        tokenizer,
+        stop_tokens=settings.stop_tokens,
+        steps_per_read=1 if is_read else _STEPS_PER_READ,
+    )
+
+
 def job_of(
     settings: GenerationSection,
     forward: Forward,
@@ -196,19 +208,10 @@ def job_of(
         seq_length: tokens of the model's longest sequence.
         reads_every_token: tokens are delivered one by one, instead of several at a time on a GPU.
     """
-    is_read = reads_every_token or forward.device.type == "cpu"
-
-    def engine(slots: int, capacity: int) -> Engine:
-        batch = Batch(forward, slots=slots, capacity=capacity, recompute=settings.recompute)
-        return Engine(
-            batch,
-            tokenizer,
-            stop_tokens=settings.stop_tokens,
-            steps_per_read=1 if is_read else _STEPS_PER_READ,
-        )
+    input_file, output_file = settings.sample_input_file, settings.sample_output_file
 
     return Job(
-        engine=engine,
+        engine=partial(build_engine, settings, forward, tokenizer, reads_every_token=reads_every_token),
         tokenizer=tokenizer,
         groups=groups,
         seed=seed if settings.sampling_seed is None else settings.sampling_seed,
@@ -225,10 +228,6 @@ def job_of(
         num_samples=settings.num_samples,
         prompt=settings.prompt,
         keeps_history=settings.interactive_history,
-        input_file=_path(settings.sample_input_file),
-        output_file=_path(settings.sample_output_file),
+        input_file=None if input_file is None else Path(input_file),
+        output_file=None if output_file is None else Path(output_file),
     )
-
-
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)

@@ -78,9 +78,15 @@ def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> N
     for each in folders:
         results.append(soundness.examine(each))
         if not as_json:
-            click.echo("\n".join(_verdict(results[-1])))
-    latest = _latest_problem(folder) if every else None
-    remedy = _remedy_for_all(folder, results, latest) if every else _remedy(results[0])
+            _show(results[-1])
+    latest = None
+    if every and (folder / LATEST).exists():
+        try:
+            find_latest(folder)
+        except CheckpointError as error:
+            # The remedy follows from what is sound.
+            latest = str(error).removesuffix(offer_earlier(folder, None))
+    remedy = _remedy(folder, results, every=every, is_lost=latest is not None)
     if as_json:
         plain = {"checkpoints": [result.plain() for result in results], "latest": latest, "remedy": remedy}
         click.echo(finite_json.dumps(plain, indent=2))
@@ -151,7 +157,7 @@ def convert_layout(folder: Path, iteration: int | None, output: Path) -> None:
 def merge(adapters: Path, iteration: int | None, output: Path, base: Path | None) -> None:
     """Merge adapters (LoRA) into the weights of their base, and write a checkpoint of the whole model."""
     found = find_checkpoint(adapters, iteration)
-    final = _with_torch("checkpoint.merge").merge_adapters(found, output, base=base)
+    final = _with_torch("checkpoint.adapters").merge_adapters(found, output, base=base)
     click.echo(f"wrote {final}: the base of {found} with its adapters merged")
 
 
@@ -161,54 +167,34 @@ def _with_torch(name: str) -> Any:
     return importlib.import_module(f"neox_model.{name}")
 
 
-def _print(plain: dict[str, Any], lines: Sequence[str], *, as_json: bool) -> None:
-    click.echo(finite_json.dumps(plain, indent=2) if as_json else "\n".join(lines))
+def _show(result: Any) -> None:
+    size = f"{counted(result.tensors, 'tensor')}, {result.num_bytes:,} bytes"
+    click.echo(f"{result.folder}: " + (f"sound ({size})" if result.is_sound else "NOT SOUND"))
+    for text in (*result.problems, *(f"note: {text}" for text in result.notes)):
+        click.echo(f"  {text}")
 
 
-def _verdict(result: Any) -> list[str]:
-    if result.is_sound:
-        first = f"{result.folder}: sound ({counted(result.tensors, 'tensor')}, {result.num_bytes:,} bytes)"
-    else:
-        first = f"{result.folder}: NOT SOUND"
-    return [first, *(f"  {text}" for text in result.problems), *(f"  note: {text}" for text in result.notes)]
-
-
-def _latest_problem(folder: Path) -> str | None:
-    """Return what is wrong with the file `latest`; None if it names a complete checkpoint."""
-    if not (folder / LATEST).exists():
-        return None
-    try:
-        find_latest(folder)
-    except CheckpointError as error:
-        # The advice follows from what is sound.
-        return str(error).removesuffix(offer_earlier(folder, None))
-    return None
-
-
-def _remedy(result: Any) -> str | None:
-    """Return what to do about one checkpoint; offer an earlier one if a training would resume from it."""
-    if result.is_sound:
-        return None
-    if not is_latest(result.folder):
-        return _RESTORE
-    folder = result.folder.absolute()
-    every = f"neox-checkpoint verify {folder.parent} --all names the newest sound one"
-    return f"{_RESTORE}; {every}{offer_earlier(folder.parent, folder)}"
-
-
-def _remedy_for_all(given: Path, results: Sequence[Any], latest: str | None) -> str | None:
-    """Return what to do about all checkpoints of a folder; None if nothing is wrong.
+def _remedy(given: Path, results: Sequence[Any], *, every: bool, is_lost: bool) -> str | None:
+    """Return what to do; None if nothing is wrong.
 
     Args:
         given: the folder.
-        results: of all checkpoints, lowest iteration first.
-        latest: what is wrong with the file `latest`.
+        results: of the checkpoints, lowest iteration first.
+        every: they are all of a folder.
+        is_lost: the file `latest` names no complete checkpoint.
     """
     sound = [result.folder for result in results if result.is_sound]
-    restore = [] if len(sound) == len(results) else [_RESTORE]
-    if not sound:
-        return "; ".join([*restore, "this folder contains no sound checkpoint"])
-    if latest is None and any(map(is_latest, sound)):
-        return "; ".join(restore) or None
-    name = sound[-1].name
-    return "; ".join([*restore, f"to resume from the newest sound one, run: echo {name} > {given / LATEST}"])
+    found = [] if len(sound) == len(results) else [_RESTORE]
+    if found and not every:
+        above = results[0].folder.absolute().parent
+        found.append(f"neox-checkpoint verify {above} --all names the newest sound one")
+    elif every and not sound:
+        found.append("this folder contains no sound checkpoint")
+    elif every and (is_lost or not any(map(is_latest, sound))):
+        command = f"echo {sound[-1].name} > {given / LATEST}"
+        found.append(f"to resume from the newest sound one, run: {command}")
+    return "; ".join(found) or None
+
+
+def _print(plain: dict[str, Any], lines: Sequence[str], *, as_json: bool) -> None:
+    click.echo(finite_json.dumps(plain, indent=2) if as_json else "\n".join(lines))

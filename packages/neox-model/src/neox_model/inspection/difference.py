@@ -1,8 +1,7 @@
 """Compare two checkpoints by logical names, whatever layouts wrote them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.problems import in_words
-from neox_config.spec.resume import IN_EFFECT, SAMPLES_PER_ITERATION, Change, Changes
+from neox_config.spec.resume import IN_EFFECT, SAMPLES_PER_ITERATION, Changes
 from neox_model.checkpoint.comparison import DOCUMENTS, SAMPLES_DIGEST, changes_since
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
@@ -24,8 +23,6 @@ _DERIVED = {IN_EFFECT, SAMPLES_PER_ITERATION, SAMPLES_DIGEST, DOCUMENTS}
 # Tensors that are listed without --all.
 _WORST = 10
 _KINDS = ("weights", "optimizer states", "random states")
-# Characters before the first difference of long values.
-_CONTEXT = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +109,6 @@ class Comparison:
 
         return sorted((tensor for tensor in self.tensors if not tensor.is_equal), key=key)
 
-    def of_kind(self, kind: str) -> list[TensorComparison]:
-        """Return the tensors of a kind."""
-        return [tensor for tensor in self.tensors if tensor.kind == kind]
-
     def plain(self) -> dict[str, Any]:
         """Return the comparison as plain values."""
         values = asdict(self)
@@ -130,47 +123,37 @@ def compare(one: Path, other: Path) -> Comparison:
     """
     a, b = State(one), State(other)
     for state in (a, b):
-        _require_form(state)
+        try:
+            changes_since(state.manifest, state.manifest.config)
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(f"{state.folder / MANIFEST}: {error}") from error
     same_layout = a.manifest.layout == b.manifest.layout
-    changes = _changes(a.manifest, b.manifest)
+    # Values in effect can be computed for one of them only.
+    is_reversed = IN_EFFECT not in b.manifest.config
+    changes = Changes(unknown="neither checkpoint records its values in effect")
+    if IN_EFFECT in {*a.manifest.config, *b.manifest.config}:
+        since, other_side = (b, a) if is_reversed else (a, b)
+        changes = changes_since(since.manifest, other_side.manifest.config)
     skipped = {} if same_layout else {"random states": "the layouts differ, so each rank has another stream"}
     if changes.unknown is not None:
         skipped |= dict.fromkeys(("model", "training"), changes.unknown)
     names = in_model_order(a.manifest.tensors.keys() | b.manifest.tensors.keys())
-    model = {change.label: (change.there, change.here) for change in changes.model}
-    training = {change.label: (change.there, change.here) for change in changes.training}
+    model, training = (
+        {each.label: (each.here, each.there) if is_reversed else (each.there, each.here) for each in changed}
+        for changed in (changes.model, changes.training)
+    )
+    recorded = _pairs(dict(_leaves(a.manifest.config)), dict(_leaves(b.manifest.config)))
     return Comparison(
         tensors=tuple(_compared(name, a, b) for name in names if same_layout or not is_random_state(name)),
         counters=dict(_counters(a.manifest, b.manifest)),
         model=model,
         training=training,
-        free=_free(a.manifest.config, b.manifest.config, {*model, *training}),
+        # Without those that belong to a known difference.
+        free={name: pair for name, pair in recorded.items() if name not in {*model, *training}},
         layout=_pairs(asdict(a.manifest.layout), asdict(b.manifest.layout)),
         packages=_pairs(a.manifest.packages, b.manifest.packages),
         not_compared=skipped,
     )
-
-
-def _require_form(state: State) -> None:
-    """Raise an error, with the file, if the recorded parameters have another form."""
-    try:
-        changes_since(state.manifest, state.manifest.config)
-    except DamagedCheckpointError as error:
-        raise DamagedCheckpointError(f"{state.folder / MANIFEST}: {error}") from error
-
-
-def _changes(a: Manifest, b: Manifest) -> Changes:
-    """Return the changes from A to B; values in effect can be computed for one of them only."""
-    if IN_EFFECT in b.config:
-        return changes_since(a, b.config)
-    if IN_EFFECT not in a.config:
-        return Changes(unknown="neither checkpoint records its values in effect")
-    found = changes_since(b, a.config)
-    return replace(found, model=_reversed(found.model), training=_reversed(found.training))
-
-
-def _reversed(changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    return tuple(replace(change, there=change.here, here=change.there) for change in changes)
 
 
 def _kind(name: str) -> str:
@@ -205,46 +188,25 @@ def _counters(a: Manifest, b: Manifest) -> Iterator[tuple[str, tuple[Any, Any]]]
         yield "iteration", (a.iteration, b.iteration)
     if a.optimizer != b.optimizer:
         yield "optimizer", (a.optimizer, b.optimizer)
-    yield from _orders(a, b)
+    if a.training.get("samples") == b.training.get("samples"):
+        digests = [each.config.get(SAMPLES_DIGEST, {}) for each in (a, b)]
+        for part, values in _pairs(*digests).items():
+            if None not in values:
+                yield f"data order of {part}", values
     parts = (("training", a.training, b.training), ("engine", a.engine, b.engine))
     for part, one, other in (*parts, ("schedule", a.schedule, b.schedule)):
         for name, values in _pairs(dict(_leaves(one)), dict(_leaves(other))).items():
             if part != "engine" or None not in values:
                 yield f"{part}.{name}", values
-    yield from _numbers(a, b)
-
-
-def _orders(a: Manifest, b: Manifest) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the digests that differ of the samples read, if both have read as many."""
-    if a.training.get("samples") != b.training.get("samples"):
-        return
-    one, other = (each.config.get(SAMPLES_DIGEST, {}) for each in (a, b))
-    for part, values in _pairs(one, other).items():
-        if None not in values:
-            yield f"data order of {part}", values
-
-
-def _numbers(a: Manifest, b: Manifest) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the first difference of each single-number optimizer state, with the number of weights."""
-    if a.optimizer is None or b.optimizer is None:
-        return
+    # The first difference of each single-number optimizer state, with the number of weights.
     found: dict[str, list[tuple[Any, Any]]] = {}
-    for name in in_model_order(a.weight_names & b.weight_names):
-        one, other = (_values(each.optimizer_scalars.get(name, {})) for each in (a, b))
-        for key, values in _pairs(one, other).items():
+    for name in in_model_order(a.weight_names & b.weight_names) if a.optimizer and b.optimizer else ():
+        states = [each.optimizer_scalars.get(name, {}) for each in (a, b)]
+        numbers = [{key: state["value"] for key, state in each.items()} for each in states]
+        for key, values in _pairs(*numbers).items():
             found.setdefault(key, []).append(values)
     for key, pairs in found.items():
         yield f"optimizer state {key} (weights: {len(pairs):,})", pairs[0]
-
-
-def _values(states: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: state["value"] for key, state in states.items()}
-
-
-def _free(a: Mapping[str, Any], b: Mapping[str, Any], known: set[str]) -> dict[str, tuple[Any, Any]]:
-    """Return the recorded parameters that differ, except those that belong to a known difference."""
-    one, other = dict(_leaves(a)), dict(_leaves(b))
-    return {name: pair for name, pair in _pairs(one, other).items() if name not in known}
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -259,19 +221,24 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the values that differ, by name."""
     found = {name: (one.get(name), other.get(name)) for name in sorted(one.keys() | other.keys())}
-    return {name: values for name, values in found.items() if not _is_same(*values)}
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Compare two values; NaN is equal to NaN."""
-    return bool(one == other or (one != one and other != other))
+    # NaN is equal to NaN.
+    return {name: (a, b) for name, (a, b) in found.items() if not (a == b or (a != a and b != b))}
 
 
 def lines(found: Comparison, *, all_tensors: bool) -> Iterator[str]:
     """Yield the text of a comparison: the summary, then the tensors with the largest differences."""
     for kind in _KINDS:
-        yield f"  {kind:18}{_of_tensors(found.of_kind(kind), found.not_compared.get(kind))}"
-    for label, values in _sections(found).items():
+        of_kind = [tensor for tensor in found.tensors if tensor.kind == kind]
+        yield f"  {kind:18}{_of_tensors(of_kind, found.not_compared.get(kind))}"
+    sections = {
+        "counters": found.counters,
+        "model": found.model,
+        "training": found.training,
+        "other parameters": found.free,
+        "layout": found.layout,
+        "packages": found.packages,
+    }
+    for label, values in sections.items():
         if label in found.not_compared:
             yield f"  {label:18}not compared: {quoted(found.not_compared[label])}"
         else:
@@ -284,17 +251,6 @@ def lines(found: Comparison, *, all_tensors: bool) -> Iterator[str]:
         left = len(found.differing) - len(shown)
         if left > 0:
             yield f"  and {left:,} more; --all lists every tensor"
-
-
-def _sections(found: Comparison) -> dict[str, Mapping[str, tuple[Any, Any]]]:
-    return {
-        "counters": found.counters,
-        "model": found.model,
-        "training": found.training,
-        "other parameters": found.free,
-        "layout": found.layout,
-        "packages": found.packages,
-    }
 
 
 def _of_tensors(tensors: list[TensorComparison], skipped: str | None) -> str:
@@ -315,21 +271,12 @@ def _of_tensors(tensors: list[TensorComparison], skipped: str | None) -> str:
 
 def _table(label: str, values: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     for name, pair in values.items():
-        one, other = map(quoted, _in_words(*pair))
+        # Long values in words may be alike.
+        words = in_words if in_words(pair[0]) != in_words(pair[1]) else str
+        one, other = (quoted(words(value)) for value in pair)
         yield f"  {label:18}{quoted(name)}: {one} in A, {other} in B"
     if not values:
         yield f"  {label:18}equal"
-
-
-def _in_words(one: Any, other: Any) -> tuple[str, str]:
-    """Return two different values in words, of long ones the part around the first difference."""
-    texts = in_words(one), in_words(other)
-    if texts[0] != texts[1]:
-        return texts
-    whole = str(one), str(other)
-    first = next(place for place, (left, right) in enumerate(zip_longest(*whole)) if left != right)
-    start = max(0, first - _CONTEXT)
-    return f"...{whole[0][start:]}", f"...{whole[1][start:]}"
 
 
 def _tensor_line(tensor: TensorComparison) -> str:

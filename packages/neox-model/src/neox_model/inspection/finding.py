@@ -1,22 +1,79 @@
-"""Find the checkpoint that a command line names."""
+"""Find the checkpoint that a command line names, and recognize what else a path contains; without torch."""
 
 import os
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from neox_config.counted import first_few
 from neox_config.facts.checkpoints import (
     LATEST,
     MANIFEST,
     checkpoint_name,
     complete_checkpoints,
+    gpt_neox_checkpoint,
     iteration_of,
 )
-from neox_config.files import names_in
+from neox_config.spec.recorded import latest_checkpoint
 from neox_model.checkpoint.directory import final_name, find_latest, refuse_gpt_neox
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.inspection.recognition import CHECKPOINT, why_another
 
-__all__ = ["RequestError", "all_checkpoints", "find_checkpoint", "is_latest"]
+__all__ = [
+    "ADAPTERS",
+    "GPT_NEOX",
+    "MODEL",
+    "PEFT",
+    "RequestError",
+    "all_checkpoints",
+    "find_checkpoint",
+    "is_latest",
+    "is_model",
+    "why_another",
+]
+
+ADAPTERS = "adapter_config.json"
+"""File that describes adapters of PEFT."""
+CHECKPOINT = "a checkpoint of this project"
+MODEL = "a model of transformers"
+GPT_NEOX = "a checkpoint of GPT-NeoX"
+PEFT = "adapters of PEFT"
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether a folder contains a model of transformers."""
+    return (folder / "config.json").is_file()
+
+
+def _is_peft(folder: Path) -> bool:
+    return (folder / ADAPTERS).is_file()
+
+
+# What a folder can contain, how it is recognized, and the command for it.
+_KINDS: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    CHECKPOINT: (
+        latest_checkpoint,
+        "it can be loaded as it is, and neox-convert to-hf --load {} --output DIR exports it to transformers",
+    ),
+    GPT_NEOX: (gpt_neox_checkpoint, "convert it with neox-convert from-neox {} --output DIR"),
+    PEFT: (_is_peft, "convert them with neox-convert from-peft {} --base DIR --output DIR"),
+    MODEL: (is_model, "convert it with neox-convert from-hf {} --output DIR"),
+}
+
+
+def why_another(path: Path, wanted: str) -> str | None:
+    """Return what a path contains in place of what a command reads, and what to do; None if that is unknown.
+
+    Args:
+        path: folder, or a file in it.
+        wanted: what the command reads; a key of the table above.
+    """
+    folder = path.parent if path.is_file() else path
+    if _KINDS[wanted][0](folder):
+        return None if folder == path else f"{path} is a file; pass its folder, {folder}"
+    for kind, (is_kind, remedy) in _KINDS.items():
+        if is_kind(folder):
+            return f"{folder} contains {kind}, not {wanted}; {remedy.format(shlex.quote(str(folder)))}"
+    return None
+
 
 _WHICH = "pass the folder given by `save`, or one checkpoint in it"
 
@@ -47,7 +104,7 @@ def find_checkpoint(given: Path, iteration: int | None = None) -> Path:
     if iteration is None:
         found = find_latest(given)
         if found is None:
-            raise RequestError(_why_none(given))
+            raise RequestError(why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {_WHICH}")
         return found
     found = given / checkpoint_name(iteration)
     if not found.is_dir():
@@ -71,7 +128,7 @@ def all_checkpoints(given: Path) -> list[Path]:
     found = {path: iteration_of(path.name) for path in given.iterdir() if path.is_dir()}
     folders = [path for path, iteration in found.items() if iteration is not None]
     if not folders:
-        raise RequestError(_why_none(given))
+        raise RequestError(why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {_WHICH}")
     return sorted(folders, key=lambda path: found[path] or 0)
 
 
@@ -91,24 +148,6 @@ def is_latest(folder: Path) -> bool:
 
 def _is_one(given: Path) -> bool:
     return (given / MANIFEST).exists() or iteration_of(given.absolute().name) is not None
-
-
-def _why_none(given: Path) -> str:
-    """Return why a folder cannot be loaded from, and what to pass in its place."""
-    inside = names_in(given, lambda entry: bool(entry.is_dir() and _saved_in(given / entry.name)))
-    which = _WHICH
-    if len(inside) == 1:
-        which = f"pass {given / inside[0]}, which contains checkpoints"
-    elif inside:
-        which = f"pass one of its subfolders that do: {first_few([given / name for name in inside], 5)}"
-    return why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {which}"
-
-
-def _saved_in(folder: Path) -> list[Path]:
-    try:
-        return complete_checkpoints(folder)
-    except OSError:
-        return []
 
 
 def _require_folder(given: Path) -> None:

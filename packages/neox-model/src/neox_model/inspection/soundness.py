@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neox_config.counted import counted
+from neox_config.counted import counted, first_few
 from neox_config.facts.checkpoints import MANIFEST, iteration_of
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.comparison import stored_curve, training_state
@@ -15,6 +15,7 @@ from neox_model.checkpoint.contents import Manifest, TensorRecord
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight, rng_prefix, state_of
+from neox_model.checkpoint.shard_file import ShardFile
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.stored_types import STORED_TYPES
 
@@ -64,37 +65,30 @@ def examine(folder: Path) -> Soundness:
         manifest = Manifest.read(folder)
     except CheckpointError as error:
         return Soundness(folder=folder, problems=(str(error),))
-    damaged = dict(_damaged_files(folder, manifest))
+    damaged: dict[str, str] = {}
+    for name, size in manifest.files.items():
+        try:
+            ShardFile(folder / name, size)
+        except CheckpointError as error:
+            damaged[name] = str(error)
     problems = [*_manifest_problems(folder, manifest), *damaged.values()]
-    reader = ShardReader(folder, manifest.files)
+    reader = ShardReader(folder, manifest)
     for name in in_model_order(manifest.tensors):
         problems += _tensor_problems(name, manifest.tensors[name], reader, damaged)
     if not problems:
         problems += _random_problems(manifest, reader)
+    others = sorted({path.name for path in folder.iterdir()} - {MANIFEST, *manifest.files})
+    notes = (
+        [f"{folder} has files that are not part of the checkpoint: {first_few(others, 3)}"] if others else []
+    )
     return Soundness(
         folder=folder,
         # Each piece of a damaged shard has the same problem.
         problems=tuple(dict.fromkeys(problems)),
-        notes=tuple(_notes(folder, manifest)),
+        notes=tuple(notes),
         tensors=len(manifest.tensors),
         num_bytes=sum(manifest.files.values()),
     )
-
-
-def _damaged_files(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield each shard that is missing or has another size, with its problem."""
-    for name, expected in manifest.files.items():
-        path = folder / name
-        try:
-            if path.is_dir():
-                yield name, f"{path} is a folder, not a file"
-                continue
-            size = path.stat().st_size
-        except OSError as error:
-            yield name, f"cannot read {path}: {error.strerror}"
-            continue
-        if size != expected:
-            yield name, f"{path} is damaged: it has {size:,} bytes instead of {expected:,}"
 
 
 def _manifest_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
@@ -134,12 +128,12 @@ def _state_problems(manifest: Manifest) -> Iterator[str]:
         yield f"optimizer_scalars has {quoted(name)}, which is no weight"
     for name, states in scalars.items():
         for key, state in states.items():
-            if not _is_finite(state["value"]):
+            if not math.isfinite(state["value"] or 0.0):
                 yield f"optimizer_scalars / {quoted(name)} / {quoted(key)} is {state['value']}"
     if not engine:
         yield "engine has no counters"
     for name, value in engine.items():
-        if not _is_finite(value):
+        if not math.isfinite(value or 0.0):
             yield f"engine / {quoted(name)} is {value}"
 
 
@@ -164,10 +158,6 @@ def _missing_states(manifest: Manifest) -> Iterator[str]:
                 missing = quoted(", ".join(sorted(states - held[name])))
                 yield f"{quoted(name)} has no state {missing}, which {quoted(example)} has"
                 break
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is None or math.isfinite(value)
 
 
 def _tensor_problems(
@@ -212,11 +202,3 @@ def _random_problems(manifest: Manifest, reader: ShardReader) -> Iterator[str]:
                 yield f"the manifest has random generators, but none of rank {rank} ({rng_prefix(rank)}...)"
         except DamagedCheckpointError as error:
             yield f"rank {rank}: {error}"
-
-
-def _notes(folder: Path, manifest: Manifest) -> Iterator[str]:
-    known = {MANIFEST, *manifest.files}
-    others = sorted(path.name for path in folder.iterdir() if path.name not in known)
-    if others:
-        shown = ", ".join(map(quoted, others[:3])) + (", ..." if len(others) > 3 else "")
-        yield f"{folder} has files that are not part of the checkpoint ({len(others):,}): {shown}"

@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, TOKEN_EMBEDDING
 from neox_config.problems import in_words
 from neox_config.spec.resume import IN_EFFECT, SAMPLES_PER_ITERATION
@@ -45,11 +46,15 @@ def summary(folder: Path, manifest: Manifest, *, with_tensors: bool) -> dict[str
     records, training = manifest.tensors, dict(manifest.training)
     weights = {name: record for name, record in records.items() if is_weight(name)}
     states = [name for name in records if state_of(name) is not None]
+    effects = {label: _effective(manifest, name) for name, label in _MODEL.items()}
+    embedding = records.get(TOKEN_EMBEDDING)
+    effects["vocabulary"] = embedding.shape[0] if embedding is not None and embedding.shape else None
+    zero = manifest.config.get("zero_optimization")
     found: dict[str, Any] = {
         "folder": str(folder),
         "iteration": manifest.iteration,
         "is_latest": is_latest(folder),
-        "model": _model(manifest),
+        "model": {label: value for label, value in effects.items() if value is not None},
         "parameters": sum(prod(record.shape) for record in weights.values()),
         "weights": len(weights),
         "dtypes": dict(Counter(record.dtype for record in weights.values())),
@@ -57,7 +62,7 @@ def summary(folder: Path, manifest: Manifest, *, with_tensors: bool) -> dict[str
             "data": manifest.layout.data,
             "model": manifest.layout.model,
             "pipe": manifest.layout.pipe,
-            "zero_stage": _setting(manifest, "zero_optimization", "stage"),
+            "zero_stage": zero.get("stage") if isinstance(zero, Mapping) else None,
         },
         "precision": _effective(manifest, "precision"),
         "optimizer": {
@@ -94,23 +99,24 @@ def summary(folder: Path, manifest: Manifest, *, with_tensors: bool) -> dict[str
 def describe(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a summary."""
     yield found["folder"]
+    curve = found["schedule"].get("curve")
+    shown = _pairs(curve) if isinstance(curve, Mapping) else "unknown"
     latest = " (the latest: a training resumes from it)" if found["is_latest"] else ""
     rows = {
         "iteration": f"{found['iteration']:,}{latest}",
         "model": ", ".join(f"{label} {_value(value)}" for label, value in found["model"].items()),
-        "parameters": f"{found['parameters']:,} in {found['weights']:,} weight{_s(found['weights'])}, "
+        "parameters": f"{found['parameters']:,} in {counted(found['weights'], 'weight')}, "
         "stored as " + ", ".join(f"{dtype} ({count:,})" for dtype, count in found["dtypes"].items()),
         "layout": _layout(found["layout"]),
         "precision": _value(found["precision"]),
         "optimizer": _optimizer(found["optimizer"]),
-        "schedule": _schedule(found["schedule"]),
+        "schedule": f"{shown}; {_value(found['schedule'].get('applied_updates'))} updates applied",
         "data": _pairs({name: found["data"][name] for name in _POSITION if name in found["data"]}),
         "engine": _pairs(found["engine"]),
-        "random states": f"of {found['random_states']:,} rank{_s(found['random_states'])}"
+        "random states": f"of {counted(found['random_states'], 'rank')}"
         if found["random_states"]
         else "not saved",
-        "files": f"{len(found['files']):,} shard{_s(len(found['files']))} and the manifest, "
-        + _size(found["bytes"]),
+        "files": f"{counted(len(found['files']), 'shard')} and the manifest, " + _size(found["bytes"]),
         "packages": " ".join(
             f"{quoted(name)} {quoted(text)}," for name, text in found["packages"].items()
         ).rstrip(",")
@@ -140,13 +146,6 @@ def tensor_lines(tensors: list[dict[str, Any]]) -> Iterator[str]:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _model(manifest: Manifest) -> dict[str, Any]:
-    found = {label: _effective(manifest, name) for name, label in _MODEL.items()}
-    embedding = manifest.tensors.get(TOKEN_EMBEDDING)
-    found["vocabulary"] = embedding.shape[0] if embedding is not None and embedding.shape else None
-    return {label: value for label, value in found.items() if value is not None}
-
-
 def _effective(manifest: Manifest, name: str) -> Any:
     """Return the value in effect of a parameter, or else the recorded value; None if there is none."""
     classes = manifest.config.get(IN_EFFECT)
@@ -156,16 +155,11 @@ def _effective(manifest: Manifest, name: str) -> Any:
     return manifest.config.get(name)
 
 
-def _setting(manifest: Manifest, block: str, name: str) -> Any:
-    values = manifest.config.get(block)
-    return values.get(name) if isinstance(values, Mapping) else None
-
-
 def _layout(layout: Mapping[str, Any]) -> str:
     ranks = layout["data"] * layout["model"] * layout["pipe"]
     stage = "" if layout["zero_stage"] is None else f"; ZeRO stage {_value(layout['zero_stage'])}"
     return (
-        f"written by {ranks:,} rank{_s(ranks)}: data-parallel {layout['data']:,} "
+        f"written by {counted(ranks, 'rank')}: data-parallel {layout['data']:,} "
         f"x model-parallel {layout['model']:,} x pipe-parallel {layout['pipe']:,}{stage}; "
         "any other layout loads it as well"
     )
@@ -178,12 +172,6 @@ def _optimizer(optimizer: Mapping[str, Any]) -> str:
     return f"{quoted(optimizer['class'])} with {states}" if states else f"{quoted(optimizer['class'])}, new"
 
 
-def _schedule(schedule: Mapping[str, Any]) -> str:
-    curve = schedule.get("curve")
-    shown = _pairs(curve) if isinstance(curve, Mapping) else "unknown"
-    return f"{shown}; {_value(schedule.get('applied_updates'))} updates applied"
-
-
 def _pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{quoted(name)} {_value(value)}" for name, value in values.items()) or "nothing"
 
@@ -192,11 +180,6 @@ def _value(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "unknown" if value is None else quoted(in_words(value))
-
-
-def _s(count: int) -> str:
-    """Return the ending of a noun after a number."""
-    return "" if count == 1 else "s"
 
 
 def _size(count: int) -> str:

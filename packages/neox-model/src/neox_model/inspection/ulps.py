@@ -35,20 +35,17 @@ class Distance:
     def add(self, one: Tensor, other: Tensor) -> None:
         """Add the next values, flat, of the same number."""
         self.numel += one.numel()
-        for a, b in zip(one.split(_SLICE), other.split(_SLICE), strict=True):
-            self._add(a, b)
-
-    def _add(self, one: Tensor, other: Tensor) -> None:
-        differing = ~is_same(one, other)
-        count = int(differing.sum())
-        self.differing += count
-        a, b = (each.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for each in (one, other))
-        self._norm_a = math.hypot(self._norm_a, _norm(a))
-        self._norm_b = math.hypot(self._norm_b, _norm(b))
-        if count:
-            apart = one[differing].double() - other[differing].double()
-            self._norm = math.hypot(self._norm, _norm(apart))
-            self.ulps = max(self.ulps, _ulps(one[differing], other[differing]))
+        for here, there in zip(one.split(_SLICE), other.split(_SLICE), strict=True):
+            a, b = (each.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for each in (here, there))
+            self._norm_a = math.hypot(self._norm_a, _norm(a))
+            self._norm_b = math.hypot(self._norm_b, _norm(b))
+            differing = ~is_same(here, there)
+            count = int(differing.sum())
+            if count:
+                self.differing += count
+                apart = here[differing].double() - there[differing].double()
+                self._norm = math.hypot(self._norm, _norm(apart))
+                self.ulps = max(self.ulps, _ulps(here[differing], there[differing]))
 
 
 def _norm(values: Tensor) -> float:

@@ -11,7 +11,6 @@ Source: arXiv:2105.08050, sections 2.1 and 4.3 (amlp: the gate with a tiny atten
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from neox_model.layers.attention.dense import DenseCore
@@ -19,16 +18,12 @@ from neox_model.layers.cache import Cached, Chunk, Span
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.collectives import gather_from_group, scatter_to_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear, zero_init
+from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear, one_init, zero_init
 from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.partial_gradients import mark_partial
 from neox_model.parallel.sequence import enter
 
 __all__ = ["GMLPLayer", "SpatialGate", "SpatialMLP", "TinyAttention"]
-
-
-def _one_init(tensor: Tensor, generator: torch.Generator) -> None:
-    tensor.fill_(1.0)
 
 
 class TinyAttention(nn.Module):
@@ -107,7 +102,7 @@ class SpatialGate(Cached):
         self.is_causal = is_causal
         self.norm = norm(width)
         self.weight = logical_parameter((length, length), init=zero_init)
-        self.bias = logical_parameter((length,), init=_one_init)
+        self.bias = logical_parameter((length,), init=one_init)
         if group.size > 1:
             # Each rank mixes its channels with the whole matrix.
             mark_partial(self.weight, group)

@@ -233,16 +233,13 @@ class GatedMLP(nn.Module):
         entry.adds_gradients = self.adds_gradients
         up_SBF, up_bias = self.up(hidden_SBD, entry)
         gate_SBF, gate_bias = self.gate(entry.whole if is_entered else hidden_SBD, entry)
-        if self._recomputes():
+        # Only the gradient of a trained matrix needs the product again.
+        is_needed = torch.is_grad_enabled() and self.down.weight.requires_grad
+        if self.recomputes_product and is_needed and not torch.compiler.is_compiling():
             gating = _Gating(self._product, self.gated_again)
             linear = partial(_linear_of_product, gating, gate_SBF, up_bias, gate_bias)
             return self.down(up_SBF, reduces=entry.reduces, product=linear)
         return self.down(self._product(up_SBF, gate_SBF, up_bias, gate_bias), reduces=entry.reduces)
-
-    def _recomputes(self) -> bool:
-        """Return whether the product is computed again: only the gradient of a trained matrix needs it."""
-        is_needed = torch.is_grad_enabled() and self.down.weight.requires_grad
-        return self.recomputes_product and is_needed and not torch.compiler.is_compiling()
 
     def _product(
         self, up_SBF: Tensor, gate_SBF: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None

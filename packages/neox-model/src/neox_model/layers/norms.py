@@ -13,15 +13,11 @@ from torch.nn import functional
 
 from neox_kernels.precision import widen
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.linear import zero_init
+from neox_model.parallel.linear import one_init, zero_init
 from neox_model.parallel.logical import logical_parameter
 from neox_model.parallel.token_sums import layer_norm
 
 __all__ = ["NORMS", "LayerNorm", "RMSNorm", "ScaleNorm"]
-
-
-def _one_init(tensor: Tensor, generator: torch.Generator) -> None:
-    tensor.fill_(1.0)
 
 
 class Norm(nn.Module, ABC):
@@ -93,7 +89,7 @@ class LayerNorm(Norm):
     ) -> None:
         super().__init__(operator, **forms)
         self.epsilon = epsilon
-        self.weight = logical_parameter((width,), init=_one_init, group=group)
+        self.weight = logical_parameter((width,), init=one_init, group=group)
         self.bias = logical_parameter((width,), init=zero_init, group=group) if bias else None
 
     def _arguments(self) -> tuple[Tensor, Tensor | None, float]:
@@ -127,7 +123,7 @@ class RMSNorm(Norm):
     ) -> None:
         super().__init__(operator, **forms)
         self.epsilon = epsilon
-        self.weight = logical_parameter((width,), init=_one_init, group=group)
+        self.weight = logical_parameter((width,), init=one_init, group=group)
 
     def _arguments(self) -> tuple[Tensor, float]:
         return self.weight, self.epsilon
@@ -153,7 +149,7 @@ class ScaleNorm(Norm):
     def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE_RANK) -> None:
         super().__init__(_scale_norm)
         self.epsilon = epsilon
-        self.weight = logical_parameter((1,), init=_one_init, group=group)
+        self.weight = logical_parameter((1,), init=one_init, group=group)
 
     def _arguments(self) -> tuple[Tensor, float]:
         return self.weight, self.epsilon

@@ -73,12 +73,9 @@ class RetrievalLoss:
         scores_BC = query_BE @ gather_to_group(block_BE, self.group).t()
         own_B = self.group.rank * len(query_BE) + torch.arange(len(query_BE), device=scores_BC.device)
         if self.best and not torch.is_grad_enabled():
-            self._count(scores_BC, own_B)
+            own_B1 = scores_BC.gather(1, own_B.unsqueeze(1))
+            # Blocks of an equal score count as better: a constant embedding finds nothing, nor does NaN.
+            better_B = (~(scores_BC < own_B1)).sum(dim=1) - 1
+            counts = [(better_B < k).sum() for k in self.best]
+            self.hits.append(torch.stack([*counts, torch.full_like(counts[0], len(own_B))]))
         return functional.cross_entropy(scores_BC, own_B)
-
-    def _count(self, scores_BC: Tensor, own_B: Tensor) -> None:
-        own_B1 = scores_BC.gather(1, own_B.unsqueeze(1))
-        # Blocks of an equal score count as better, so that a constant embedding finds nothing; nor does NaN.
-        better_B = (~(scores_BC < own_B1)).sum(dim=1) - 1
-        counts = [(better_B < k).sum() for k in self.best]
-        self.hits.append(torch.stack([*counts, torch.full_like(counts[0], len(own_B))]))

@@ -16,8 +16,6 @@ from neox_model.parallel.groups import Group
 
 __all__ = ["CollectiveTimes", "Total"]
 
-# Waiting for one before returning would block the other rank, which may not receive or send yet.
-_POINT_TO_POINT = ("send", "recv")
 # Modules between the code that requests an operation and its process group.
 _BETWEEN = (
     "torch.",
@@ -28,9 +26,6 @@ _BETWEEN = (
     f"{__name__}.",
 )
 _HEADER = ("operation", "group", "calls", "bytes", "ms in all", "ms per call", "GB/s", "bus GB/s")
-_TEXT_COLUMNS = 2
-# Longer lists of ranks are shortened.
-_RANKS_IN_NAME = 4
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +80,6 @@ class CollectiveTimes:
         }
         self._ranks = {group.ranks: name for name, group in groups.items()}
         self._operations = operations
-        self._left_out: set[str] = set()
         self._synchronize = synchronize
         self._is_verbose = is_verbose
         self._names_callers = names_callers
@@ -109,7 +103,6 @@ class CollectiveTimes:
             peer: the other rank of the group in a send or a receive, if it is known.
         """
         if self._operations is not None and operation not in self._operations:
-            self._left_out.add(operation)
             return call()
         self._synchronize()
         key, total = self._total(operation, group, peer)
@@ -129,7 +122,8 @@ class CollectiveTimes:
                 )
 
         work = call()
-        if operation in _POINT_TO_POINT:
+        if operation in ("send", "recv"):
+            # Waiting for it here would block the other rank, which may not receive or send yet.
             return _Timed(work, finish)
         if work is not None:
             work.wait()
@@ -150,30 +144,31 @@ class CollectiveTimes:
             )
             for (what, group), total in sorted(self.totals.items(), key=lambda item: -item[1].seconds)
         ]
-        return "\n".join([*_aligned([_HEADER, *rows]), *self._never_called()])
+        lines = [_HEADER, *rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        aligned = [
+            " ".join(
+                text.ljust(width) if column < 2 else text.rjust(width)
+                for column, (text, width) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in lines
+        ]
+        called = {what.partition(" ")[0] for what, _ in self.totals}
+        missing = sorted(set(self._operations or ()) - called)
+        return "\n".join([*aligned, *([f"0 calls: {', '.join(missing)}"] if missing else [])])
 
     def _total(self, operation: str, group: ProcessGroup, peer: int | None) -> tuple[tuple[str, str], Total]:
         ranks = tuple(torch.distributed.get_process_group_ranks(group))
         name = self._groups.get(group.group_name)
         if peer is not None and name != "control":
             # DeepSpeed's pipeline sends in the group of all ranks.
-            ranks = self._axis_of(ranks[peer], ranks)
+            known = [each for each in (*self._ranks, ranks) if ranks[peer] in each]
+            # The smallest known group with that rank: this rank's groups have no other one in common.
+            ranks = min(known, key=len)
             name = self._ranks.get(ranks)
         name = name or self._ranks.get(ranks) or f"ranks {_shortened(ranks)}"
         what = f"{operation} in {_caller()}" if self._names_callers else operation
         return (what, name), self.totals.setdefault((what, name), Total(len(ranks)))
-
-    def _axis_of(self, peer: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the smallest known group with a rank: this rank's groups have no other one in common."""
-        return min((each for each in (*self._ranks, ranks) if peer in each), key=len)
-
-    def _never_called(self) -> list[str]:
-        called = {what.partition(" ")[0] for what, _ in self.totals}
-        missing = sorted(set(self._operations or ()) - called)
-        if not missing:
-            return []
-        left_out = ", ".join(sorted(self._left_out)) or "none"
-        return [f"0 calls: {', '.join(missing)}; called, but not in prof_ops: {left_out}"]
 
 
 class _Timed:
@@ -200,23 +195,11 @@ class _Timed:
         return getattr(self._work, name)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines with columns as wide as their longest text; numbers are aligned at the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        " ".join(
-            text.ljust(width) if column < _TEXT_COLUMNS else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-
-
 def _shortened(ranks: Sequence[int]) -> str:
     """Return `0-15`, or all of a few ranks, or the first two of many."""
     if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
-    if len(ranks) <= _RANKS_IN_NAME:
+    if len(ranks) <= 4:
         return ", ".join(map(str, ranks))
     return f"{ranks[0]}, {ranks[1]}, ... ({len(ranks)} ranks)"
 

@@ -36,11 +36,6 @@ class ProgressLines:
         self._started = clock()
         self._next = self._started + _FIRST_SECONDS
 
-    @property
-    def is_slow(self) -> bool:
-        """Return whether the work has taken so long that lines are logged."""
-        return self._clock() - self._started >= _FIRST_SECONDS
-
     def expect(self, total: int, *, is_estimate: bool) -> None:
         """Set the whole amount, which is found out during the work."""
         self._total, self._of = total, "of about" if is_estimate else "of"

@@ -1,17 +1,17 @@
 """Adagrad with states created by the first update."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.adagrad import adagrad
+
+from neox_model.optim.base import WeightOptimizer
 
 __all__ = ["Adagrad"]
 
 
-class Adagrad(Optimizer):
+class Adagrad(WeightOptimizer):
     """torch's Adagrad, with states only for the parameters that it updates.
 
     torch.optim.Adagrad creates states in its constructor. 16-bit training and ZeRO replace the parameters
@@ -54,32 +54,23 @@ class Adagrad(Optimizer):
             raise ValueError("foreach and fused are mutually exclusive; set only one of them")
         super().__init__(parameters, numbers | {"weight_decay": 0.0, "foreach": foreach, "fused": fused})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _apply(self) -> None:
         for group in self.param_groups:
-            self._update([parameter for parameter in group["params"] if parameter.grad is not None], group)
-        return loss
-
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        states = [self._state_of(parameter, group) for parameter in parameters]
-        adagrad(
-            parameters,
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["sum"] for state in states],
-            [state["step"] for state in states],
-            lr=float(group["lr"]),
-            weight_decay=group["weight_decay"],
-            lr_decay=group["lr_decay"],
-            eps=group["eps"],
-            maximize=False,
-            foreach=group["foreach"],
-            fused=group["fused"],
-        )
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [self._state_of(parameter, group) for parameter in parameters]
+            adagrad(
+                parameters,
+                [parameter.grad for parameter in parameters],
+                [state["sum"] for state in states],
+                [state["step"] for state in states],
+                lr=float(group["lr"]),
+                weight_decay=group["weight_decay"],
+                lr_decay=group["lr_decay"],
+                eps=group["eps"],
+                maximize=False,
+                foreach=group["foreach"],
+                fused=group["fused"],
+            )
 
     def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]

@@ -4,13 +4,12 @@ DeepSpeed's Adam kernels are compiled at the first start of a training; torch's 
 without bias correction, which torch lacks, is implemented here with plain operations.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
+from neox_model.optim.base import WeightOptimizer
 from neox_model.optim.uncompiled import without_compiler
 
 __all__ = ["UncorrectedAdam", "adam"]
@@ -39,7 +38,7 @@ def adam(
     return without_compiler(kind, parameters, fused=True, **settings)
 
 
-class UncorrectedAdam(Optimizer):
+class UncorrectedAdam(WeightOptimizer):
     """Adam without bias correction: the running means, and thus the first updates, are small at the start.
 
     Args:
@@ -63,31 +62,18 @@ class UncorrectedAdam(Optimizer):
         super().__init__(parameters, defaults)
         self._is_decoupled = is_decoupled
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-        return loss
-
-    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        gradient, state = parameter.grad, self.state[parameter]
-        assert gradient is not None
-        for name in ("exp_avg", "exp_avg_sq"):
-            if name not in state:
-                state[name] = torch.zeros_like(parameter)
-        decay, (beta1, beta2) = group["weight_decay"], group["betas"]
-        if decay and self._is_decoupled:
-            parameter.mul_(1 - group["lr"] * decay)
-        elif decay:
-            gradient = gradient + decay * parameter
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.lerp_(gradient, 1 - beta1)
-        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        parameter.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-group["lr"])
+    def _apply(self) -> None:
+        for parameter, gradient, group in self._trained():
+            state = self.state[parameter]
+            for name in ("exp_avg", "exp_avg_sq"):
+                if name not in state:
+                    state[name] = torch.zeros_like(parameter)
+            decay, (beta1, beta2) = group["weight_decay"], group["betas"]
+            if decay and self._is_decoupled:
+                parameter.mul_(1 - group["lr"] * decay)
+            elif decay:
+                gradient = gradient + decay * parameter
+            mean, square = state["exp_avg"], state["exp_avg_sq"]
+            mean.lerp_(gradient, 1 - beta1)
+            square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            parameter.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-group["lr"])

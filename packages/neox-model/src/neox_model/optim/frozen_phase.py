@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from neox_model.optim.split_weights import whole_norms
 from neox_model.parallel.compressed_average import CompressedAverage, Compressible, part_length
 from neox_model.parallel.groups import Group
-from neox_model.parallel.logical import Logical
+from neox_model.parallel.logical import whole_shape_of
 
 __all__ = ["REPLICA_STATES", "AveragesMomenta", "FrozenPhase"]
 
@@ -75,7 +75,7 @@ class FrozenPhase:
         norms = torch.stack([square.sum().sqrt() for square in squares]).unsqueeze(1)
         whole = whole_norms(weights, norms, self._model_group)[:, 0]
         for weight, square, norm in zip(weights, squares, whole, strict=True):
-            smallest = _SMALLEST_ROOT * norm / math.sqrt(_whole_numel(weight))
+            smallest = _SMALLEST_ROOT * norm / math.sqrt(whole_shape_of(weight).numel())
             self._smallest_roots[weight] = square, smallest
 
     def forget_smallest_roots(self) -> None:
@@ -151,9 +151,3 @@ class AveragesMomenta:
     def averages_itself(self) -> bool:
         """Return True if the next update requires gradients that are not averaged over replicas."""
         return self._frozen.is_next
-
-
-def _whole_numel(weight: Tensor) -> int:
-    """Return the number of elements of a whole weight, without padding."""
-    logical: Logical | None = getattr(weight, "logical", None)
-    return weight.numel() if logical is None else math.prod(logical.shape)

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.nn import Parameter
 
+from neox_model.parallel.collectives import all_gather, all_reduce
 from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import is_stage_copy
 from neox_model.torch_compat import foreach_norm
@@ -45,8 +46,7 @@ def global_gradient_norm(
     if counted:
         total = torch.stack(_norms(counted)).square().sum().to(total.device)
     for group in (groups.model, groups.pipe, *((groups.data,) if are_sharded else ())):
-        if group.size > 1:
-            distributed.all_reduce(total, group=group.process_group)
+        total = all_reduce(total, group)
     return total.sqrt()
 
 
@@ -59,9 +59,7 @@ def norm_over_replicas(norms: Tensor, data: Group) -> Tensor:
     """
     if data.size == 1:
         return norms
-    mean = norms.square() / data.size
-    rows = [torch.empty_like(mean) for _ in range(data.size)]
-    distributed.all_gather(rows, mean, group=data.process_group)
+    rows = all_gather((norms.square() / data.size).unsqueeze(0), data, dim=0)
     # Added in the order of the ranks: an all-reduce may add each number in another order.
     total = rows[0]
     for row in rows[1:]:
@@ -93,7 +91,7 @@ def share_of_zeros(
         A float64 scalar on the parameters' device, the same on all ranks.
     """
     counted = [
-        _without_padding(gradient, parameter)
+        gradient[tuple(slice(stop - start) for start, stop in parameter.logical.slices)]  # type: ignore[attr-defined]
         for parameter, gradient in zip(parameters, gradients, strict=True)
         if _counts_here(parameter, groups.model)
     ]
@@ -104,8 +102,7 @@ def share_of_zeros(
         totals[0] = torch.stack([gradient.count_nonzero().to(device) for gradient in counted]).sum()
     differ = are_sharded or not are_averaged
     for group in (groups.model, groups.pipe, *((groups.data,) if differ else ())):
-        if group.size > 1:
-            distributed.all_reduce(totals, group=group.process_group)
+        totals = all_reduce(totals, group)
     return 1.0 - totals[0] / totals[1]
 
 
@@ -137,8 +134,7 @@ def tensor_gradient_norms(
     owned = [pair for pair in zip(parameters, gradients, strict=True) if not is_stage_copy(pair[0])]
     norms = _norms([gradient for _, gradient in owned])
     if are_sharded and norms:
-        squares = torch.stack(norms).square()
-        distributed.all_reduce(squares, group=groups.data.process_group)
+        squares = all_reduce(torch.stack(norms).square(), groups.data)
         norms = list(squares.sqrt().unbind())
     split = [
         index
@@ -146,8 +142,7 @@ def tensor_gradient_norms(
         if parameter.logical.model_parallel  # type: ignore[attr-defined]
     ]
     if split:
-        squares = torch.stack([norms[index] for index in split]).square()
-        distributed.all_reduce(squares, group=groups.model.process_group)
+        squares = all_reduce(torch.stack([norms[index] for index in split]).square(), groups.model)
         for index, norm in zip(split, squares.sqrt().unbind(), strict=True):
             norms[index] = norm
     if not are_averaged and norms:
@@ -156,17 +151,11 @@ def tensor_gradient_norms(
     return {names[id(parameter)]: norm * factor for (parameter, _), norm in zip(owned, norms, strict=True)}
 
 
-def _norms(gradients: Sequence[Tensor]) -> list[Tensor]:
+def _norms(gradients: list[Tensor]) -> list[Tensor]:
     """Return the 2-norm of each tensor, in float32 for 16-bit ones."""
     if not gradients:
         return []
     return list(foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32)))
-
-
-def _without_padding(gradient: Tensor, parameter: Parameter) -> Tensor:
-    for dim, (start, stop) in enumerate(parameter.logical.slices):  # type: ignore[attr-defined]
-        gradient = gradient.narrow(dim, 0, stop - start)
-    return gradient
 
 
 def _counts_here(parameter: Parameter, model: Group) -> bool:

@@ -1,13 +1,13 @@
 """LAMB: Adam with a step for each weight in proportion to the norm of the weight."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from neox_kernels.precision import widen
+from neox_model.optim.base import Trained, WeightOptimizer
 from neox_model.optim.moments import moment_ratio, update_moments
 from neox_model.optim.split_weights import whole_norms
 from neox_model.parallel.groups import SINGLE_RANK, Group
@@ -15,7 +15,7 @@ from neox_model.parallel.groups import SINGLE_RANK, Group
 __all__ = ["Lamb"]
 
 
-class Lamb(Optimizer):
+class Lamb(WeightOptimizer):
     """Moves the weight w by lr * c * u against u, which is Adam's direction plus weight_decay * w.
 
     The trust ratio c is the norm of w divided by that of u, at least `min_coeff` and at most `max_coeff`; 1
@@ -54,47 +54,28 @@ class Lamb(Optimizer):
         self._model_group = model_group
         self._row_group = row_group
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update. Collective over the tensor-parallel ranks and those that divide rows."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _apply(self) -> None:
         trained = self._trained()
-        for parameter, group in trained:
-            assert parameter.grad is not None
-            update_moments(self.state[parameter], parameter.grad, group["betas"])
+        for parameter, gradient, group in trained:
+            update_moments(self.state[parameter], gradient, group["betas"])
         ratios = self._trust_ratios(trained)
-        for (parameter, group), ratio in zip(trained, ratios, strict=True):
+        for (parameter, _, group), ratio in zip(trained, ratios, strict=True):
             parameter.addcmul_(self._direction(parameter, group), ratio, value=-group["lr"])
         self._note_ratios(trained, ratios)
-        return loss
 
-    def _trained(self) -> list[tuple[Tensor, dict[str, Any]]]:
-        """Return the weights with gradients, each with its group."""
-        return [
-            (parameter, group)
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-
-    def _note_ratios(
-        self, trained: Sequence[tuple[Tensor, dict[str, Any]]], ratios: Sequence[Tensor]
-    ) -> None:
+    def _note_ratios(self, trained: Trained, ratios: Sequence[Tensor]) -> None:
         """Receive the trust ratios of an update; for classes that continue with them."""
 
-    def _trust_ratios(self, trained: list[tuple[Tensor, dict[str, Any]]]) -> list[Tensor]:
+    def _trust_ratios(self, trained: Trained) -> list[Tensor]:
         """Return each weight's trust ratio, with one collective per group of ranks for all."""
         if not trained:
             return []
         # Directions are computed again afterwards, so that they are never all in memory.
         rows = [
             torch.stack([_norm(parameter), _norm(self._direction(parameter, group))])
-            for parameter, group in trained
+            for parameter, _, group in trained
         ]
-        weights = [parameter for parameter, _ in trained]
+        weights = [parameter for parameter, *_ in trained]
         norms = whole_norms(weights, torch.stack(rows), self._model_group, self._row_group)
         ratios = (norms[:, 0] / norms[:, 1]).clamp(*self._limits)
         return list(torch.where((norms > 0).all(dim=1), ratios, 1.0).unbind())

@@ -1,17 +1,16 @@
 """MADGRAD: dual averaging with an adaptive scale, momentum and decoupled weight decay."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
+
+from neox_model.optim.base import WeightOptimizer
 
 __all__ = ["MadgradWD"]
 
 
-class MadgradWD(Optimizer):
+class MadgradWD(WeightOptimizer):
     """Moves x by (1 - momentum) towards x_0 - s / (cube root of v + eps).
 
     s and v are sums of gradients and squared gradients, weighted by lr * sqrt(k + 1) in update k (from 0).
@@ -31,33 +30,21 @@ class MadgradWD(Optimizer):
     ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "eps": eps, "weight_decay": 0.0})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
-
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["start"] = parameter.clone()
-            state["grad_sum"] = torch.zeros_like(parameter)
-            state["grad_sum_sq"] = torch.zeros_like(parameter)
-        weight = group["lr"] * math.sqrt(float(state["step"]) + 1)
-        state["step"] += 1
-        state["grad_sum"].add_(gradient, alpha=weight)
-        state["grad_sum_sq"].addcmul_(gradient, gradient, value=weight)
-        scale = state["grad_sum_sq"].pow(1 / 3).add_(group["eps"])
-        target = state["start"].addcdiv(state["grad_sum"], scale, value=-1)
-        before = parameter.clone() if group["weight_decay"] else None
-        parameter.lerp_(target, 1 - group["momentum"])
-        if before is not None:
-            parameter.sub_(before, alpha=group["lr"] * group["weight_decay"])
+    def _apply(self) -> None:
+        for parameter, gradient, group in self._trained():
+            state = self.state[parameter]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["start"] = parameter.clone()
+                state["grad_sum"] = torch.zeros_like(parameter)
+                state["grad_sum_sq"] = torch.zeros_like(parameter)
+            weight = group["lr"] * math.sqrt(float(state["step"]) + 1)
+            state["step"] += 1
+            state["grad_sum"].add_(gradient, alpha=weight)
+            state["grad_sum_sq"].addcmul_(gradient, gradient, value=weight)
+            scale = state["grad_sum_sq"].pow(1 / 3).add_(group["eps"])
+            target = state["start"].addcdiv(state["grad_sum"], scale, value=-1)
+            before = parameter.clone() if group["weight_decay"] else None
+            parameter.lerp_(target, 1 - group["momentum"])
+            if before is not None:
+                parameter.sub_(before, alpha=group["lr"] * group["weight_decay"])

@@ -1,13 +1,13 @@
 """Muon: orthogonal steps for the matrices of linear layers, and Adam for everything else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
+from neox_model.optim.base import WeightOptimizer
 from neox_model.optim.moments import moment_ratio, update_moments
 from neox_model.optim.row_exchange import RowExchange
 from neox_model.optim.split_weights import whole_weight
@@ -21,7 +21,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
 
 
-class Muon(Optimizer):
+class Muon(WeightOptimizer):
     """Moves a matrix against its momentum, with all singular values of the momentum replaced by about 1.
 
     The momentum is the mean of gradients with the decay `momentum`; with `nesterov`, the last gradient is
@@ -76,26 +76,17 @@ class Muon(Optimizer):
         self._model_group = model_group
         self._row_group = row_group
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update. Collective over the tensor-parallel ranks and those that divide rows."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _apply(self) -> None:
         matrices = []
-        for group in self.param_groups:
-            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter, gradient, group in self._trained():
             if group["is_of_matrices"]:
-                matrices += [(parameter, group) for parameter in trained]
-                continue
-            for parameter in trained:
-                self._update_other(parameter, parameter.grad, group)
+                matrices.append((parameter, group))
+            else:
+                self._update_other(parameter, gradient, group)
         # Ranks that compute at the same time have matrices of about the same size.
         matrices.sort(key=lambda pair: whole_shape_of(pair[0]).numel(), reverse=True)
         for start in range(0, len(matrices), self._row_group.size):
             self._update_matrices(matrices[start : start + self._row_group.size])
-        return loss
 
     def _update_matrices(self, matrices: Sequence[tuple[Tensor, dict[str, Any]]]) -> None:
         """Update matrices, of which each rank of the row group makes one momentum orthogonal."""
@@ -137,16 +128,12 @@ class Muon(Optimizer):
         return step.narrow(dim, self._model_group.rank * length, length)
 
     def _update_other(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, rate = self.state[parameter], self._rate_of_others(group)
+        state, rate = self.state[parameter], group["lr"]
+        if self._adam_lr is not None and group["reference_lr"]:  # No rate is relative to 0.
+            rate = rate * (self._adam_lr / group["reference_lr"])
         update_moments(state, gradient, group["betas"])
         parameter.mul_(1 - rate * group["weight_decay"])
         parameter.sub_(moment_ratio(state, group["betas"], eps=group["eps"]), alpha=rate)
-
-    def _rate_of_others(self, group: dict[str, Any]) -> float:
-        rate: float = group["lr"]
-        if self._adam_lr is None or not group["reference_lr"]:  # No rate is relative to 0.
-            return rate
-        return rate * (self._adam_lr / group["reference_lr"])
 
 
 def orthogonalized(matrix: Tensor, steps: int, *, dtype: torch.dtype) -> Tensor:

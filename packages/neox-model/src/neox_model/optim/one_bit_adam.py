@@ -1,13 +1,12 @@
 """1-bit Adam: Adam first, then a frozen variance and a momentum that replicas average with one bit."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from neox_model.optim.adam import adam
+from neox_model.optim.base import WeightOptimizer
 from neox_model.optim.frozen_phase import REPLICA_STATES, AveragesMomenta, FrozenPhase
 from neox_model.parallel.groups import SINGLE_RANK, Group
 
@@ -16,7 +15,7 @@ __all__ = ["OneBitAdam"]
 _COMPRESSED_STATES = ("frozen_step", *REPLICA_STATES)
 
 
-class OneBitAdam(AveragesMomenta, Optimizer):
+class OneBitAdam(AveragesMomenta, WeightOptimizer):
     """Adam for `freeze_step` updates, then updates whose gradients are not averaged over replicas.
 
     In these each replica takes its own gradient into the momentum, replicas average the momenta with one bit
@@ -56,51 +55,34 @@ class OneBitAdam(AveragesMomenta, Optimizer):
         self._bias_correction = bias_correction
         self._adam = adam(self.param_groups, lr=lr, betas=betas, eps=eps, bias_correction=bias_correction)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update. After the freeze it is collective over the data and model groups."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _apply(self) -> None:
         if self.averages_itself:
             self._update_compressed()
         else:
             self._update_as_adam()
         self._frozen.count_update()
-        return loss
-
-    def _trained(self) -> list[tuple[Tensor, dict[str, Any]]]:
-        """Return the weights with gradients, each with its group."""
-        return [
-            (parameter, group)
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
 
     def _update_as_adam(self) -> None:
         trained = self._trained()
         self._frozen.forget_smallest_roots()
-        for parameter, _ in trained:
+        for parameter, *_ in trained:
             # A training that was frozen continues with a later freeze.
             for name in _COMPRESSED_STATES:
                 self.state[parameter].pop(name, None)
         # Both phases use the same states and settings; `load_state_dict` replaces both.
         self._adam.param_groups, self._adam.state = self.param_groups, self.state
         self._adam.step()
-        for parameter, _ in trained if not self._bias_correction else ():
+        for parameter, *_ in trained if not self._bias_correction else ():
             self.state[parameter].setdefault("step", torch.tensor(0.0)).add_(1)
 
     def _update_compressed(self) -> None:
         # Weights whose first gradient comes after the freeze have no variance.
-        trained = [pair for pair in self._trained() if "exp_avg_sq" in self.state[pair[0]]]
-        self._frozen.note_smallest_roots([parameter for parameter, _ in trained])
-        for parameter, group in trained:
-            assert parameter.grad is not None
-            self._frozen.take_gradient(self.state[parameter], parameter.grad, group["betas"][0])
-        self._frozen.average_momenta([self.state[parameter] for parameter, _ in trained])
-        for parameter, group in trained:
+        trained = [each for each in self._trained() if "exp_avg_sq" in self.state[each[0]]]
+        self._frozen.note_smallest_roots([parameter for parameter, *_ in trained])
+        for parameter, gradient, group in trained:
+            self._frozen.take_gradient(self.state[parameter], gradient, group["betas"][0])
+        self._frozen.average_momenta([self.state[parameter] for parameter, *_ in trained])
+        for parameter, _, group in trained:
             self._move(parameter, group)
 
     def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:

@@ -1,11 +1,12 @@
 """1-bit LAMB: LAMB first, then frozen trust ratios with a factor, and momenta averaged with one bit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from neox_model.optim.base import Trained
 from neox_model.optim.frozen_phase import REPLICA_STATES, AveragesMomenta, FrozenPhase
 from neox_model.optim.lamb import Lamb
 from neox_model.optim.split_weights import joined_maxima_
@@ -15,8 +16,6 @@ from neox_model.parallel.logical import split_dim_of
 __all__ = ["OneBitLamb"]
 
 _COMPRESSED_STATES = ("frozen_step", "exp_avg_sq_fresh", "last_factor", *REPLICA_STATES)
-
-Trained = Sequence[tuple[Tensor, dict[str, Any]]]
 
 
 class OneBitLamb(AveragesMomenta, Lamb):
@@ -62,24 +61,17 @@ class OneBitLamb(AveragesMomenta, Lamb):
         self._factor_range = (factor_min, factor_max)
         self._factor_threshold = factor_threshold
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update. Collective over tensor-parallel ranks, after the freeze also over replicas."""
-        if not self.averages_itself:
-            loss = super().step(closure)
-        else:
-            loss = None
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
+    def _apply(self) -> None:
+        if self.averages_itself:
             self._update_compressed()
+        else:
+            super()._apply()
         self._frozen.count_update()
-        return loss
 
     def _note_ratios(self, trained: Trained, ratios: Sequence[Tensor]) -> None:
         """Take the trust ratios of an update before the freeze into their running averages."""
         self._frozen.forget_smallest_roots()
-        for (parameter, _), ratio in zip(trained, ratios, strict=True):
+        for (parameter, *_), ratio in zip(trained, ratios, strict=True):
             state = self.state[parameter]
             # A training that was frozen continues with a later freeze.
             for name in _COMPRESSED_STATES:
@@ -89,20 +81,18 @@ class OneBitLamb(AveragesMomenta, Lamb):
 
     def _update_compressed(self) -> None:
         # Weights whose first gradient comes after the freeze have no variance.
-        trained = [pair for pair in self._trained() if "exp_avg_sq" in self.state[pair[0]]]
-        self._frozen.note_smallest_roots([parameter for parameter, _ in trained])
-        for parameter, group in trained:
-            assert parameter.grad is not None
+        trained = [each for each in self._trained() if "exp_avg_sq" in self.state[each[0]]]
+        self._frozen.note_smallest_roots([parameter for parameter, *_ in trained])
+        for parameter, gradient, group in trained:
             state = self.state[parameter]
             before = state["exp_avg"].clone()
-            self._frozen.take_gradient(state, parameter.grad, group["betas"][0])
+            self._frozen.take_gradient(state, gradient, group["betas"][0])
             # The gradient is used; its memory holds the last momentum until the averaged one is known.
-            parameter.grad.copy_(before)
-        self._frozen.average_momenta([self.state[parameter] for parameter, _ in trained])
-        for parameter, group in trained:
-            assert parameter.grad is not None
-            self._follow_variance(self.state[parameter], parameter.grad, group["betas"])
-        for (parameter, group), factor in zip(trained, self._factors(trained), strict=True):
+            gradient.copy_(before)
+        self._frozen.average_momenta([self.state[parameter] for parameter, *_ in trained])
+        for parameter, before, group in trained:
+            self._follow_variance(self.state[parameter], before, group["betas"])
+        for (parameter, _, group), factor in zip(trained, self._factors(trained), strict=True):
             rate = self.state[parameter]["trust_average"] * factor
             parameter.addcmul_(self._frozen_direction(parameter, group), rate, value=-group["lr"])
 
@@ -121,15 +111,15 @@ class OneBitLamb(AveragesMomenta, Lamb):
 
     def _factors(self, trained: Trained) -> list[Tensor]:
         """Return the factor of each weight's trust ratio, and store it."""
-        found = [self._largest_ratio(parameter, group) for parameter, group in trained]
+        found = [self._largest_ratio(parameter, group) for parameter, _, group in trained]
         split = [
             factor
-            for (parameter, _), factor in zip(trained, found, strict=True)
+            for (parameter, *_), factor in zip(trained, found, strict=True)
             if split_dim_of(parameter) is not None
         ]
         joined_maxima_(split, self._model_group)
         factors = []
-        for (parameter, _), factor in zip(trained, found, strict=True):
+        for (parameter, *_), factor in zip(trained, found, strict=True):
             last = self.state[parameter].get("last_factor", torch.ones_like(factor)).to(factor.device)
             change = self._factor_threshold * last
             factor = factor.clamp(*self._factor_range).clamp(last - change, last + change)

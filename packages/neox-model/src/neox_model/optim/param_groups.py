@@ -5,6 +5,8 @@ from typing import Any
 
 from torch.nn import Parameter
 
+from neox_model.parallel.logical import whole_shape_of
+
 __all__ = ["split_by_kind", "split_by_weight_decay"]
 
 
@@ -24,7 +26,7 @@ def split_by_weight_decay(parameters: Iterable[Parameter], weight_decay: float) 
     for parameter in parameters:
         if parameter.requires_grad and id(parameter) not in seen:
             seen.add(id(parameter))
-            (decayed if _num_dimensions(parameter) >= 2 else plain).append(parameter)
+            (decayed if len(whole_shape_of(parameter)) >= 2 else plain).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -43,8 +45,3 @@ def split_by_kind(groups: Iterable[dict[str, Any]], matrices: set[int]) -> list[
         for is_matrix in (True, False)
     ]
     return [group for group in divided if group["params"]]
-
-
-def _num_dimensions(parameter: Parameter) -> int:
-    logical = getattr(parameter, "logical", None)
-    return parameter.dim() if logical is None else len(logical.shape)

@@ -1,13 +1,13 @@
 """SM3: adaptive steps from one number per row and one per column of a matrix."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
+from neox_model.optim.base import WeightOptimizer
 from neox_model.optim.split_weights import joined_maxima_
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import split_dim_of
@@ -15,7 +15,7 @@ from neox_model.parallel.logical import split_dim_of
 __all__ = ["SM3"]
 
 
-class SM3(Optimizer):
+class SM3(WeightOptimizer):
     """Moves an element with the gradient g by lr * g / sqrt(v + eps), v from the covers of the element.
 
     A cover is a row or a column, or one element of a vector, and stores the largest v of its elements. v is
@@ -55,26 +55,16 @@ class SM3(Optimizer):
         self._model_group = model_group
         self._row_group = row_group
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update. Collective over the tensor-parallel ranks and those that divide rows."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _apply(self) -> None:
         over_rows: list[Tensor] = []
         over_parts: list[Tensor] = []
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                covers, split = self._update(parameter, parameter.grad, group), split_dim_of(parameter)
-                over_rows += covers[1:]
-                if split is not None:
-                    over_parts += [cover for dim, cover in enumerate(covers) if dim != split]
+        for parameter, gradient, group in self._trained():
+            covers, split = self._update(parameter, gradient, group), split_dim_of(parameter)
+            over_rows += covers[1:]
+            if split is not None:
+                over_parts += [cover for dim, cover in enumerate(covers) if dim != split]
         joined_maxima_(over_rows, self._row_group)
         joined_maxima_(over_parts, self._model_group)
-        return loss
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> list[Tensor]:
         """Update a weight; return its covers by dimension, with the maxima of what this rank has."""

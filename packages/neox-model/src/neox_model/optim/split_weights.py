@@ -6,13 +6,13 @@ divide the rows of all weights, or of such parts of them.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
-from torch.distributed import ReduceOp, all_gather_into_tensor, all_reduce
+from torch.distributed import ReduceOp
 
+from neox_model.parallel.collectives import all_gather, all_reduce
+from neox_model.parallel.gradient_reduction import in_buckets
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import split_dim_of
-from neox_model.torch_compat import foreach_copy_
 
 __all__ = ["joined_maxima_", "whole_norms", "whole_weight"]
 
@@ -43,14 +43,7 @@ def _joined_norms(norms: Tensor, group: Group) -> Tensor:
     They are summed in the order of the ranks: that of a reduction depends on the position among all the
     norms, so copies of a weight on different pipeline stages would differ.
     """
-    return _of_each_rank(norms.square(), group).sum(dim=0).sqrt()
-
-
-def _of_each_rank(tensor: Tensor, group: Group) -> Tensor:
-    """Return the tensors of all ranks, in one more dimension, the first. Collective."""
-    gathered = tensor.new_empty((group.size * len(tensor), *tensor.shape[1:]))
-    all_gather_into_tensor(gathered, tensor.contiguous(), group=group.process_group)
-    return gathered.view(group.size, *tensor.shape)
+    return all_gather(norms.square().unsqueeze(0), group, dim=0).sum(dim=0).sqrt()
 
 
 def joined_maxima_(tensors: Sequence[Tensor], group: Group) -> None:
@@ -60,12 +53,9 @@ def joined_maxima_(tensors: Sequence[Tensor], group: Group) -> None:
         tensors: of the same shapes on each rank.
         group: the ranks.
     """
-    if group.size == 1 or not any(tensor.numel() for tensor in tensors):
-        return
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    all_reduce(flat, op=ReduceOp.MAX, group=group.process_group)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    foreach_copy_(list(tensors), [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
+    if group.size > 1:
+        held = [tensor for tensor in tensors if tensor.numel()]
+        in_buckets(held, lambda flat: all_reduce(flat, group, ReduceOp.MAX))
 
 
 def whole_weight(part: Tensor, dim: int, group: Group) -> Tensor:
@@ -76,4 +66,4 @@ def whole_weight(part: Tensor, dim: int, group: Group) -> Tensor:
         dim: the dimension that is split.
         group: the tensor-parallel ranks.
     """
-    return torch.cat(_of_each_rank(part, group).unbind(), dim)
+    return all_gather(part, group, dim)

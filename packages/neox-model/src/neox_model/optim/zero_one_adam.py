@@ -130,15 +130,14 @@ class ZeroOneAdam(OneBitAdam):
             return
         trained = self._trained()
         self._frozen.forget_smallest_roots()
-        for weight, group in trained:
-            assert weight.grad is not None
+        for weight, gradient, group in trained:
             state = self.state[weight]
             if state:
                 state.setdefault("frozen_step", state["step"].clone()).add_(1)
-            update_moments(state, weight.grad, group["betas"])
+            update_moments(state, gradient, group["betas"])
             state.setdefault("frozen_step", state["step"].clone())
-        self._frozen.note_smallest_roots([weight for weight, _ in trained])
-        for weight, group in trained:
+        self._frozen.note_smallest_roots([weight for weight, *_ in trained])
+        for weight, _, group in trained:
             self._move(weight, group)
 
     def _update_compressed(self) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "reduce_scatter_from_group",
     "scatter_to_group",
     "start_all_gather",
+    "summed_copy",
 ]
 
 
@@ -76,16 +77,32 @@ def _my_part(tensor: Tensor, group: Group, dim: int) -> Tensor:
     return tensor.chunk(group.size, dim=dim)[group.rank].contiguous()
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
+def summed_copy(tensor: Tensor, group: Group) -> Tensor:
+    """Return the sum over the group of a gradient, which autograd may pass to another branch as well."""
+    return all_reduce(tensor.clone(memory_format=torch.contiguous_format), group)
+
+
+def _same(tensor: Tensor, group: Group) -> Tensor:
+    return tensor.view_as(tensor)
+
+
+def _all_rows(tensor: Tensor, group: Group) -> Tensor:
+    return all_gather(tensor, group, dim=0)
+
+
+class _Exchange(torch.autograd.Function):
+    """A function of (tensor, group, ...), and that of its gradient and the same group."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        # Cloned, because autograd may pass the same gradient to another branch.
-        return all_reduce(gradient.clone(memory_format=torch.contiguous_format), ctx.group), None
+    def forward(
+        ctx: Any, tensor: Tensor, there: Callable[..., Tensor], back: Callable[..., Tensor], *places: Any
+    ) -> Tensor:
+        ctx.back, ctx.places = back, places
+        return there(tensor, *places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.back(gradient, *ctx.places), None, None, *(None for _ in ctx.places)
 
 
 class _Reduce(torch.autograd.Function):
@@ -101,59 +118,13 @@ class _Reduce(torch.autograd.Function):
         return gradient, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return all_gather(tensor, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _my_part(gradient, ctx.group, ctx.dim), None, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _my_part(tensor, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return all_gather(gradient, ctx.group, ctx.dim), None, None
-
-
-class _GatherTo(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return all_gather(tensor, group, dim=0)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(gradient, ctx.group), None
-
-
-class _ReduceScatterFrom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return reduce_scatter(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return all_gather(gradient, ctx.group, dim=0), None
-
-
-_copy, _reduce = CompileDisabled(_Copy.apply), CompileDisabled(_Reduce.apply)
-_gather, _scatter = CompileDisabled(_Gather.apply), CompileDisabled(_Scatter.apply)
-_gather_to, _reduce_scatter_from = CompileDisabled(_GatherTo.apply), CompileDisabled(_ReduceScatterFrom.apply)
-COMPILE_DISABLED = (_copy, _reduce, _gather, _scatter, _gather_to, _reduce_scatter_from)
+_exchange, _reduce = CompileDisabled(_Exchange.apply), CompileDisabled(_Reduce.apply)
+COMPILE_DISABLED = (_exchange, _reduce)
 
 
 def copy_to_group(tensor: Tensor, group: Group) -> Tensor:
     """Return a replicated tensor unchanged; its gradients are summed over the group."""
-    return tensor if group.size == 1 else _copy(tensor, group)
+    return tensor if group.size == 1 else _exchange(tensor, _same, summed_copy, group)
 
 
 def reduce_from_group(tensor: Tensor, group: Group) -> Tensor:
@@ -166,19 +137,19 @@ def reduce_from_group(tensor: Tensor, group: Group) -> Tensor:
 
 def gather_from_group(tensor: Tensor, group: Group, dim: int = -1) -> Tensor:
     """Concatenate the ranks' parts along `dim`; each rank receives its part of the gradient."""
-    return tensor if group.size == 1 else _gather(tensor, group, dim)
+    return tensor if group.size == 1 else _exchange(tensor, all_gather, _my_part, group, dim)
 
 
 def scatter_to_group(tensor: Tensor, group: Group, dim: int = -1) -> Tensor:
     """Return this rank's part of a replicated tensor along `dim`; gradients are concatenated."""
-    return tensor if group.size == 1 else _scatter(tensor, group, dim)
+    return tensor if group.size == 1 else _exchange(tensor, _my_part, all_gather, group, dim)
 
 
 def gather_to_group(tensor: Tensor, group: Group) -> Tensor:
     """Concatenate the ranks' rows; each rank receives the summed gradients of its rows."""
-    return tensor if group.size == 1 else _gather_to(tensor, group)
+    return tensor if group.size == 1 else _exchange(tensor, _all_rows, reduce_scatter, group)
 
 
 def reduce_scatter_from_group(tensor: Tensor, group: Group) -> Tensor:
     """Sum the ranks' partial results and return this rank's rows; gradients are concatenated."""
-    return tensor if group.size == 1 else _reduce_scatter_from(tensor, group)
+    return tensor if group.size == 1 else _exchange(tensor, reduce_scatter, _all_rows, group)

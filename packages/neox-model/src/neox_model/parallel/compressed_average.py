@@ -11,7 +11,7 @@ pipeline stages or tensor-parallel ranks stay equal. All ranks decode the same b
 Source: arXiv:2102.02888, algorithm 1 and figure 3 (compressed all-reduce); the scale as in arXiv:2202.06009.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import all_to_all_single
 from torch.nn.functional import pad
 
+from neox_model.parallel.gradient_reduction import buckets
 from neox_model.parallel.groups import Group
 from neox_model.torch_compat import all_gather_single, foreach_copy_
 
@@ -82,8 +83,10 @@ class CompressedAverage:
         """Average the tensors, and update their errors. Collective: the same shapes in the same order."""
         if self.group.size == 1:
             return
-        for bucket in _buckets(tensors):
-            self._average(bucket)
+        start = 0
+        for bucket in buckets([each.values for each in tensors], _BUCKET_ELEMENTS):
+            self._average(tensors[start : start + len(bucket)])
+            start += len(bucket)
 
     def _average(self, bucket: Sequence[Compressible]) -> None:
         lengths = [part_length(each.values.numel(), self.group.size) for each in bucket]
@@ -194,17 +197,3 @@ def _compress(values: Tensor, is_live: Tensor, lengths: Sequence[int]) -> _Compr
     sums = torch.stack([each.sum(dim=1) for each in magnitudes], dim=1)
     counts = torch.stack([each.sum(dim=1) for each in is_live.split(list(lengths), dim=1)], dim=1)
     return _Compressed(values >= 0, sums / counts.clamp(min=1))
-
-
-def _buckets(tensors: Sequence[Compressible]) -> Iterator[list[Compressible]]:
-    """Yield runs of tensors with at most `_BUCKET_ELEMENTS` elements, or one larger tensor."""
-    bucket: list[Compressible] = []
-    elements = 0
-    for each in tensors:
-        if bucket and elements + each.values.numel() > _BUCKET_ELEMENTS:
-            yield bucket
-            bucket, elements = [], 0
-        bucket.append(each)
-        elements += each.values.numel()
-    if bucket:
-        yield bucket

@@ -209,39 +209,38 @@ def compressed_matrices(model: nn.Module) -> list[Compressed]:
 
 def model_states(model: nn.Module) -> list[LogicalState]:
     """Return the masks without scores and the ranges of inputs of this rank's matrices."""
-    return [state for matrix in compressed_matrices(model) for state in _states_of(matrix)]
-
-
-def _states_of(matrix: Compressed) -> Iterator[LogicalState]:
-    for kind, pruning in matrix.compression.masks():
-        if pruning.scores is None:
-            yield LogicalState(
-                name=f"{matrix.name}.compression.prunings.{kind}/keep",
-                shape=pruning.logical.shape,
-                slices=pruning.logical.slices,
+    found = []
+    for matrix in compressed_matrices(model):
+        compression = matrix.compression
+        for kind, pruning in compression.masks():
+            if pruning.scores is None:
+                found.append(
+                    LogicalState(
+                        name=f"{matrix.name}.compression.prunings.{kind}/keep",
+                        shape=pruning.logical.shape,
+                        slices=pruning.logical.slices,
+                        start=0,
+                        values=pruning.keep.view(-1),
+                        is_split_over_model=pruning.logical.model_parallel,
+                    )
+                )
+        whole = {}
+        if compression.inputs is not None and not compression.inputs.is_dynamic:
+            whole["inputs/range"] = compression.inputs.range
+        if compression.progress is not None:
+            whole["quantizer/progress"] = compression.progress
+        found += [
+            LogicalState(
+                name=f"{matrix.name}.compression.{name}",
+                shape=tuple(values.shape),
+                slices=((0, len(values)),),
                 start=0,
-                values=pruning.keep.view(-1),
-                is_split_over_model=pruning.logical.model_parallel,
+                values=values,
+                is_split_over_model=False,
             )
-    inputs = matrix.compression.inputs
-    if inputs is not None and not inputs.is_dynamic:
-        yield LogicalState(
-            name=f"{matrix.name}.compression.inputs/range",
-            shape=(2,),
-            slices=((0, 2),),
-            start=0,
-            values=inputs.range,
-            is_split_over_model=False,
-        )
-    if matrix.compression.progress is not None:
-        yield LogicalState(
-            name=f"{matrix.name}.compression.quantizer/progress",
-            shape=(3,),
-            slices=((0, 3),),
-            start=0,
-            values=matrix.compression.progress,
-            is_split_over_model=False,
-        )
+            for name, values in whole.items()
+        ]
+    return found
 
 
 def begin_iteration(model: nn.Module, iteration: int) -> None:

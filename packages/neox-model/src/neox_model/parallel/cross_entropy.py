@@ -202,16 +202,10 @@ def _gradient_of_logits(
         result_MV[part, : vocabulary.width] = softmax
 
 
-def _loss(logits_CV: Tensor, labels: _Labels, weights_C: Tensor, vocabulary: _Vocabulary) -> Tensor:
-    """Return each token's cross entropy, without its weight."""
-    log_total_C, picked_C = _log_totals(logits_CV, labels, vocabulary)
-    return log_total_C - picked_C
-
-
 def _loss_and_gradient(
     logits_CV: Tensor, labels: _Labels, weights_C: Tensor, vocabulary: _Vocabulary
 ) -> Tensor:
-    """Return `_loss`, and overwrite the logits with weights * (softmax - 1 at the label)."""
+    """Return the cross entropies, and overwrite the logits with weights * (softmax - 1 at the label)."""
     if vocabulary.operator is not None:
         return _fused_loss_and_gradient(vocabulary.operator, logits_CV, labels, weights_C, vocabulary)
     if vocabulary.group.size > 1:
@@ -298,8 +292,11 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             part = slice(first, first + chunk_rows)
             logits_CV = hidden_MD[part] @ weight_VD.t()
             local = _Labels.within(labels_M[part], vocabulary)
-            find_loss = _loss_and_gradient if needs_gradients else _loss
-            loss_C = find_loss(logits_CV, local, weights_M[part], vocabulary)
+            if needs_gradients:
+                loss_C = _loss_and_gradient(logits_CV, local, weights_M[part], vocabulary)
+            else:
+                log_total_C, picked_C = _log_totals(logits_CV, local, vocabulary)
+                loss_C = log_total_C - picked_C
             total += (loss_C * weights_M[part]).sum()
             if hidden_gradient_MD is None or weight_gradient_VD is None:
                 continue

@@ -15,7 +15,7 @@ from neox_config.facts.collectives import BUCKET_ELEMENTS, EARLY_BUCKET_ELEMENTS
 from neox_model.parallel.groups import Group
 from neox_model.torch_compat import foreach_copy_
 
-__all__ = ["EarlyReduction", "GradientReduction", "in_buckets"]
+__all__ = ["EarlyReduction", "GradientReduction", "buckets", "in_buckets"]
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
@@ -48,7 +48,7 @@ class GradientReduction:
         """Average these gradients. Collective: every rank passes the same shapes in the same order."""
         if self.group.size == 1:
             return
-        in_buckets(gradients, self._mean)
+        in_buckets(gradients, lambda flat: self.finish(*self.start(flat)))
 
     def start(self, flat: Tensor) -> tuple[Tensor, _Work]:
         """Start the sum of a flat tensor, which may be changed; return it for `finish`."""
@@ -71,19 +71,6 @@ class GradientReduction:
     def _before(self) -> float:
         return float(self.group.size) if self.divides_first else self.predivide_factor
 
-    def _mean(self, flat: Tensor) -> Tensor:
-        return self.finish(*self.start(flat))
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """Gradients whose mean is under way."""
-
-    gradients: list[Tensor]
-    flat: Tensor
-    sent: Tensor
-    work: _Work
-
 
 class EarlyReduction:
     """Averages gradients while the backward pass computes others; what is left, when it is called.
@@ -100,11 +87,12 @@ class EarlyReduction:
         self, reduction: GradientReduction, parameters: Sequence[Parameter], holders: Sequence[Parameter]
     ) -> None:
         self._reduction = reduction
-        self._buckets = list(_buckets(holders[::-1], EARLY_BUCKET_ELEMENTS))
+        self._buckets = list(buckets(holders[::-1], EARLY_BUCKET_ELEMENTS))
         # Gradients of each bucket that are still to come; empty unless this is the last micro-batch.
         self._missing: list[int] = []
         self._sent = 0
-        self._under_way: deque[_Message] = deque()
+        # Gradients with the message in which their sum is under way.
+        self._under_way: deque[tuple[list[Tensor], Tensor, _Work]] = deque()
         bucket_of = {id(each): number for number, bucket in enumerate(self._buckets) for each in bucket}
         for parameter, holder in zip(parameters, holders, strict=True):
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket_of[id(holder)]))
@@ -136,16 +124,14 @@ class EarlyReduction:
     def _send(self, bucket: Sequence[Parameter]) -> None:
         gradients: list[Tensor] = [holder.grad for holder in bucket]  # type: ignore[misc]
         flat = _joined(gradients)
-        while self._under_way and self._elements_under_way() + flat.numel() > EARLY_ELEMENTS:
+        room = EARLY_ELEMENTS - flat.numel()
+        while self._under_way and sum(sent.numel() for _, sent, _ in self._under_way) > room:
             self._receive()
-        self._under_way.append(_Message(gradients, flat, *self._reduction.start(flat)))
-
-    def _elements_under_way(self) -> int:
-        return sum(message.flat.numel() for message in self._under_way)
+        self._under_way.append((gradients, *self._reduction.start(flat)))
 
     def _receive(self) -> None:
-        message = self._under_way.popleft()
-        _distribute(self._reduction.finish(message.sent, message.work), message.gradients)
+        gradients, sent, work = self._under_way.popleft()
+        _distribute(self._reduction.finish(sent, work), gradients)
 
 
 def in_buckets(tensors: Sequence[Tensor], function: Callable[[Tensor], Tensor]) -> None:
@@ -155,7 +141,7 @@ def in_buckets(tensors: Sequence[Tensor], function: Callable[[Tensor], Tensor]) 
         tensors: of any shapes; consecutive ones of one dtype are passed together.
         function: returns a tensor of the same length; may change its argument.
     """
-    for bucket in _buckets(tensors, BUCKET_ELEMENTS):
+    for bucket in buckets(tensors, BUCKET_ELEMENTS):
         # Nothing here refers to a flat tensor, so that it is freed before the next one is made.
         _distribute(function(_joined(bucket)), bucket)
 
@@ -174,7 +160,7 @@ def _distribute(flat: Tensor, tensors: list[Tensor]) -> None:
         foreach_copy_(tensors, [piece.view_as(each) for piece, each in zip(pieces, tensors, strict=True)])
 
 
-def _buckets(tensors: Sequence[AnyTensor], limit: int) -> Iterator[list[AnyTensor]]:
+def buckets(tensors: Sequence[AnyTensor], limit: int) -> Iterator[list[AnyTensor]]:
     """Yield runs of tensors of one dtype with at most this number of elements, or one larger tensor."""
     for _, run in groupby(tensors, key=lambda tensor: tensor.dtype):
         bucket: list[AnyTensor] = []

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_model.parallel.collectives import gather_from_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
-from neox_model.parallel.low_rank import ColumnAdapter, LowRank, RowAdapter
+from neox_model.parallel.low_rank import Adapter, LowRank
 from neox_model.parallel.sequence import Entry, enter, from_row_parallel
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "zero_init"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "one_init", "zero_init"]
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -27,7 +26,42 @@ def zero_init(tensor: Tensor, generator: torch.Generator) -> None:
     tensor.zero_()
 
 
-class ColumnParallelLinear(nn.Module):
+def one_init(tensor: Tensor, generator: torch.Generator) -> None:
+    """Fill a tensor with ones, the initialization of scales."""
+    tensor.fill_(1.0)
+
+
+class _SplitLinear(nn.Module):
+    """A split matrix; its bias is split with the outputs, or whole on every rank."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        *,
+        split_dim: int,
+        init: InitMethod,
+        group: Group,
+        bias: bool,
+        skip_bias: bool,
+        adapter: LowRank | None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.skip_bias = skip_bias
+        self.weight = logical_parameter(shape, init=init, group=group, split_dim=split_dim)
+        if bias:
+            of_bias = 0 if split_dim == 0 else None
+            self.bias = logical_parameter(shape[:1], init=zero_init, group=group, split_dim=of_bias)
+        else:
+            self.register_parameter("bias", None)
+        self.adapter: Adapter | None = None
+        if adapter is not None:
+            self.adapter = Adapter(shape[1], shape[0], adapter, group, splits_inputs=split_dim == 1)
+        # Of (inputs, weight, bias or None); returns what the matrix computes with in their place.
+        self.compression: nn.Module | None = None
+
+
+class ColumnParallelLinear(_SplitLinear):
     """Computes x @ weight.T + bias, with each rank computing its part of the outputs.
 
     The input is the same on every rank, or each rank's part of the sequence if the group splits it.
@@ -39,7 +73,6 @@ class ColumnParallelLinear(nn.Module):
         group: the tensor-parallel ranks.
         bias: use a bias.
         skip_bias: return the bias instead of adding it.
-        gather_output: concatenate the parts, so that every rank has the whole output.
         adapter: form of a low-rank adapter; None: no adapter.
     """
 
@@ -52,24 +85,20 @@ class ColumnParallelLinear(nn.Module):
         group: Group = SINGLE_RANK,
         bias: bool = True,
         skip_bias: bool = False,
-        gather_output: bool = False,
         adapter: LowRank | None = None,
     ) -> None:
-        super().__init__()
-        self.group = group
-        self.skip_bias = skip_bias
-        self.gather_output = gather_output
-        self.weight = logical_parameter((out_features, in_features), init=init, group=group, split_dim=0)
-        if bias:
-            self.bias = logical_parameter((out_features,), init=zero_init, group=group, split_dim=0)
-        else:
-            self.register_parameter("bias", None)
-        self.adapter = None if adapter is None else ColumnAdapter(in_features, out_features, adapter, group)
-        # Of (inputs, weight, bias or None); returns what the matrix computes with in their place.
-        self.compression: nn.Module | None = None
+        super().__init__(
+            (out_features, in_features),
+            split_dim=0,
+            init=init,
+            group=group,
+            bias=bias,
+            skip_bias=skip_bias,
+            adapter=adapter,
+        )
 
     def forward(self, inputs: Tensor, entry: Entry | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return this rank's outputs (all with `gather_output`), and the bias if `skip_bias`, else None.
+        """Return this rank's outputs, and the bias if `skip_bias`, else None.
 
         Args:
             inputs: the input, or `entry.whole`.
@@ -84,12 +113,10 @@ class ColumnParallelLinear(nn.Module):
         outputs = entry.product(inputs, weight, None if self.skip_bias else bias)
         if self.adapter is not None:
             outputs = outputs + self.adapter(entry.rows)
-        if self.gather_output:
-            outputs = gather_from_group(outputs, self.group)
         return outputs, bias if self.skip_bias else None
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(_SplitLinear):
     """Computes x @ weight.T + bias, with each rank holding its part of the inputs.
 
     The result is whole on every rank. If the group splits the sequence, each rank receives its part of it.
@@ -115,17 +142,15 @@ class RowParallelLinear(nn.Module):
         skip_bias: bool = False,
         adapter: LowRank | None = None,
     ) -> None:
-        super().__init__()
-        self.group = group
-        self.skip_bias = skip_bias
-        self.weight = logical_parameter((out_features, in_features), init=init, group=group, split_dim=1)
-        if bias:
-            self.bias = logical_parameter((out_features,), init=zero_init, group=group)
-        else:
-            self.register_parameter("bias", None)
-        self.adapter = None if adapter is None else RowAdapter(in_features, out_features, adapter, group)
-        # Of (inputs, weight, bias or None); returns what the matrix computes with in their place.
-        self.compression: nn.Module | None = None
+        super().__init__(
+            (out_features, in_features),
+            split_dim=1,
+            init=init,
+            group=group,
+            bias=bias,
+            skip_bias=skip_bias,
+            adapter=adapter,
+        )
 
     def forward(
         self, inputs: Tensor, *, reduces: bool = True, product: Product = functional.linear

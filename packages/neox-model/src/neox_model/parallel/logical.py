@@ -91,6 +91,11 @@ class LogicalState:
     is_split_over_model: bool
     is_split_over_data: bool = False
 
+    @property
+    def range(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
+        """Return the block, and the first and last element + 1 in it."""
+        return self.slices, self.start, self.start + self.values.numel()
+
 
 def logical_parameter(
     shape: tuple[int, ...],

@@ -22,7 +22,7 @@ from neox_model.parallel.logical import logical_parameter
 from neox_model.parallel.random import in_split_stream
 from neox_model.parallel.sequence import from_row_parallel, to_column_parallel
 
-__all__ = ["ColumnAdapter", "LowRank", "RowAdapter", "adapter_parameters", "freeze_all_but_adapters"]
+__all__ = ["Adapter", "LowRank", "adapter_parameters", "freeze_all_but_adapters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,68 +45,42 @@ class LowRank:
         return adapter_scale(rank=self.rank, alpha=self.alpha)
 
 
-class _Adapter(nn.Module):
-    """A pair of matrices; see `ColumnAdapter` and `RowAdapter`."""
+class Adapter(nn.Module):
+    """The adapter of a split matrix.
 
-    def __init__(self, form: LowRank, a: nn.Parameter, b: nn.Parameter, *, draws_apart: Group | None) -> None:
+    Args:
+        in_features: width of the whole input; a rank has its part if the inputs are split.
+        out_features: width of the whole output.
+        form: rank, scale and dropout.
+        group: the ranks over which the matrix is split.
+        splits_inputs: True for a row-parallel matrix, False for a column-parallel one.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, form: LowRank, group: Group, *, splits_inputs: bool
+    ) -> None:
         super().__init__()
         self.form = form
-        self.a = a
-        self.b = b
-        self._draws_apart = draws_apart
+        self.group = group
+        self.splits_inputs = splits_inputs
+        of_a, of_b = (1, None) if splits_inputs else (None, 0)
+        self.a = logical_parameter((form.rank, in_features), init=_uniform, group=group, split_dim=of_a)
+        self.b = logical_parameter((out_features, form.rank), init=_zeros, group=group, split_dim=of_b)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the adapter's output, given the input of the matrix, and split or summed like its output."""
+        inner = functional.linear(self._dropped(inputs), self.a)
+        enter = from_row_parallel if self.splits_inputs else to_column_parallel
+        return functional.linear(enter(inner, self.group), self.b) * self.form.scale
 
     def _dropped(self, inputs: Tensor) -> Tensor:
         """Drop elements of the input, on each rank others if the ranks have other elements."""
         if not self.training or self.form.dropout == 0.0:
             return inputs
         drop = partial(functional.dropout, inputs, self.form.dropout)
-        if self._draws_apart is None:
-            return drop()
-        return in_split_stream(self._draws_apart, inputs.device, drop)
-
-
-class ColumnAdapter(_Adapter):
-    """The adapter of a column-parallel matrix.
-
-    Args:
-        in_features: width of the input.
-        out_features: width of the whole output.
-        form: rank, scale and dropout.
-        group: the ranks over which the outputs are split.
-    """
-
-    def __init__(self, in_features: int, out_features: int, form: LowRank, group: Group) -> None:
-        a = logical_parameter((form.rank, in_features), init=_uniform, group=group)
-        b = logical_parameter((out_features, form.rank), init=_zeros, group=group, split_dim=0)
-        super().__init__(form, a, b, draws_apart=group if group.splits_sequence else None)
-        self.group = group
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return this rank's part of the adapter's output, given the input of the matrix."""
-        inner = to_column_parallel(functional.linear(self._dropped(inputs), self.a), self.group)
-        return functional.linear(inner, self.b) * self.form.scale
-
-
-class RowAdapter(_Adapter):
-    """The adapter of a row-parallel matrix.
-
-    Args:
-        in_features: width of the whole input, of which a rank has its part.
-        out_features: width of the output.
-        form: rank, scale and dropout.
-        group: the ranks over which the inputs are split.
-    """
-
-    def __init__(self, in_features: int, out_features: int, form: LowRank, group: Group) -> None:
-        a = logical_parameter((form.rank, in_features), init=_uniform, group=group, split_dim=1)
-        b = logical_parameter((out_features, form.rank), init=_zeros, group=group)
-        super().__init__(form, a, b, draws_apart=group if group.size > 1 else None)
-        self.group = group
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the adapter's output, whole or this rank's part of the sequence, like that of the matrix."""
-        inner = from_row_parallel(functional.linear(self._dropped(inputs), self.a), self.group)
-        return functional.linear(inner, self.b) * self.form.scale
+        if self.splits_inputs or self.group.splits_sequence:
+            return in_split_stream(self.group, inputs.device, drop)
+        return drop()
 
 
 def _uniform(tensor: Tensor, generator: torch.Generator) -> None:
@@ -122,7 +96,7 @@ def _zeros(tensor: Tensor, generator: torch.Generator) -> None:
 def adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     """Yield the parameters of all adapters of a model."""
     for module in model.modules():
-        if isinstance(module, _Adapter):
+        if isinstance(module, Adapter):
             yield from module.parameters()
 
 

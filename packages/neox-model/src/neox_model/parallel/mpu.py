@@ -4,59 +4,19 @@ Used with the plain model only: a pipeline has its own grid. DeepSpeed sums grad
 parallel" group, counting parameters without `model_parallel = True` on its rank 0 only.
 """
 
-from torch.distributed import ProcessGroup
+from functools import partial
+from types import SimpleNamespace
 
 from neox_model.parallel.groups import Groups
 
-__all__ = ["ModelParallelUnit"]
+__all__ = ["model_parallel_unit"]
 
 
-class ModelParallelUnit:
-    """DeepSpeed's view of `Groups`."""
-
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
-
-    def get_model_parallel_rank(self) -> int:
-        """Return this process's tensor-parallel rank."""
-        return self._groups.model.rank
-
-    def get_model_parallel_world_size(self) -> int:
-        """Return the number of tensor-parallel ranks."""
-        return self._groups.model.size
-
-    def get_model_parallel_group(self) -> ProcessGroup | None:
-        """Return the tensor-parallel group."""
-        return self._groups.model.process_group
-
-    get_tensor_model_parallel_rank = get_model_parallel_rank
-    get_tensor_model_parallel_world_size = get_model_parallel_world_size
-    get_tensor_model_parallel_group = get_model_parallel_group
-
-    def get_data_parallel_rank(self) -> int:
-        """Return this process's data-parallel rank."""
-        return self._groups.data.rank
-
-    def get_data_parallel_world_size(self) -> int:
-        """Return the number of data-parallel ranks."""
-        return self._groups.data.size
-
-    def get_data_parallel_group(self) -> ProcessGroup | None:
-        """Return the data-parallel group."""
-        return self._groups.data.process_group
-
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        """Return the global ranks of the data-parallel group."""
-        return list(self._groups.data.ranks)
-
-    def get_pipe_parallel_rank(self) -> int:
-        """Return this process's pipeline stage."""
-        return self._groups.pipe.rank
-
-    def get_pipe_parallel_world_size(self) -> int:
-        """Return the number of pipeline stages."""
-        return self._groups.pipe.size
-
-    def get_pipe_parallel_group(self) -> ProcessGroup | None:
-        """Return the pipeline-parallel group."""
-        return self._groups.pipe.process_group
+def model_parallel_unit(groups: Groups) -> SimpleNamespace:
+    """Return DeepSpeed's view of groups: `get_model_parallel_rank`, `get_data_parallel_group`, ..."""
+    kinds = {"model": groups.model, "tensor_model": groups.model, "data": groups.data, "pipe": groups.pipe}
+    unit = SimpleNamespace(get_data_parallel_group_ranks=partial(list, groups.data.ranks))
+    for kind, group in kinds.items():
+        for suffix, attribute in (("rank", "rank"), ("world_size", "size"), ("group", "process_group")):
+            setattr(unit, f"get_{kind}_parallel_{suffix}", partial(getattr, group, attribute))
+    return unit

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.collectives import all_reduce, summed_copy
 from neox_model.parallel.gradient_reduction import in_buckets
 from neox_model.parallel.groups import Group
 
@@ -22,7 +22,7 @@ __all__ = ["has_partial_gradient", "mark_partial", "sum_partial_gradients", "tak
 def mark_partial(parameter: nn.Parameter, group: Group) -> None:
     """Mark a parameter of which every rank of a group computes a part of the gradient, and sum the parts."""
     # Rows of the parameter that `fully_shard` makes are marked alike (copy_description); no hook sums these.
-    parameter.partial_gradient = parameter.register_hook(partial(_sum_gradient, group))  # type: ignore[attr-defined]
+    parameter.partial_gradient = parameter.register_hook(partial(summed_copy, group=group))  # type: ignore[attr-defined]
 
 
 def has_partial_gradient(parameter: Tensor) -> bool:
@@ -45,8 +45,3 @@ def sum_partial_gradients(gradients: Sequence[Tensor], group: Group) -> None:
     """
     if group.size > 1:
         in_buckets(gradients, lambda flat: all_reduce(flat, group))
-
-
-def _sum_gradient(group: Group, gradient: Tensor) -> Tensor:
-    # Cloned, because autograd may pass the same gradient to another branch.
-    return all_reduce(gradient.clone(memory_format=torch.contiguous_format), group)

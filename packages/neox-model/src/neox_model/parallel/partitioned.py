@@ -5,7 +5,7 @@ Nothing is partitioned in a process in which torch's modules for it were not imp
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,7 +48,8 @@ def own_rows_of(parameter: Tensor) -> Iterator[Tensor]:
         local.copy_(whole[first : first + len(local)])
 
 
-def gathered(model: nn.Module) -> AbstractContextManager[None]:
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
     """Keep the whole parameters of a partitioned model, so that its layers run without communication.
 
     Collective over the data group before the block; nothing is done for a model that is not partitioned.
@@ -57,19 +58,16 @@ def gathered(model: nn.Module) -> AbstractContextManager[None]:
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not isinstance(model, fsdp.FSDPModule):
-        return nullcontext()
-    return _gathered(model, fsdp.FSDPModule)
-
-
-@contextmanager
-def _gathered(model: Any, part_class: Any) -> Iterator[None]:
+        yield
+        return
+    root: Any = model
     for part in model.modules():
-        if isinstance(part, part_class):
+        if isinstance(part, fsdp.FSDPModule):
             part.unshard()
-    model.set_reshard_after_backward(False)
+    root.set_reshard_after_backward(False)
     try:
         yield
     finally:
-        model.set_reshard_after_backward(True)
+        root.set_reshard_after_backward(True)
         # It frees parameters, too, where `reshard` takes a pass that failed for one that is under way.
-        model.reset_iter_state()
+        root.reset_iter_state()

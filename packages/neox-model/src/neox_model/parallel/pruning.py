@@ -10,9 +10,9 @@ Sources: arXiv:2005.07683 (learned scores), arXiv:1810.02340 (weight times gradi
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
-from neox_model.parallel.collectives import all_gather
+from neox_model.parallel.collectives import all_gather, all_reduce
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import Logical, logical_parameter
 
@@ -132,20 +132,14 @@ def threshold_of(parts: Sequence[Tensor], ratio: float, group: Group, *, device:
     """
     values = torch.cat([torch.zeros(0, device=device), *(part.flatten() for part in parts)])
     patterns = values.view(torch.int32).to(torch.int64)
-    total = _summed(torch.tensor([patterns.numel()], device=device), group)
+    total = all_reduce(torch.tensor([patterns.numel()], device=device), group)
     missing, prefix = max(1, round(ratio * int(total))), 0
     for low, width in _RUNS:
         runs = (patterns >> low & (2**width - 1)).to(torch.int64)
-        counts = _summed(torch.bincount(runs, minlength=2**width), group)
+        counts = all_reduce(torch.bincount(runs, minlength=2**width), group)
         above = counts.flip(0).cumsum(0).flip(0)
         found = int((above >= missing).nonzero().max())
         missing -= int(above[found] - counts[found])
         prefix |= found << low
         patterns = patterns[runs == found]
     return torch.tensor(prefix, dtype=torch.int32, device=device).view(torch.float32)
-
-
-def _summed(counts: Tensor, group: Group) -> Tensor:
-    if group.size > 1:
-        distributed.all_reduce(counts, group=group.process_group)
-    return counts

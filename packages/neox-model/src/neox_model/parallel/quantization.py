@@ -274,7 +274,12 @@ class InputQuantizer(nn.Module):
             return inputs
         with torch.no_grad():
             exact = _wide(inputs.detach())
-            low, high = self._token_range(exact) if self.is_dynamic else self.range.to(exact).unbind()
+            if self.is_dynamic:
+                low, high = exact.aminmax(dim=-1, keepdim=True)
+                low, high = all_reduce(torch.stack([-low, high]), self._group, _MOST).unbind()
+                low = -low
+            else:
+                low, high = self.range.to(exact).unbind()
             rounded = quantize_inputs(exact, low, high, self.bits, self._rounding.kind)
             if not self.is_dynamic:
                 # Before any batch was observed there is no range.
@@ -297,11 +302,6 @@ class InputQuantizer(nn.Module):
         mean = torch.where(self.has_range, _MOMENTUM * self.range + (1 - _MOMENTUM) * new, new)
         self.range.copy_(torch.where(new.isfinite().all(), mean, self.range))
         self.seen.fill_(-torch.inf)
-
-    def _token_range(self, exact: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = exact.aminmax(dim=-1, keepdim=True)
-        low, high = all_reduce(torch.stack([-low, high]), self._group, _MOST).unbind()
-        return -low, high
 
 
 def quantize_inputs(

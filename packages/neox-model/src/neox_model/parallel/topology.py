@@ -46,13 +46,19 @@ def create_groups(model_parallel_size: int, pipe_parallel_size: int) -> Groups:
         pipe_parallel_size=max(1, pipe_parallel_size),
     )
     everyone = tuple(range(topology.world_size))
+    is_gloo = dist.get_backend() == "gloo"
     world = Group(dist.get_rank(), topology.world_size, dist.group.WORLD, everyone)
     return Groups(
         data=_join(topology.ranks_along("data")),
         model=_join(topology.ranks_along("model")),
         pipe=_join(topology.ranks_along("pipe")),
         world=world,
-        control=Group(world.rank, world.size, _control_process_group(), everyone),
+        control=Group(
+            world.rank,
+            world.size,
+            dist.group.WORLD if is_gloo else dist.new_group(backend="gloo"),
+            everyone,
+        ),
     )
 
 
@@ -88,9 +94,3 @@ def _join(members: list[tuple[int, ...]]) -> Group:
             mine = Group(ranks.index(rank), len(ranks), handle, ranks)
     assert mine is not None, "every rank lies on each axis"
     return mine
-
-
-def _control_process_group() -> dist.ProcessGroup | None:
-    if dist.get_backend() == "gloo":
-        return dist.group.WORLD
-    return dist.new_group(backend="gloo")

@@ -8,7 +8,7 @@ from typing import Any
 from neox_config.atomic import atomic_write
 from neox_model.optional import require
 from neox_model.report.markup import printable
-from neox_model.report.reading import Column, Run
+from neox_model.report.reading import Run
 
 __all__ = ["draw_loss_curve", "smoothed"]
 
@@ -33,7 +33,10 @@ def draw_loss_curve(run: Run, picture: Path) -> Path:
         OSError: the plot cannot be written.
         ValueError: the run has no loss.
     """
-    curves = {name: _points(run.columns[name]) for name in _CURVES if name in run.columns}
+    columns = {name: run.columns[name] for name in _CURVES if name in run.columns}
+    curves = {
+        name: list(zip(column.iterations, column.values, strict=True)) for name, column in columns.items()
+    }
     if not curves:
         raise ValueError(f"{run.record} contains no loss; wait until the training has logged some iterations")
     require("matplotlib", because="neox-report", install="matplotlib")
@@ -71,7 +74,3 @@ def smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 def _window(points: Sequence[tuple[int, float]]) -> int:
     return max(1, len(points) // 20)
-
-
-def _points(column: Column) -> list[tuple[int, float]]:
-    return list(zip(column.iterations, column.values, strict=True))

@@ -106,23 +106,21 @@ _OTHERS = (
 
 def all_figures(runs: Sequence[Run]) -> Html:
     """Return all figures for which a run has values; several runs are drawn into the same figures."""
-    found = [_drawn(_LOSS, runs, is_wide=True), *(_drawn(spec, runs) for spec in _OTHERS)]
-    found += [_drawn(spec, runs) for spec in _by_tensor(runs)]
-    return Html("".join(found))
-
-
-def _drawn(spec: _Spec, runs: Sequence[Run], *, is_wide: bool = False) -> Html:
-    lines = [line for run in runs for line in _lines(spec, run, named=len(runs) > 1)]
     marks = [mark for run in runs for mark in _marks(run, named=len(runs) > 1)]
-    return figure(
-        spec.title,
-        lines,
-        unit=spec.unit,
-        marks=marks,
-        is_log=spec.is_log,
-        is_wide=is_wide,
-        shown=spec.shown,
-    )
+    figures = []
+    for spec in (_LOSS, *_OTHERS, *_by_tensor(runs)):
+        lines = [line for run in runs for line in _lines(spec, run, named=len(runs) > 1)]
+        drawn = figure(
+            spec.title,
+            lines,
+            unit=spec.unit,
+            marks=marks,
+            is_log=spec.is_log,
+            is_wide=spec is _LOSS,
+            shown=spec.shown,
+        )
+        figures.append(drawn)
+    return Html("".join(figures))
 
 
 def _lines(spec: _Spec, run: Run, *, named: bool) -> Iterator[Line]:
@@ -164,11 +162,9 @@ def _by_tensor(runs: Sequence[Run]) -> Iterator[_Spec]:
             for name, column in run.columns.items()
             if name.startswith(prefix)
         }
-        largest = sorted(last, key=lambda name: last[name], reverse=True)[:_MOST_TENSORS]
+        largest = sorted(last, key=last.__getitem__, reverse=True)[:_MOST_TENSORS]
+        some = f", the {len(largest)} largest of {len(last):,} tensors" if len(last) > len(largest) else ""
         if largest:
-            some = (
-                f", the {len(largest)} largest of {len(last):,} tensors" if len(last) > len(largest) else ""
-            )
             yield _Spec(
                 title=title,
                 unit=f"2-norm{some}",

@@ -1,10 +1,8 @@
 """The command `neox-report`."""
 
-import os
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import click
 
@@ -13,27 +11,13 @@ from neox_config.command_line import Command
 from neox_model.optional import MissingPackageError
 from neox_model.report.chart import draw_loss_curve
 from neox_model.report.page import render_page
-from neox_model.report.reading import Run, UnknownFormatError, earlier_records, is_record, read_runs
+from neox_model.report.reading import RecordError, earlier_records, read_runs
 
 __all__ = ["main"]
 
 
 class _Report(Command):
-    reported: ClassVar[tuple[type[Exception], ...]] = (OSError, UnknownFormatError)
-
-
-class _Run(click.Path):
-    """A log folder, or a record in it; another file is answered with its folder."""
-
-    def __init__(self) -> None:
-        super().__init__(exists=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path of a log folder, or of a record."""
-        if os.path.isfile(value) and not is_record(Path(value)):
-            folder = shlex.quote(os.path.dirname(value) or ".")
-            self.fail(f"{value} is a file; give the folder of the run: neox-report {folder}", param, ctx)
-        return super().convert(value, param, ctx)
+    reported: ClassVar[tuple[type[Exception], ...]] = (OSError, RecordError)
 
 
 @click.command(
@@ -46,7 +30,7 @@ class _Run(click.Path):
     metavar="RUN [RUN ...]",
     nargs=-1,
     required=True,
-    type=_Run(),
+    type=click.Path(exists=True, path_type=Path),
 )
 @click.option(
     "--output",
@@ -76,19 +60,19 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     with atomic_write(page) as file:
         file.write(text)
     click.echo(click.format_filename(page))
-    picture = png or _picture_of(output, runs)
+    picture = png
+    if picture is None and len(runs) == 1:
+        picture = _beside(runs[0], "loss.png") if output is None else output.with_suffix(".png")
     if picture is not None:
-        _plot(found[0], picture, is_requested=png is not None)
+        try:
+            click.echo(click.format_filename(draw_loss_curve(found[0], picture)))
+        except (MissingPackageError, OSError, ValueError) as error:
+            if png is not None:
+                raise click.ClickException(str(error)) from error
+            click.echo(f"no plot: {error}", err=True)
     for record in (record for run in runs for record in earlier_records(run)):
         command = f"neox-report {shlex.quote(str(record))}"
         click.echo(f"{record} is the record of an earlier training; show it with: {command}", err=True)
-
-
-def _picture_of(output: Path | None, runs: Sequence[Path]) -> Path | None:
-    """Return the loss plot to write with the page of a single run; None for several."""
-    if len(runs) > 1:
-        return None
-    return _beside(runs[0], "loss.png") if output is None else output.with_suffix(".png")
 
 
 def _beside(run: Path, name: str) -> Path:
@@ -96,13 +80,3 @@ def _beside(run: Path, name: str) -> Path:
     if run.is_dir():
         return run / name
     return run.with_name(f"{Path(name).stem}{Path(run.stem).suffix}{Path(name).suffix}")
-
-
-def _plot(run: Run, picture: Path, *, is_requested: bool) -> None:
-    """Plot the loss of a run; a plot that was not requested is left out with a message."""
-    try:
-        click.echo(click.format_filename(draw_loss_curve(run, picture)))
-    except (MissingPackageError, OSError, ValueError) as error:
-        if is_requested:
-            raise click.ClickException(str(error)) from error
-        click.echo(f"no plot: {error}", err=True)

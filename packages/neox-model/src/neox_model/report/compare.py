@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from neox_model.report.markup import plain
 from neox_model.report.reading import Attempt, Run
@@ -14,20 +14,9 @@ _SUBJECTS = ("configuration", "data", "layout", "packages", "code", "device")
 _PARAMETERS = ("configuration", "data")
 
 
-class Change(NamedTuple):
-    """Something that an attempt has otherwise than the attempt before.
-
-    Args:
-        attempt: the attempt.
-        name: name of the parameter; of anything else, its subject and name, such as `packages: torch`.
-        before: value of the attempt before.
-        after: value of this attempt.
-    """
-
-    attempt: Attempt
-    name: str
-    before: str
-    after: str
+Change = tuple[Attempt, str, str, str]
+"""Something that an attempt has otherwise than the one before: the attempt, the name of the parameter (of
+anything else its subject and name, such as `packages: torch`), and both values, the earlier one first."""
 
 
 def changes(run: Run) -> list[Change]:
@@ -37,18 +26,14 @@ def changes(run: Run) -> list[Change]:
     """
     found = []
     for before, after in pairwise(one for one in run.attempts if one.start):
-        for subject, rows in _differing([before.start, after.start]).items():
+        for subject, rows in differences([before.start, after.start]).items():
             prefix = "" if subject in _PARAMETERS else f"{subject}: "
-            found += [Change(after, prefix + name, *values) for name, *values in rows if name != "host"]
+            found += [(after, prefix + name, old, new) for name, old, new in rows if name != "host"]
     return found
 
 
-def differences(runs: Sequence[Run]) -> dict[str, list[tuple[str, ...]]]:
-    """Return for each subject the rows that differ: name, then the value of each run."""
-    return _differing([run.about for run in runs])
-
-
-def _differing(abouts: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, ...]]]:
+def differences(abouts: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, ...]]]:
+    """Return for each subject the rows that differ between starts: name, then the value of each."""
     found: dict[str, list[tuple[str, ...]]] = {subject: [] for subject in _SUBJECTS}
     tables = [_facts(about) for about in abouts]
     for subject, name in sorted({key for table in tables for key in table}):

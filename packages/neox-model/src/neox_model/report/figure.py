@@ -1,11 +1,10 @@
 """Draw curves as inline SVG, with labels in HTML so that they stay readable at any width."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from neox_config.counted import counted
-from neox_model.report.markup import Html, element, json_block, number, table
+from neox_model.report.markup import Html, element, json_block, number, trimmed
 from neox_model.report.series import Curve
 
 __all__ = ["MARKS", "Line", "Mark", "figure"]
@@ -23,7 +22,6 @@ _SIDE = 1000
 _MARK_BINS = 250
 # The points of a reduced curve begin and end a little inside its range.
 _MARK_MARGIN = 0.02
-_TABLE_ROWS = 12
 _COLORS = 6
 
 
@@ -99,10 +97,16 @@ def figure(
         return Html("")
     frame = _frame(lines, is_log=is_log)
     grid = [value for value in _ticks(frame) if frame.low <= value <= frame.high]
+    ends = [
+        f"{line.label} from {shown(line.curve.mean[0])} at iteration {line.curve.at[0]:,.0f} to "
+        f"{shown(line.curve.mean[-1])} at {line.curve.at[-1]:,.0f}"
+        for line in lines
+    ]
+    heights = [f"{frame.y(value):.1f}" for value in grid]
     drawing = element(
         "svg",
-        element("title", _described(title, lines, shown)),
-        *(_grid_line(frame.y(value)) for value in grid),
+        element("title", f"{title}: {'; '.join(ends)}"),
+        *(element("line", x1=0, x2=_SIDE, y1=y, y2=y, class_="grid") for y in heights),
         *(_drawn(line, place, frame) for place, line in enumerate(lines)),
         viewBox=f"0 0 {_SIDE} {_SIDE}",
         preserveAspectRatio="none",
@@ -115,26 +119,21 @@ def figure(
     plot = element(
         "div",
         drawing,
-        *(_placed(mark, frame) for mark in _binned(marks, frame)),
+        *_placed(marks, frame),
         element("i", class_="cross"),
         class_="plot",
     )
+    scale = ", logarithmic" if frame.is_log else ""
     return element(
         "figure",
-        _caption(title, unit, frame),
+        element("figcaption", element("b", title), element("small", unit + scale)),
         _legend(lines, marks),
         element("div", *labels, plot, class_="frame"),
         element("div", *_iterations(frame), class_="xaxis"),
         element("output", "", class_="tip"),
         _data(lines, frame, shown),
-        _values(lines, shown),
         class_="wide" if is_wide else None,
     )
-
-
-def _caption(title: str, unit: str, frame: _Frame) -> Html:
-    scale = ", logarithmic" if frame.is_log else ""
-    return element("figcaption", element("b", title), element("small", unit + scale))
 
 
 def _frame(lines: Sequence[Line], *, is_log: bool) -> _Frame:
@@ -168,10 +167,6 @@ def _round_step(rough: float) -> float:
     return next((step * power for step in (1, 2, 5) if step * power >= rough), 10 * power)
 
 
-def _grid_line(y: float) -> Html:
-    return element("line", x1=0, x2=_SIDE, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="grid")
-
-
 def _drawn(line: Line, place: int, frame: _Frame) -> Html:
     """Return the curve of the means, with the range of each bin behind it."""
     curve, color = line.curve, f"c{place % _COLORS}"
@@ -197,29 +192,22 @@ def _point(iteration: float, value: float, frame: _Frame) -> str:
     return f"{frame.x(iteration):.1f},{frame.y(value):.1f}"
 
 
-def _binned(marks: Sequence[Mark], frame: _Frame) -> list[Mark]:
-    """Return the visible marks; many of a kind in the same place become one that states their number."""
+def _placed(marks: Sequence[Mark], frame: _Frame) -> Iterator[Html]:
+    """Yield the visible marks; many of a kind in the same place become one that states their number."""
     bins: dict[tuple[str, int], list[Mark]] = {}
     for mark in marks:
         x = frame.x(mark.iteration) / _SIDE
         if -_MARK_MARGIN <= x <= 1 + _MARK_MARGIN:
             place = min(_MARK_BINS - 1, max(0, int(x * _MARK_BINS)))
             bins.setdefault((mark.kind, place), []).append(mark)
-    return [_merged(found) for found in bins.values()]
-
-
-def _merged(marks: Sequence[Mark]) -> Mark:
-    first = marks[0]
-    if len(marks) == 1:
-        return first
-    iterations = [mark.iteration for mark in marks]
-    span = f"iterations {min(iterations):,.0f} to {max(iterations):,.0f}"
-    return Mark(first.iteration, first.kind, f"{len(marks):,} x {MARKS[first.kind]}, {span}")
-
-
-def _placed(mark: Mark, frame: _Frame) -> Html:
-    left = f"left:{min(_SIDE, max(0, frame.x(mark.iteration))) / 10:.2f}%"
-    return element("i", class_=f"mark {mark.kind}", style=left, title=mark.text)
+    for (kind, _), found in bins.items():
+        first, text = found[0].iteration, found[0].text
+        if len(found) > 1:
+            iterations = [mark.iteration for mark in found]
+            span = f"iterations {min(iterations):,.0f} to {max(iterations):,.0f}"
+            text = f"{len(found):,} x {MARKS[kind]}, {span}"
+        left = f"left:{min(_SIDE, max(0, frame.x(first))) / 10:.2f}%"
+        yield element("i", class_=f"mark {kind}", style=left, title=text)
 
 
 def _iterations(frame: _Frame) -> list[Html]:
@@ -238,38 +226,21 @@ def _iterations(frame: _Frame) -> list[Html]:
 def _tick_texts(values: Sequence[float], shown: Callable[..., str]) -> list[str]:
     """Format values with as many digits as make them differ."""
     for digits in range(4, 16):
-        texts = [_trimmed(shown(value, digits=digits)) for value in values]
+        texts = [trimmed(shown(value, digits=digits)) for value in values]
         if len(set(texts)) == len(texts):
             break
     return texts
 
 
-def _trimmed(text: str) -> str:
-    """Drop the zeros at the end of a decimal fraction."""
-    return text.rstrip("0").rstrip(".") if "." in text and text[-1] == "0" else text
-
-
 def _legend(lines: Sequence[Line], marks: Sequence[Mark]) -> Html:
-    entries = [
-        element(
-            "li",
-            element("i", class_=f"key c{place % _COLORS}{' faded' if line.is_faded else ''}"),
-            line.label,
-        )
-        for place, line in enumerate(lines)
-    ]
+    entries = []
+    for place, line in enumerate(lines):
+        key = f"key c{place % _COLORS}{' faded' if line.is_faded else ''}"
+        lacks = f" ({line.curve.left_out:,} not finite)" if line.curve.left_out else ""
+        entries.append(element("li", element("i", class_=key), line.label + lacks))
     kinds = {mark.kind: MARKS[mark.kind] for mark in marks}
     entries += [element("li", element("i", class_=f"sign {kind}"), text) for kind, text in kinds.items()]
     return element("ul", *entries, class_="legend")
-
-
-def _described(title: str, lines: Sequence[Line], shown: Callable[..., str]) -> str:
-    texts = [
-        f"{line.label} from {shown(line.curve.mean[0])} at iteration {line.curve.at[0]:,.0f} to "
-        f"{shown(line.curve.mean[-1])} at {line.curve.at[-1]:,.0f}"
-        for line in lines
-    ]
-    return f"{title}: {'; '.join(texts)}"
 
 
 def _data(lines: Sequence[Line], frame: _Frame, shown: Callable[..., str]) -> Html:
@@ -286,34 +257,3 @@ def _data(lines: Sequence[Line], frame: _Frame, shown: Callable[..., str]) -> Ht
         for line in lines
     ]
     return json_block({"first": frame.first, "last": frame.last, "lines": content}, class_="data")
-
-
-def _values(lines: Sequence[Line], shown: Callable[..., str]) -> Html:
-    """Return a table of some values of every line, for readers without the drawing."""
-    rows = []
-    for line in lines:
-        step = max(1, math.ceil(len(line.curve.at) / _TABLE_ROWS))
-        places = [*range(0, len(line.curve.at) - 1, step), len(line.curve.at) - 1]
-        rows += [
-            (
-                f"{line.curve.at[place]:,.0f}",
-                line.label,
-                *(shown(each[place]) for each in _numbers(line.curve)),
-            )
-            for place in places
-        ]
-    notes = [
-        f"{line.label}: {counted(line.curve.left_out, 'value is', 'values are')} not finite"
-        for line in lines
-        if line.curve.left_out
-    ]
-    return element(
-        "details",
-        element("summary", "Values"),
-        *(element("p", note) for note in notes),
-        table(("iteration", "curve", "mean", "least", "largest"), rows),
-    )
-
-
-def _numbers(curve: Curve) -> tuple[list[float], list[float], list[float]]:
-    return curve.mean, curve.low, curve.high

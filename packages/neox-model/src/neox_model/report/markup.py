@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from neox_config.formats import format_duration
+
 __all__ = [
     "Html",
-    "badge",
-    "cell",
     "clock",
     "duration",
     "element",
@@ -20,6 +20,7 @@ __all__ = [
     "printable",
     "size",
     "table",
+    "trimmed",
 ]
 
 
@@ -49,19 +50,10 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, class_: str 
     """Return a table that scrolls by itself on a narrow screen; the first column has the rows' headings."""
     head = element("thead", element("tr", *(element("th", text, scope="col") for text in heading)))
     lines = [
-        element("tr", *(cell(text, is_heading=place == 0) for place, text in enumerate(row))) for row in rows
+        element("tr", element("th", first, scope="row"), *(element("td", text) for text in others))
+        for first, *others in rows
     ]
     return element("div", element("table", head, element("tbody", *lines), class_=class_), class_="scroll")
-
-
-def cell(text: str, *, is_heading: bool = False) -> Html:
-    """Return a cell of a table."""
-    return element("th", text, scope="row") if is_heading else element("td", text)
-
-
-def badge(text: str, kind: str) -> Html:
-    """Return a short label; the kind selects its colour."""
-    return element("span", text, class_=f"badge {kind}")
 
 
 def json_block(value: Any, *, class_: str) -> Html:
@@ -84,22 +76,20 @@ def number(value: float | None, *, digits: int = 4) -> str:
     return f"{value:.{digits - 1}g}"
 
 
+def trimmed(text: str) -> str:
+    """Drop the zeros at the end of a decimal fraction."""
+    return text.rstrip("0").rstrip(".") if "." in text and text[-1] == "0" else text
+
+
 def size(value: float | None, *, digits: int = 3) -> str:
     """Format a number of bytes with some significant digits: `1.5 GiB`."""
     if value is None:
         return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{_significant(value, digits)} {unit}" if unit != "B" else f"{value:.0f} B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
         value /= 1024
-    return f"{_significant(value, digits)} TiB"
-
-
-def _significant(value: float, digits: int) -> str:
-    """Format a number without an exponent and without zeros at the end of its fraction."""
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
-    text = f"{value:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if decimals else text
+    return f"{trimmed(number(value, digits=digits))} {unit}"
 
 
 def clock(seconds: float | None) -> str:
@@ -110,16 +100,10 @@ def clock(seconds: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format a duration: `12.3 s`, `4 min 10 s`, `3 h 5 min`, `2 d 4 h`."""
+    """Format a duration: `0.25 s`, `12.3 s`, `4:10`, `3:05:00`, `2 d 04:46`."""
     if seconds is None:
         return "-"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    for unit, smaller, length, part in (("min", "s", 60, 1), ("h", "min", 3600, 60), ("d", "h", 86400, 3600)):
-        limit = {"min": 3600, "h": 86400}.get(unit, math.inf)
-        if seconds < limit:
-            return f"{int(seconds // length)} {unit} {int(seconds % length // part)} {smaller}"
-    raise AssertionError("the last unit has no limit")
+    return f"{seconds:.3g} s" if seconds < 60 else format_duration(seconds)
 
 
 def plain(value: Any) -> str:

@@ -1,16 +1,18 @@
 """Put the page together."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from importlib import resources
+from operator import getitem
 from typing import Any
 
 from neox_config.counted import counted
 from neox_model.report.charts import all_figures
 from neox_model.report.compare import changes, differences, flattened
-from neox_model.report.markup import Html, badge, clock, duration, element, number, plain, size, table
+from neox_model.report.markup import Html, clock, duration, element, number, plain, size, table
 from neox_model.report.reading import Run
-from neox_model.report.story import Row, happened, loss_spikes, lowest_validation, status, story, timeline
+from neox_model.report.story import happened, loss_spikes, lowest_validation, status, story, timeline
 
 __all__ = ["render_page"]
 
@@ -26,7 +28,6 @@ _KIND_COLORS = {
     "straggler": "warn",
     "memory": "plain",
     "evaluation": "plain",
-    "save": "plain",
     "start": "good",
     "end": "good",
 }
@@ -52,9 +53,9 @@ def render_page(runs: Sequence[Run]) -> str:
         "compared": _compared(runs) if len(runs) > 1 else Html(""),
         "charts": element("div", all_figures(runs), class_="charts"),
         "timeline": _each(runs, _timeline),
-        "estimate": _each(runs, _estimate),
-        "configuration": _each(runs, _configuration),
-        "environment": _each(runs, _environment),
+        "estimate": _each(runs, _estimate, of_start=True),
+        "configuration": _each(runs, _configuration, of_start=True),
+        "environment": _each(runs, _environment, of_start=True),
         "missing": _each(runs, _missing),
     }
     shown = {name: content for name, content in sections.items() if content}
@@ -84,11 +85,20 @@ def _packaged(name: str) -> str:
     return resources.files("neox_model.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _each(runs: Sequence[Run], part: Any) -> Html:
-    """Return a part of every run, with its name if there are several."""
-    if len(runs) == 1:
-        return part(runs[0])
-    return Html("".join(element("h3", run.name) + part(run) for run in runs))
+def _each(runs: Sequence[Run], part: Any, *, of_start: bool = False) -> Html:
+    """Return a part of every run, with its name if there are several.
+
+    Args:
+        runs: the runs.
+        part: returns the part of a run.
+        of_start: it is about what an attempt recorded at its start, which older versions did not.
+    """
+    pieces = []
+    for run in runs:
+        pieces += [element("h3", run.name)] if len(runs) > 1 else []
+        is_told = run.about or not of_start
+        pieces.append(part(run) if is_told else element("p", "Not in the record.", class_="soft"))
+    return Html("".join(pieces))
 
 
 def _head(run: Run, *, named: bool) -> Html:
@@ -103,7 +113,7 @@ def _head(run: Run, *, named: bool) -> Html:
     first = element(
         "p",
         *name,
-        badge(word, kind),
+        element("span", word, class_=f"badge {kind}"),
         f" {done}{iterations} in {counted(len(run.attempts), 'attempt')}; last record {ended} UTC; "
         "log folder ",
         element("code", str(run.source)),
@@ -115,70 +125,53 @@ def _head(run: Run, *, named: bool) -> Html:
 
 
 def _tiles(run: Run) -> Iterator[Html]:
-    last = run.last_value
-    evaluations = happened(run, ("evaluation",))
-    speed = _median(run, "throughput/tokens_per_second")
+    last, lowest = run.last_value, lowest_validation(run)
     memory = _largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")
-    tokens, lowest = last("progress/tokens"), lowest_validation(run)
-    skipped, spikes = _skipped(run), len(loss_spikes(run))
     texts = {
         "training loss, last": number(last("loss/train")),
         "validation loss, last": number(last("loss/validation")),
-        **(
-            {}
-            if lowest is None
-            else {f"validation loss, lowest, in iteration {lowest[1]:,}": number(lowest[0])}
-        ),
-        "tokens": number(tokens, digits=3),
-        "tokens/s, median": number(speed, digits=3),
-        "TFLOP/s per device, median": number(_median(run, "throughput/tflops_per_device"), digits=3),
-        "MFU (full)": _percent(last("throughput/mfu")),
-        "MFU (causal)": _percent(last("throughput/mfu_causal")),
-        "most memory, rank 0": size(memory),
     }
+    if lowest is not None:
+        texts[f"validation loss, lowest, in iteration {lowest[1]:,}"] = number(lowest[0])
+    texts |= {
+        "tokens": number(last("progress/tokens"), digits=3),
+        "tokens/s, median": number(_median(run, "throughput/tokens_per_second"), digits=3),
+        "TFLOP/s per device, median": number(_median(run, "throughput/tflops_per_device"), digits=3),
+    }
+    # Why there is none is among the estimates.
+    for label, metric in (("MFU (full)", "throughput/mfu"), ("MFU (causal)", "throughput/mfu_causal")):
+        if (share := last(metric)) is not None:
+            texts[label] = f"{100 * share:.1f} %"
+    texts["most memory, rank 0"] = size(memory)
     numbers = (
         counted(run.restarts, "restart"),
-        counted(len(evaluations), "evaluation"),
-        counted(skipped, "update skipped", "updates skipped"),
-        counted(spikes, "loss spike"),
+        counted(len(happened(run, "evaluation")), "evaluation"),
+        counted(_skipped(run), "update skipped", "updates skipped"),
+        counted(len(loss_spikes(run)), "loss spike"),
         counted(len(run.checkpoints), "checkpoint kept", "checkpoints kept"),
     )
     texts |= {what: total for total, _, what in (each.partition(" ") for each in numbers)}
-    # Why there is no MFU is among the estimates.
     for label, text in texts.items():
-        if text:
-            yield element("div", element("b", text), element("span", label), class_="tile")
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"
+        yield element("div", element("b", text), element("span", label), class_="tile")
 
 
 def _timeline(run: Run) -> Html:
-    rows = timeline(run)
-    notes = []
-    if len(rows) > _MOST_EVENTS:
-        notes = [element("p", f"The {_MOST_EVENTS:,} latest of {len(rows):,} events.", class_="soft")]
-    lines = [_event_cells(row) for row in rows[-_MOST_EVENTS:]]
-    return Html(
-        "".join(
-            [*notes, table(("time (UTC)", "iteration", "event", "what", "details"), lines, class_="timeline")]
-        )
-    )
-
-
-def _event_cells(row: Row) -> tuple[str, ...]:
-    when, iteration, kind, text, detail = row
-    shown: str = detail
-    if "\n" in detail or len(detail) > 300:
-        shown = element("details", element("summary", detail.split("\n")[0][:120]), element("pre", detail))
-    return when, iteration, badge(kind.replace("_", " "), _KIND_COLORS.get(kind, "plain")), text, shown
+    rows, lines = timeline(run), []
+    for when, iteration, kind, text, detail in rows[-_MOST_EVENTS:]:
+        if "\n" in detail or len(detail) > 300:
+            summary = element("summary", detail.split("\n")[0][:120])
+            detail = element("details", summary, element("pre", detail))
+        color = _KIND_COLORS.get(kind, "plain")
+        label = element("span", kind.replace("_", " "), class_=f"badge {color}")
+        lines.append((when, iteration, label, text, detail))
+    shown = table(("time (UTC)", "iteration", "event", "what", "details"), lines, class_="timeline")
+    if len(rows) <= _MOST_EVENTS:
+        return shown
+    return Html(element("p", f"The {_MOST_EVENTS:,} latest of {len(rows):,} events.", class_="soft") + shown)
 
 
 def _estimate(run: Run) -> Html:
     about = run.about
-    if not about:
-        return element("p", "The record has no estimate.", class_="soft")
     estimate, memory = about["estimate"], about["estimate"]["memory_bytes"]
     on_device = _largest(run, "memory/peak_allocated_bytes")
     host = _largest(run, "memory/host_peak_bytes")
@@ -221,17 +214,19 @@ def _times(run: Run) -> tuple[str, str]:
 
 def _configuration(run: Run) -> Html:
     about = run.about
-    if not about:
-        return element("p", "The record has no configuration.", class_="soft")
     values, origins = flattened(about["config"]), about["origins"]
-    given = [(name, _written(about["config"], name), origin) for name, origin in origins.items()]
-    others = [(name, plain(value)) for name, value in values.items() if not _is_given(name, origins)]
+    sources = [(name, _written(about["config"], name), origin) for name, origin in origins.items()]
+    others = [
+        (name, plain(value))
+        for name, value in values.items()
+        if not any(name == given or name.startswith(f"{given}.") for given in origins)
+    ]
     rest = element(
         "details",
         element("summary", f"{counted(len(others), 'parameter')} with their defaults"),
         table(("parameter", "value"), others),
     )
-    return Html(_changed(run) + table(("parameter", "value", "origin"), given) + rest)
+    return Html(_changed(run) + table(("parameter", "value", "origin"), sources) + rest)
 
 
 def _changed(run: Run) -> Html:
@@ -256,24 +251,16 @@ def _changed(run: Run) -> Html:
     )
 
 
-def _is_given(name: str, origins: Mapping[str, str]) -> bool:
-    return any(name == given or name.startswith(f"{given}.") for given in origins)
-
-
 def _written(config: Any, name: str) -> str:
     """Return a value by dotted name; a secret is not in the record."""
-    value = config
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return "not in the record (a secret, or a value that others replace)"
-        value = value[part]
-    return plain(value)
+    try:
+        return plain(reduce(getitem, name.split("."), config))
+    except (LookupError, TypeError):
+        return "not in the record (a secret, or a value that others replace)"
 
 
 def _environment(run: Run) -> Html:
     about = run.about
-    if not about:
-        return element("p", "The record does not describe the environment.", class_="soft")
     layout = about["layout"]
     code = about["code"]
     rows = [
@@ -295,9 +282,7 @@ def _environment(run: Run) -> Html:
 
 
 def _missing(run: Run) -> Html:
-    if not run.missing:
-        return element("p", "Nothing is missing.", class_="soft")
-    return element("ul", *(element("li", what) for what in run.missing))
+    return element("ul", *(element("li", what) for what in run.missing or ["nothing"]))
 
 
 def _compared(runs: Sequence[Run]) -> Html:
@@ -322,7 +307,7 @@ def _compared(runs: Sequence[Run]) -> Html:
     ]
     names = [run.name for run in runs]
     parts = [table(("", *names), rows)]
-    for subject, differing in differences(runs).items():
+    for subject, differing in differences([run.about for run in runs]).items():
         parts.append(element("h3", f"Difference in {subject}"))
         parts.append(table(("", *names), differing) if differing else element("p", "None.", class_="soft"))
     return Html("".join(parts))
@@ -333,8 +318,8 @@ def _skipped(run: Run) -> int:
     counted = run.last_value("optimizer/skipped_iterations")
     if counted is not None:
         return int(counted)
-    spikes = [event for event in happened(run, ("spike",)) if event.get("action") == "skip"]
-    return len(happened(run, ("skipped",))) + len(spikes)
+    spikes = [event for event in happened(run, "spike") if event.get("action") == "skip"]
+    return len(happened(run, "skipped")) + len(spikes)
 
 
 def _median(run: Run, metric: str) -> float | None:

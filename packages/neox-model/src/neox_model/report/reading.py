@@ -1,6 +1,5 @@
 """Read everything that a run has left behind: its record, the failures of its workers, its checkpoints."""
 
-import errno
 import json
 import re
 from array import array
@@ -10,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from neox_config.counted import counted
-from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, is_checkpoint, iteration_of
+from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
 from neox_config.facts.records import FAILURES, RECORD
 from neox_model.metrics.writers.jsonl import FORMAT, read_records, superseded_from
-from neox_model.report.checking import is_time, unsound
 
 __all__ = [
     "Attempt",
     "Column",
-    "NoRecordError",
+    "RecordError",
     "Run",
-    "UnknownFormatError",
     "earlier_records",
     "is_record",
     "read_run",
@@ -28,20 +25,23 @@ __all__ = [
 ]
 
 _HEAD = ("time", "attempt", "iteration")
-_MOST_NAMED = 3
-_LOG_DIR = "pass the folder that log-dir names"
 # A training that starts from the beginning renames the record of an earlier one to metrics.1.jsonl.
 _EARLIER = re.compile(rf"{Path(RECORD).stem}\.([0-9]+){Path(RECORD).suffix}")
 
 
-class UnknownFormatError(ValueError):
-    """The record is of a version that this one cannot read."""
+# What a page shows -> beginnings of the metrics of which at least one must be there, and why they may not be.
+_WANTED: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "training loss": (("loss/train",), "no iteration was logged yet"),
+    "validation loss": (("loss/validation",), "no evaluation has taken place (eval-interval, eval-iters)"),
+    "memory": (("memory/host_bytes", "memory/host_peak_bytes"), "an older version wrote the record"),
+    "norms of weights": (("param_norms/",), "log-param-norm is not set"),
+    "norms of gradients by tensor": (("gradient_norms/",), "log-grad-norm is not set"),
+    "times of phases": (("time/forward",), "wall-clock-breakdown is not set"),
+}
 
-    exit_code = 2
 
-
-class NoRecordError(FileNotFoundError):
-    """The folder is not that of a run, or the run failed before its first iteration."""
+class RecordError(ValueError):
+    """There is no record, because the run failed before its first iteration, or it is of another version."""
 
     exit_code = 2
 
@@ -78,7 +78,6 @@ class Attempt:
         end: the event of its end; None if it was killed or is still running.
         failures: failures of its workers and hosts, earliest first.
         launch: name of the launch; None without neox-launch, or from an older version.
-        unrecorded: failures of earlier starts of the same launch that recorded nothing else.
     """
 
     number: int
@@ -90,7 +89,6 @@ class Attempt:
     end: Mapping[str, Any] | None = None
     failures: list[Mapping[str, Any]] = field(default_factory=list)
     launch: str | None = None
-    unrecorded: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
     def restart(self) -> int:
@@ -111,7 +109,7 @@ class Run:
         in_effect: the events without those of iterations that a later attempt repeated.
         attempts: at least one.
         checkpoints: iteration and time of each complete checkpoint that still exists.
-        unrecorded: failures of later launches that recorded nothing else.
+        unrecorded: failures of starts that recorded nothing else.
         missing: what the files lack, in words.
     """
 
@@ -151,7 +149,7 @@ class Run:
             last[attempt.launch] = max(last.get(attempt.launch, 0), attempt.restart)
         for failure in self.unrecorded:
             launch = failure.get("launch")
-            last[launch] = max(last.get(launch, 0), _restart_of(failure) or 0)
+            last[launch] = max(last.get(launch, 0), failure.get("restart") or 0)
         return sum(last.values())
 
     @property
@@ -171,23 +169,17 @@ def read_run(source: Path) -> Run:
         source: its log folder, or in it the record of an earlier training.
 
     Raises:
-        NoRecordError: the folder has no `metrics.jsonl`.
         OSError: it cannot be read.
-        UnknownFormatError: another version wrote it.
+        RecordError: the folder has no `metrics.jsonl`, or another version wrote it.
     """
     run, attempts = Run(source=source), dict[int, Attempt]()
     path = run.record
-    if not path.is_file():
-        failed = _only_failures(source / FAILURES)
-        what = f"no such file; {_log_folder_near(source)}" if failed is None else failed
-        raise NoRecordError(errno.ENOENT, what, str(path))
+    if not (path.is_file() and is_record(path)):
+        raise RecordError(f"{path}: {_without_record(source / FAILURES)}")
     limits = superseded_from(path)
     for record in read_records(path):
         number, iteration = record.get("attempt", 1), record["iteration"]
         attempt = attempts.setdefault(number, Attempt(number=number, first=0))
-        if not is_time(record.get("time", 0.0)):
-            run.missing.append(f"a line of iteration {iteration:,}: its time is not one")
-            continue
         attempt.last, attempt.ended = iteration, record.get("time")
         is_in_effect = iteration <= limits.get(number, iteration)
         if "event" in record:
@@ -200,15 +192,18 @@ def read_run(source: Path) -> Run:
     run.attempts = sorted(attempts.values(), key=lambda one: one.number) or [Attempt(number=1, first=0)]
     _add_failures(run)
     _add_checkpoints(run)
-    run.missing += _missing(run)
+    for what, (prefixes, why) in _WANTED.items():
+        if not any(name.startswith(prefixes) for name in run.columns):
+            run.missing.append(f"{what}: {why}")
+    if not run.about:
+        run.missing.append("configuration, packages, code and estimate: an older version wrote the record")
     return run
 
 
 def earlier_records(source: Path) -> list[Path]:
     """Return the records of earlier trainings in a log folder, oldest first; none of a file."""
-    found = {path: _EARLIER.fullmatch(path.name) for path in source.glob("*")}
-    numbers = {path: int(match[1]) for path, match in found.items() if match}
-    return sorted(numbers, key=numbers.__getitem__)
+    numbers = [(int(match[1]), path) for path in source.glob("*") if (match := _EARLIER.fullmatch(path.name))]
+    return [path for _, path in sorted(numbers)]
 
 
 def is_record(path: Path) -> bool:
@@ -216,77 +211,37 @@ def is_record(path: Path) -> bool:
     return path.name == RECORD or _EARLIER.fullmatch(path.name) is not None
 
 
-def _only_failures(path: Path) -> str | None:
-    """Return what failed before a first iteration was recorded; None if no failure was recorded either."""
+def _without_record(path: Path) -> str:
+    """Return what is known of a run without a record: what failed before its first iteration, if anything."""
     failures = sorted(_failures(path), key=lambda one: one["time"]) if path.is_file() else []
     if not failures:
-        return None
-    last = failures[-1]
-    rank, host = last.get("rank"), last.get("host")
-    where = " on ".join(filter(None, ("" if rank is None else f"worker {rank}", host)))
-    first_line = next(iter(str(last.get("message")).splitlines()), "")
-    message = f"{where}: {first_line}" if where else first_line
-    return f"no iteration was recorded; {FAILURES} has {counted(len(failures), 'failure')}, last {message}"
-
-
-def _log_folder_near(folder: Path) -> str:
-    """Return what to pass in place of a folder without a record."""
-    found = sorted(str(record.parent) for record in folder.glob(f"*/{RECORD}"))
-    saved = [folder] if is_checkpoint(folder) else complete_checkpoints(folder)
-    if not found and saved:
-        return _record_of(saved[-1], folder)
-    if not found:
-        return _LOG_DIR
-    return f"pass the folder that has it: {' or '.join(found[:_MOST_NAMED])}"
-
-
-def _record_of(checkpoint: Path, folder: Path) -> str:
-    """Return where the training that saved a checkpoint has its record, which is not in the given folder."""
-    try:
-        config = json.loads((checkpoint / MANIFEST).read_bytes())["contents"]["config"]
-        save, log_dir = config["save"], config["log_dir"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return _LOG_DIR
-    if save is None:  # Imported or merged.
-        return _LOG_DIR
-    if not log_dir:
-        return f"{checkpoint.name} was saved without log-dir, so that nothing is recorded; set it next time"
-    if Path(log_dir).resolve() == folder.resolve():
-        return f"copy {RECORD} from where the training ran, which recorded to its folder {log_dir}"
-    relative = "" if Path(log_dir).is_absolute() else " (relative to the working directory of the training)"
-    return f"{_LOG_DIR}: {log_dir}{relative}"
+        return "no record of a run; pass the folder that log-dir names"
+    last = str(failures[-1].get("message")).partition("\n")[0]
+    return f"no iteration was recorded; {FAILURES} has {counted(len(failures), 'failure')}, last: {last}"
 
 
 def read_runs(sources: Sequence[Path]) -> list[Run]:
     """Read several runs by `read_run`, and name each by the shortest ends of their paths that differ.
 
     Raises:
-        NoRecordError: a folder has no `metrics.jsonl`.
         OSError: one cannot be read.
-        UnknownFormatError: another version wrote one.
+        RecordError: a folder has no `metrics.jsonl`, or another version wrote one.
     """
     runs = [read_run(source) for source in sources]
     paths = [source.resolve() for source in sources]
-    for run, label in zip(runs, _shortest_ends(paths), strict=True):
+    longest = max(len(path.parts) for path in paths)
+    ends = [[str(Path(*path.parts[-length:])) for path in paths] for length in range(1, longest + 1)]
+    labels = next(found for found in ends if len(set(found)) == len(set(paths)))
+    for run, label in zip(runs, labels, strict=True):
         run.label = label
     return runs
 
 
-def _shortest_ends(paths: Sequence[Path]) -> list[str]:
-    """Return the ends of paths, all of the least length at which different paths differ."""
-    longest = max(len(path.parts) for path in paths)
-    ends = [[str(Path(*path.parts[-length:])) for path in paths] for length in range(1, longest + 1)]
-    return next(found for found in ends if len(set(found)) == len(set(paths)))
-
-
 def _add_event(run: Run, attempt: Attempt, record: dict[str, Any], *, is_in_effect: bool) -> None:
-    kind, damaged = record["event"], unsound(record)
-    if damaged:
-        fields = ", ".join(damaged)
-        run.missing.append(f"event {kind} of iteration {record['iteration']:,}: damaged fields {fields}")
-    elif kind == "attempt":
+    kind = record["event"]
+    if kind == "attempt":
         if record.get("format") != FORMAT:
-            raise UnknownFormatError(
+            raise RecordError(
                 f"{run.record} has the format {record.get('format')}, and this version reads "
                 f"{FORMAT}; use neox-report of the version that trained it"
             )
@@ -308,51 +263,33 @@ def _add_failures(run: Run) -> None:
     if not path.exists():
         run.missing.append("failures of workers: none were recorded by the agents of neox-launch")
         return
-    failures = sorted(_failures(path), key=lambda one: one["time"])
-    earlier = sum(not _is_placed(failure, run) for failure in failures)
+    earlier = 0
+    for failure in sorted(_failures(path), key=lambda one: one["time"]):
+        place = _place_of(failure, run)
+        if place is None:
+            earlier += 1
+        else:
+            place.append(failure)
     if earlier:
         run.missing.append(f"{counted(earlier, 'failure')} of {path.name}, older than the first attempt")
 
 
-def _is_placed(failure: Mapping[str, Any], run: Run) -> bool:
-    """Give a failure to the attempt that was running; return False if it is older than all of them."""
-    launch, restart = failure.get("launch"), _restart_of(failure)
+def _place_of(failure: Mapping[str, Any], run: Run) -> list[Mapping[str, Any]] | None:
+    """Return the failures of the attempt that was running; None if the failure is older than all attempts.
+
+    If its start recorded nothing else, it is one of the run.
+    """
+    launch, restart = failure.get("launch"), failure.get("restart")
     mine = [one for one in run.attempts if launch is None or one.launch == launch]
     if mine and launch is not None and restart is not None and all(one.start for one in mine):
-        _place_by_restart(failure, restart, mine, run)
-        return True
+        same = [one for one in mine if one.restart == restart]
+        return same[-1].failures if same else run.unrecorded
     began = [one for one in mine if (one.began or 0.0) <= failure["time"]]
     if began:
-        began[-1].failures.append(failure)
-    elif mine and launch is not None:
-        mine[0].unrecorded.append(failure)
-    elif mine or failure["time"] < (run.attempts[0].began or 0.0):
-        return False
-    else:
-        run.unrecorded.append(failure)
-    return True
-
-
-def _place_by_restart(failure: Mapping[str, Any], restart: int, mine: Sequence[Attempt], run: Run) -> None:
-    """Give a failure to its attempt, or, if its start recorded nothing else, to the next one.
-
-    Args:
-        failure: the failure.
-        restart: number of the restart in which it happened.
-        mine: the attempts of its launch.
-        run: receives it if there is no next one.
-    """
-    same = [one for one in mine if one.restart == restart]
-    later = [one for one in mine if one.restart > restart]
-    if same:
-        same[-1].failures.append(failure)
-    else:
-        (later[0] if later else run).unrecorded.append(failure)
-
-
-def _restart_of(failure: Mapping[str, Any]) -> int | None:
-    restart = failure.get("restart")
-    return restart if type(restart) is int else None
+        return began[-1].failures
+    is_foreign = launch is None or not mine
+    is_older = failure["time"] < (run.attempts[0].began or 0.0)
+    return None if is_foreign and is_older else run.unrecorded
 
 
 def _failures(path: Path) -> Iterator[dict[str, Any]]:
@@ -362,8 +299,7 @@ def _failures(path: Path) -> Iterator[dict[str, Any]]:
                 failure = json.loads(line)
             except ValueError:  # A line that a full disk or a kill cut short.
                 continue
-            if isinstance(failure, dict) and is_time(failure.get("time")):
-                yield failure
+            yield failure
 
 
 def _add_checkpoints(run: Run) -> None:
@@ -371,34 +307,11 @@ def _add_checkpoints(run: Run) -> None:
     if not save:
         run.missing.append("checkpoints: the record does not name their absolute folder (save)")
         return
-    folder = Path(save)
-    if not folder.is_dir():
+    if not Path(save).is_dir():
         run.missing.append(f"checkpoints: {save} does not exist on this host")
         return
-    for path in complete_checkpoints(folder):
+    for path in complete_checkpoints(Path(save)):
         iteration = iteration_of(path.name)
         if iteration is not None:
             run.checkpoints.append((iteration, (path / MANIFEST).stat().st_mtime))
     run.checkpoints.sort()
-
-
-# What a page shows -> the metrics of which at least one must be there, and why they may not be.
-_WANTED: Mapping[str, tuple[Sequence[str], str]] = {
-    "training loss": (("loss/train",), "no iteration was logged yet"),
-    "validation loss": (("loss/validation",), "no evaluation has taken place (eval-interval, eval-iters)"),
-    "memory": (("memory/host_bytes", "memory/host_peak_bytes"), "an older version wrote the record"),
-    "norms of weights": (
-        ("param_norms/",),
-        "log-param-norm is not set",
-    ),
-    "norms of gradients by tensor": (("gradient_norms/",), "log-grad-norm is not set"),
-    "times of phases": (("time/forward",), "wall-clock-breakdown is not set"),
-}
-
-
-def _missing(run: Run) -> Iterator[str]:
-    for what, (prefixes, why) in _WANTED.items():
-        if not any(name.startswith(tuple(prefixes)) for name in run.columns):
-            yield f"{what}: {why}"
-    if not run.about:
-        yield "configuration, packages, code and estimate: an older version wrote the record"

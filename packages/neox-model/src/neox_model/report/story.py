@@ -1,10 +1,10 @@
 """State what happened in a run: its attempts, how each ended and why, and its events in order of time."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from neox_config.counted import counted
+from neox_config.counted import counted, first_few
 from neox_config.facts.spikes import ROLLBACK
 from neox_model.report.compare import Change, changes
 from neox_model.report.markup import clock, duration, number, size
@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _NAMED = 5
+_OF_EVERY_EVENT = ("time", "attempt", "iteration", "event")
 RUNNING_SECONDS = 600
 """A record without an end whose last line is younger is taken for that of a running training."""
 Row = tuple[str, str, str, str, str]
@@ -35,7 +36,7 @@ def status(run: Run, *, now: float | None = None) -> tuple[str, str]:
     if last.end is not None:
         reasons = {"finished": ("finished", "good"), "stopped": ("stopped", "warn")}
         return reasons.get(str(last.end.get("reason")), ("failed", "bad"))
-    if last.failures or run.unrecorded:
+    if last.failures or any(failure["time"] > (last.ended or 0.0) for failure in run.unrecorded):
         return "failed", "bad"
     age = (time.time() if now is None else now) - (last.ended or 0.0)
     return ("running", "good") if age < RUNNING_SECONDS else ("no end recorded", "warn")
@@ -74,41 +75,37 @@ def story(run: Run, *, now: float | None = None) -> list[str]:
         text += "is running." if is_running else f"ended: {ending(attempt)}."
         if place + 1 < len(run.attempts):
             text += _consequence(attempt, run.attempts[place + 1])
-        if attempt.unrecorded:
-            text = f"{_early(attempt.unrecorded, 'An earlier start of the same launch')} {text}"
         sentences.append(text)
-    if (seen := _highlights(run)) is not None:
-        sentences.append(seen)
+    if spikes := loss_spikes(run):
+        places = first_few([f"{event['iteration']:,}" for event in spikes], _NAMED)
+        many = "s" if len(spikes) > 1 else ""
+        sentences.append(f"Loss spike{many} in iteration{many} {places}; see the timeline for the documents.")
     if run.unrecorded:
-        sentences.append(_early(run.unrecorded, "A later start"))
+        first, *others = _alike(run.unrecorded)
+        more = f" and {counted(sum(map(len, others)), 'more failure')}" if others else ""
+        sentences.append(f"A start ended before its first record: {_cause(first)}{more}.")
     return sentences
 
 
 def timeline(run: Run) -> list[Row]:
-    """Return what happened in order of time; saves that succeeded are counted, not listed one by one."""
+    """Return what happened in order of time, without saves that succeeded."""
     changed = changes(run)
     rows = [
         row
         for attempt in run.attempts
-        for row in _attempt_rows(attempt, [each for each in changed if each.attempt is attempt])
+        for row in _attempt_rows(attempt, [each for each in changed if each[0] is attempt])
     ]
     rows += [_failure_row(alike, run.last_iteration) for alike in _alike(run.unrecorded)]
-    rows += [_row(event) for event in run.events if event["event"] != "save"]
-    saves = [event for event in run.events if event["event"] == "save"]
-    for attempt in run.attempts:
-        mine = [event for event in saves if event.get("attempt", 1) == attempt.number]
-        if mine:
-            saved = "1 checkpoint" if len(mine) == 1 else f"{len(mine):,} checkpoints, the last one"
-            text = f"attempt {attempt.number} saved {saved} at this iteration"
-            seconds = sum(event.get("seconds") or 0.0 for event in mine)
-            rows.append(_timed(mine[-1], "save", text, f"{duration(seconds)} in total"))
+    rows += [
+        _timed(event, event["event"], *_in_words(event)) for event in run.events if event["event"] != "save"
+    ]
     # The last evaluation may have the same time as the end.
     return [row for _, row in sorted(rows, key=lambda found: (found[0], found[1][2] == "end"))]
 
 
-def happened(run: Run, kinds: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """Return the events of some kinds, without those of iterations that a later attempt repeated."""
-    return [event for event in run.in_effect if event["event"] in kinds]
+def happened(run: Run, kind: str) -> list[Mapping[str, Any]]:
+    """Return the events of a kind, without those of iterations that a later attempt repeated."""
+    return [event for event in run.in_effect if event["event"] == kind]
 
 
 def loss_spikes(run: Run) -> list[Mapping[str, Any]]:
@@ -122,53 +119,19 @@ def loss_spikes(run: Run) -> list[Mapping[str, Any]]:
 
 def lowest_validation(run: Run) -> tuple[float, int] | None:
     """Return the lowest validation loss in effect and its iteration; None without one."""
-    known = (event for event in _validations(run) if event.get("loss") is not None)
-    return min(((float(event["loss"]), int(event["iteration"])) for event in known), default=None)
-
-
-def _validations(run: Run) -> list[Mapping[str, Any]]:
-    return [event for event in happened(run, ("evaluation",)) if event.get("part") == "valid"]
+    evaluations = [event for event in happened(run, "evaluation") if event.get("part") == "valid"]
+    losses = [(event["loss"], event["iteration"]) for event in evaluations if event.get("loss") is not None]
+    return min(losses, default=None)
 
 
 def _consequence(attempt: Attempt, after: Attempt) -> str:
-    repeated = max(0, attempt.last - after.first)
-    lost = None
-    if attempt.ended is not None and after.began is not None:
-        lost = after.began - attempt.ended
     source = f"the checkpoint of iteration {after.first:,}" if after.first else "the beginning"
-    gap = "" if lost is None else f", {duration(lost)} later"
-    again = counted(repeated, "iteration was", "iterations were")
+    gap = ""
+    if attempt.ended is not None and after.began is not None:
+        gap = f", {duration(after.began - attempt.ended)} later"
+    again = counted(max(0, attempt.last - after.first), "iteration was", "iterations were")
     least = "at least " if attempt.end is None else ""
     return f" Attempt {after.number} continued from {source}{gap}; {least}{again} repeated."
-
-
-def _highlights(run: Run) -> str | None:
-    """Return in one sentence where losses were spikes, and how the validation loss changed."""
-    spikes = loss_spikes(run)
-    losses, lowest = _validations(run), lowest_validation(run)
-    parts = []
-    if spikes:
-        places = ", ".join(f"{event['iteration']:,}" for event in spikes[:_NAMED])
-        more = f" and {len(spikes) - _NAMED:,} more" if len(spikes) > _NAMED else ""
-        many = "s" if len(spikes) > 1 else ""
-        parts.append(
-            f"Loss spike{many} in iteration{many} {places}{more}; see the timeline for the documents"
-        )
-    if losses:
-        first, last = losses[0], losses[-1]
-        parts.append(
-            f"Validation loss {number(first.get('loss'))} in iteration {first['iteration']:,}"
-            + (f", {number(last.get('loss'))} in {last['iteration']:,}" if last is not first else "")
-            + (f"; lowest: {number(lowest[0])} in {lowest[1]:,}" if lowest and len(losses) > 2 else "")
-        )
-    return f"{'. '.join(parts)}." if parts else None
-
-
-def _early(failures: Sequence[Mapping[str, Any]], what: str) -> str:
-    first, *others = _alike(failures)
-    count = sum(map(len, others))
-    more = f" and {count:,} more failure{'s' if count > 1 else ''}" if count else ""
-    return f"{what} ended before its first record: {_cause(first)}{more}."
 
 
 def _alike(failures: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -194,24 +157,14 @@ def _is_rollback(failure: Mapping[str, Any]) -> bool:
 
 
 def _who(alike: Sequence[Mapping[str, Any]]) -> str:
-    hosts, ranks = (dict.fromkeys(str(each.get(name)) for each in alike) for name in ("host", "rank"))
+    hosts, ranks = (list(dict.fromkeys(each.get(name) for each in alike)) for name in ("host", "rank"))
     # A hang has no host: it is found for the whole launch.
     if not alike[0].get("host"):
         return "the launch"
+    named = first_few(hosts, _NAMED)
     if alike[0].get("rank") is None:
-        return f"host{_s(hosts)} {_named(hosts)}"
-    return f"worker{_s(ranks)} {_named(ranks)} on {_named(hosts)}"
-
-
-def _s(things: Collection[object]) -> str:
-    """Return the ending of a noun."""
-    return "s" if len(things) > 1 else ""
-
-
-def _named(names: Collection[str]) -> str:
-    """Return the first names, and how many more there are."""
-    first, rest = list(names)[:_NAMED], len(names) - _NAMED
-    return ", ".join(first) + (f" and {rest:,} more" if rest > 0 else "")
+        return f"host{'s' if len(hosts) > 1 else ''} {named}"
+    return f"worker{'s' if len(ranks) > 1 else ''} {first_few(ranks, _NAMED)} on {named}"
 
 
 def _first_line(text: Any) -> str:
@@ -224,9 +177,6 @@ def _source(attempt: Attempt) -> str:
         return f"from iteration {attempt.first:,}"
     if attempt.start.get("checkpoint"):
         return f"from the weights of {attempt.start['checkpoint']}"
-    settings = attempt.start.get("config") or {}
-    if settings.get("lora_rank"):
-        return f"from new adapters of {settings.get('lora_base')}"
     return "from new weights"
 
 
@@ -238,24 +188,19 @@ def _attempt_rows(attempt: Attempt, changed: Sequence[Change]) -> Iterator[tuple
     begins = f"attempt {attempt.number} begins {_source(attempt)}"
     if changed:
         begins += f", with {counted(len(changed), 'change')}"
-        where += "".join(f"; {each.name}: {each.before}, then {each.after}" for each in changed)
+        where += "".join(f"; {name}: {before}, then {after}" for _, name, before, after in changed)
     yield _timed(began, kind, begins, where)
-    yield from (_failure_row(alike, attempt.first) for alike in _alike(attempt.unrecorded))
     yield from (_failure_row(alike, attempt.last) for alike in _alike(attempt.failures))
     if attempt.end is None:
         return
     text = {"finished": "the training is finished", "stopped": "the training was stopped"}
     reason, message = str(attempt.end.get("reason")), str(attempt.end.get("message") or "")
+    failed = [_first_line(failure.get("message")) for failure in attempt.failures]
     if reason in text:
         yield _timed(attempt.end, "end", text[reason], message)
-    elif not any(_is_told(message, failure) for failure in attempt.failures):
+    # Unless its message is that of a failure.
+    elif not any(line and line in message for line in failed):
         yield _timed(attempt.end, "failure", "rank 0 ended with an error", message)
-
-
-def _is_told(message: str, failure: Mapping[str, Any]) -> bool:
-    """Return whether the message with which rank 0 ended is that of a failure."""
-    line = _first_line(failure.get("message"))
-    return bool(line) and line in message
 
 
 def _failure_row(alike: Sequence[Mapping[str, Any]], iteration: int) -> tuple[float, Row]:
@@ -269,45 +214,43 @@ def _failure_row(alike: Sequence[Mapping[str, Any]], iteration: int) -> tuple[fl
     return _timed({**failure, "iteration": iteration}, kind, _cause(alike), str(detail).strip())
 
 
-def _row(event: Mapping[str, Any]) -> tuple[float, Row]:
-    kind = event["event"]
-    text, detail = _TEXTS.get(kind, _any_text)(event)
-    return _timed(event, kind, text, detail)
-
-
 def _timed(event: Mapping[str, Any], kind: str, text: str, detail: str) -> tuple[float, Row]:
     when = event.get("time")
     return when or 0.0, (clock(when), f"{event['iteration']:,}", kind, text, str(detail))
 
 
-def _evaluation_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    part = {"valid": "validation", "test": "test"}.get(str(event.get("part")), str(event.get("part")))
-    text = f"{part} loss {number(event.get('loss'))}, perplexity {number(event.get('perplexity'))}"
-    return text, f"took {duration(event.get('seconds'))}"
-
-
-def _skipped_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    values = {name: event.get(name) for name in ("loss", "grad_norm", "loss_scale")}
-    shown = ", ".join(f"{name} {number(value)}" for name, value in values.items() if value is not None)
-    return f"the update was skipped ({event.get('reason')}): {shown}", _samples(event)
-
-
-def _spike_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    text = f"loss spike: {number(event.get('loss'))}, above the limit {number(event.get('limit'))}"
-    return f"{text}; action: {event.get('action')}", _samples(event)
-
-
-def _straggler_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    ranks = event.get("ranks") or ()
-    named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    text = f"{named} computed {number(event.get('factor'))} times as long as the median"
-    times = f"{duration(event.get('seconds'))}, median {duration(event.get('median'))}"
-    return text, f"host {', '.join(event.get('hosts') or ())}; {times}"
-
-
-def _memory_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    text = f"most memory: {size(event.get('bytes'))}, on rank {event.get('rank')}"
-    return text, f"host {event.get('host')}"
+def _in_words(event: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what an event is, and its details."""
+    get = event.get
+    match event["event"]:
+        case "evaluation":
+            part = {"valid": "validation"}.get(str(get("part")), str(get("part")))
+            text = f"{part} loss {number(get('loss'))}, perplexity {number(get('perplexity'))}"
+            return text, f"took {duration(get('seconds'))}"
+        case "skipped":
+            values = {name: get(name) for name in ("loss", "grad_norm", "loss_scale")}
+            shown = ", ".join(
+                f"{name} {number(value)}" for name, value in values.items() if value is not None
+            )
+            return f"the update was skipped ({get('reason')}): {shown}", _samples(event)
+        case "spike":
+            text = f"loss spike: {number(get('loss'))}, above the limit {number(get('limit'))}"
+            return f"{text}; action: {get('action')}", _samples(event)
+        case "straggler":
+            ranks = get("ranks") or ()
+            named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+            text = f"{named} computed {number(get('factor'))} times as long as the median"
+            times = f"{duration(get('seconds'))}, median {duration(get('median'))}"
+            return text, f"host {', '.join(get('hosts') or ())}; {times}"
+        case "memory":
+            return f"most memory: {size(get('bytes'))}, on rank {get('rank')}", f"host {get('host')}"
+        case "save_failed":
+            return "a checkpoint could not be saved", str(get("message") or "")
+        case "sdc":
+            return "copies of the weights differ: silent data corruption", str(get("message") or "")
+        case unknown:
+            rest = {name: value for name, value in event.items() if name not in _OF_EVERY_EVENT}
+            return str(unknown), ", ".join(f"{name} {value}" for name, value in rest.items())
 
 
 def _samples(event: Mapping[str, Any]) -> str:
@@ -316,26 +259,3 @@ def _samples(event: Mapping[str, Any]) -> str:
     documents = event.get("documents")
     source = f", from {documents}" if documents else "; their documents were not recorded"
     return f"samples {event['first_sample']:,} to {event.get('last_sample', event['first_sample']):,}{source}"
-
-
-def _message_text(title: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
-    return lambda event: (title, str(event.get("message") or ""))
-
-
-def _any_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    """Describe an event of a kind that this version does not know by its fields."""
-    rest = {
-        name: value for name, value in event.items() if name not in ("time", "attempt", "iteration", "event")
-    }
-    return str(event["event"]), ", ".join(f"{name} {value}" for name, value in rest.items())
-
-
-_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
-    "evaluation": _evaluation_text,
-    "skipped": _skipped_text,
-    "spike": _spike_text,
-    "straggler": _straggler_text,
-    "memory": _memory_text,
-    "save_failed": _message_text("a checkpoint could not be saved"),
-    "sdc": _message_text("copies of the weights differ: silent data corruption"),
-}

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,16 +11,15 @@ import torch
 from neox_config import Resolved
 from neox_config.counted import counted
 from neox_config.schema.sections.objective import ObjectiveSection
-from neox_data.block_index import BlockIndex, Place, open_block_index
+from neox_data.block_index import BlockIndex, open_block_index
 from neox_data.errors import DataError
 from neox_data.inverse_cloze import Blocks, InverseClozeDataset, framed
-from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.towers import BLOCK, QUERY
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
 from neox_model.retrieve.search import best_blocks, better_blocks
-from neox_model.retrieve.towers import Towers, index_folder, open_towers
+from neox_model.retrieve.towers import Towers, open_towers
 from neox_model.train.data.datasets import held_out_blocks
 
 __all__ = ["Recall", "find_in"]
@@ -27,6 +27,8 @@ __all__ = ["Recall", "find_in"]
 logger = logging.getLogger(__name__)
 
 _USUAL = (1, 5, 20)
+# A query and its block without it: number of the dataset, its samples, and the number of the sample.
+_Sample = tuple[int, InverseClozeDataset, int]
 # Queries of a measurement, which are spread evenly over the documents.
 _MOST_QUERIES = 4096
 _PARTS_IN_WORDS = {"test": "test", "valid": "validation"}
@@ -48,14 +50,9 @@ class Recall:
     blocks: int
     found: Mapping[int, float]
 
-    @property
-    def by_chance(self) -> dict[int, float]:
-        """Return the shares that random scores would have."""
-        return {k: min(1.0, k / self.blocks) for k in self.found}
-
     def __str__(self) -> str:
         shares = ", ".join(f"top {k} {share:.1%}" for k, share in self.found.items())
-        by_chance = ", ".join(f"{100 * share:.2g}%" for share in self.by_chance.values())
+        by_chance = ", ".join(f"{100 * min(1.0, k / self.blocks):.2g}%" for k in self.found)
         return (
             f"{counted(self.queries, 'sentence')} of the {self.part} documents, each among "
             f"{counted(self.blocks, 'block')}: {shares} (by chance {by_chance})"
@@ -70,30 +67,24 @@ def find_in(groups: Groups, resolved: Resolved) -> "str | Recall":
     Raises:
         NeoXError: there is no checkpoint or no index, or the index belongs to another checkpoint.
     """
-    section, opened = resolved.config.objective, open_towers(groups, resolved)
-    towers, blocks, tokenizer = opened.towers, opened.blocks, opened.tokenizer
+    section, towers = resolved.config.objective, open_towers(groups, resolved)
+    assert section.block_data_path is not None, "preflight requires it"
     with shared_outcome(groups.control, "opening the index", keeps_bugs=True):
-        index = open_block_index(index_folder(section.block_data_path))
-        index.check(opened.origin)
+        index = open_block_index(Path(section.block_data_path))
+        index.check(towers.origin)
     query = section.block_query
     with explained_shortage("use a device with more memory"):
         if query is None:
             part, held_out = held_out_blocks(resolved.data)
-            samples = _samples(part, held_out, list(blocks), seed=resolved.data.seed)
+            samples = _samples(part, held_out, list(towers.blocks), seed=resolved.data.seed)
             return _recall(section, towers, index, part, samples)
-        return _search(query, section.block_count, towers, index, blocks, tokenizer)
+        return _search(query, section.block_count, towers, index)
 
 
-def _search(
-    query: str,
-    count: int,
-    towers: Towers,
-    index: BlockIndex,
-    blocks: Mapping[str, Blocks],
-    tokenizer: Tokenizer,
-) -> str:
+def _search(query: str, count: int, towers: Towers, index: BlockIndex) -> str:
     """Return the best blocks for a query, with their scores, places and texts."""
-    tokens, sources = np.array(tokenizer.encode(query), np.int64), list(blocks.values())
+    tokenizer, sources = towers.tokenizer, list(towers.blocks.values())
+    tokens = np.array(tokenizer.encode(query), np.int64)
     length = sources[0].seq_length
     if len(tokens) > length - 2:
         logger.warning(
@@ -106,7 +97,7 @@ def _search(
         zip(scores_QK[0].tolist(), rows_QK[0].tolist(), strict=True), start=1
     ):
         source, sequence, begin, size = (int(value) for value in index.places[:, row])
-        name = list(blocks)[source]
+        name = list(towers.blocks)[source]
         span = f"tokens {begin:,} to {begin + size - 1:,}"
         where = f"{place}. score {score:.4g}, document {sequence:,} of {name}, {span}"
         text = tokenizer.decode(sources[source].indexed.get(sequence, begin, size).tolist())
@@ -115,7 +106,7 @@ def _search(
 
 
 def _recall(
-    section: ObjectiveSection, towers: Towers, index: BlockIndex, part: str, samples: list["_Sample"]
+    section: ObjectiveSection, towers: Towers, index: BlockIndex, part: str, samples: list[_Sample]
 ) -> Recall:
     """Measure how many sentences of held-out documents find their block.
 
@@ -135,31 +126,10 @@ def _recall(
     return Recall(_PARTS_IN_WORDS[part], count, len(index), found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """A query and its block without it.
-
-    Args:
-        source: number of the dataset.
-        dataset: the samples of the dataset.
-        item: number of the sample.
-    """
-
-    source: int
-    dataset: InverseClozeDataset
-    item: int
-
-    @property
-    def place(self) -> Place:
-        """Return the place of the block."""
-        ((sequence, begin, _),) = self.dataset.pieces(self.item)
-        return self.source, sequence, begin
-
-
 def _samples(part: str, blocks: Mapping[str, Blocks], prefixes: list[str], *, seed: int) -> list[_Sample]:
     """Return a query for each block of at least two sentences."""
     return [
-        _Sample(prefixes.index(prefix), dataset, item)
+        (prefixes.index(prefix), dataset, item)
         for prefix, source in blocks.items()
         for dataset in [
             InverseClozeDataset(source, name=part, num_samples=len(source), seed=seed, query_in_block=0.0)
@@ -172,7 +142,10 @@ def _samples(part: str, blocks: Mapping[str, Blocks], prefixes: list[str], *, se
 
 def _better(towers: Towers, index: BlockIndex, samples: list[_Sample]) -> torch.Tensor:
     """Return for each sample the number of blocks that are as good for its query as its own."""
-    rows_B22S = np.stack([each.dataset[each.item] for each in samples])
+    rows_B22S, places = np.stack([dataset[item] for _, dataset, item in samples]), []
+    for source, dataset, item in samples:
+        ((sequence, begin, _),) = dataset.pieces(item)
+        places.append((source, sequence, begin))
     query_BE, block_BE = towers.embed(QUERY, rows_B22S[:, 0]), towers.embed(BLOCK, rows_B22S[:, 1])
-    own_B = torch.tensor([index.row_of(each.place) for each in samples], device=query_BE.device)
+    own_B = torch.tensor([index.row_of(place) for place in places], device=query_BE.device)
     return better_blocks(query_BE, (query_BE * block_BE).sum(dim=1), own_B, index.embeddings)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from neox_model.assembly.towers import BLOCK
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
-from neox_model.retrieve.towers import Towers, index_folder, open_towers
+from neox_model.retrieve.towers import Towers, open_towers
 
 __all__ = ["index_in"]
 
@@ -36,8 +36,9 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         NeoXError: there is no checkpoint, or an index of another model or of other texts.
     """
     section = resolved.config.objective
-    folder, opened = index_folder(section.block_data_path), open_towers(groups, resolved)
-    towers, blocks, origin = opened.towers, opened.blocks, opened.origin
+    assert section.block_data_path is not None, "preflight requires it"
+    folder, towers = Path(section.block_data_path), open_towers(groups, resolved)
+    blocks, origin = towers.blocks, towers.origin
     places_4N = _places(blocks)
     is_complete = any(gather(groups.control, folder.exists()))
     with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
@@ -54,13 +55,21 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         # Before a rank writes a part: all ranks find the same ones.
         index = IndexInProgress(folder, places_4N.shape[1])
         missing = index.missing()
-    _log_continuing(index, missing, groups)
+    if groups.world.rank == 0 and len(missing) < len(index.parts):
+        done, parts = len(index.parts) - len(missing), len(index.parts)
+        logger.info("continuing: %d of %d parts of the index are there", done, parts)
     batches = _Batches(blocks, section.indexer_batch_size, section.indexer_log_interval)
     with explained_shortage("set a smaller indexer-batch-size"):
         for part in missing[groups.data.rank :: groups.data.size]:
             embeddings_BE = batches.embed(towers, part)
             if groups.model.rank == 0:
-                _write(index, part, embeddings_BE, folder)
+                try:
+                    index.write(part, embeddings_BE)
+                except OSError as error:
+                    raise NeoXError(
+                        f"the index {folder} cannot be written: {error}; the parts that are written stay: "
+                        "make room on the disk, and run the same command again"
+                    ) from error
     # Rank 0 joins the parts when all ranks have written theirs.
     with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
         pass
@@ -68,16 +77,6 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
         if groups.world.rank == 0:
             index.complete(places_4N)
     return _result(f"wrote {folder}", folder, groups)
-
-
-def _write(index: IndexInProgress, part: range, embeddings_BE: np.ndarray, folder: Path) -> None:
-    try:
-        index.write(part, embeddings_BE)
-    except OSError as error:
-        raise NeoXError(
-            f"the index {folder} cannot be written: {error}; the parts that are written stay: make room on "
-            "the disk, and run the same command again"
-        ) from error
 
 
 class _Batches:
@@ -101,7 +100,10 @@ class _Batches:
         for first in range(part.start, part.stop, self._size):
             rows = [self._row(number) for number in range(first, min(first + self._size, part.stop))]
             found.append(towers.embed(BLOCK, np.stack(rows)).cpu().numpy())
-            self._log(len(rows))
+            self._batches, self._embedded = self._batches + 1, self._embedded + len(rows)
+            if self._batches % self._interval == 0:
+                speed = f"{self._embedded / (time.monotonic() - self._began):,.0f}"
+                logger.info("embedded %s blocks on this rank, %s blocks/s", f"{self._embedded:,}", speed)
         return np.concatenate(found)
 
     def _row(self, number: int) -> np.ndarray:
@@ -110,34 +112,15 @@ class _Batches:
         block = blocks[number - int(self._firsts[source])]
         return blocks.framed(blocks.tokens(block), block.sequence)
 
-    def _log(self, count: int) -> None:
-        self._batches, self._embedded = self._batches + 1, self._embedded + count
-        if self._batches % self._interval == 0:
-            speed = self._embedded / (time.monotonic() - self._began)
-            logger.info(
-                "embedded %s blocks on this rank, %s blocks/s", f"{self._embedded:,}", f"{speed:,.0f}"
-            )
-
 
 def _places(blocks: Mapping[str, Blocks]) -> np.ndarray:
     """Return the number of the dataset, sequence, first token and number of tokens of all blocks."""
-
-    def rows() -> Iterator[tuple[int, int, int, int]]:
-        for number, source in enumerate(blocks.values()):
-            for each in range(len(source)):
-                block = source[each]
-                yield number, block.sequence, block.begin, block.length
-
-    return np.array(list(rows()), np.int64).T
-
-
-def _log_continuing(index: IndexInProgress, missing: list[range], groups: Groups) -> None:
-    if groups.world.rank == 0 and len(missing) < len(index.parts):
-        logger.info(
-            "continuing: %d of %d parts of the index are there",
-            len(index.parts) - len(missing),
-            len(index.parts),
-        )
+    rows = [
+        (number, block.sequence, block.begin, block.length)
+        for number, source in enumerate(blocks.values())
+        for block in (source[each] for each in range(len(source)))
+    ]
+    return np.array(rows, np.int64).T
 
 
 def _result(what: str, folder: Path, groups: Groups) -> str | None:

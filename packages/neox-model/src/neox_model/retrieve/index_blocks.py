@@ -1,22 +1,14 @@
 """`python -m neox_model.retrieve.index_blocks`: run one worker that embeds the blocks of the data."""
 
-from pathlib import Path
-
-import click
-
-from neox_model.worker import exit_worker, request_options, run_worker
+from neox_model.worker import worker_command
 
 __all__ = ["main"]
 
-
-@click.command()
-@request_options
-def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Embed the blocks of the data in an index, as one worker of a job."""
-    program = "neox_model.retrieve.index:index_in"
-    code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, preflight="index-blocks")
-    exit_worker(code)
-
+main = worker_command(
+    "neox_model.retrieve.index:index_in",
+    "Embed the blocks of the data in an index, as one worker of a job.",
+    preflight="index-blocks",
+)
 
 if __name__ == "__main__":
     main()

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,8 @@ from torch import Tensor
 from neox_config import Resolved
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
-from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.objective import ObjectiveSection
-from neox_config.spec.model import ModelSpec
 from neox_config.spec.resume import recorded_values
-from neox_config.spec.run import RunSpec
 from neox_data.indexed.layout import idx_path
 from neox_data.inverse_cloze import Blocks
 from neox_data.manifest import tokens_sha256
@@ -27,7 +23,7 @@ from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.assembly.model import build_model
 from neox_model.assembly.towers import TowerModel
 from neox_model.assembly.zero_sharding import without_zero
-from neox_model.checkpoint.base import manifest_sha256
+from neox_model.checkpoint.contents import manifest_sha256
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import load_weights
 from neox_model.checkpoint.outcome import gather, shared_outcome
@@ -38,7 +34,7 @@ from neox_model.processes import load_tokenizer
 from neox_model.train.data.batch import as_tower_inputs
 from neox_model.train.data.datasets import all_blocks, check_tokenizers
 
-__all__ = ["Opened", "Towers", "index_folder", "open_towers"]
+__all__ = ["Towers", "open_towers"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +44,19 @@ _SHORT = 16
 
 @dataclass(frozen=True, slots=True)
 class Towers:
-    """The towers of a checkpoint.
+    """What makes an index, or searches one.
 
     Args:
-        model: the model, without dropout.
-        checkpoint: identity of the checkpoint in words.
+        model: the towers of a checkpoint, without dropout.
+        tokenizer: the tokenizer of the model.
+        blocks: the blocks by the prefix of their dataset.
+        origin: what the embeddings of an index depend on, by name.
     """
 
     model: TowerModel
-    checkpoint: str
+    tokenizer: Tokenizer
+    blocks: Mapping[str, Blocks]
+    origin: Mapping[str, Any]
 
     @torch.inference_mode()
     def embed(self, tower: str, rows_B2S: np.ndarray) -> Tensor:
@@ -79,24 +79,7 @@ class Towers:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What makes an index, or searches one.
-
-    Args:
-        towers: the towers.
-        tokenizer: the tokenizer of the model.
-        blocks: the blocks by the prefix of their dataset.
-        origin: what the embeddings of an index depend on, by name.
-    """
-
-    towers: Towers
-    tokenizer: Tokenizer
-    blocks: Mapping[str, Blocks]
-    origin: Mapping[str, Any]
-
-
-def open_towers(groups: Groups, resolved: Resolved) -> Opened:
+def open_towers(groups: Groups, resolved: Resolved) -> Towers:
     """Load the towers, and open the data. Collective over all ranks.
 
     Raises:
@@ -104,80 +87,33 @@ def open_towers(groups: Groups, resolved: Resolved) -> Opened:
         CheckpointError: there is no checkpoint, or it contains a different model.
         NeoXError: a dataset cannot be read, or there is too little memory.
     """
-    section, tokenizer = resolved.config.objective, load_tokenizer(resolved.config.tokenizer)
+    section, places = resolved.config.objective, resolved.config.checkpoint
+    tokenizer = load_tokenizer(resolved.config.tokenizer)
     vocab_size = tokenizer.vocab_size
     check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(vocab_size))
-    towers = _load(
-        resolved.model,
-        resolved.run,
-        section.ict_load,
-        resolved.config.checkpoint,
-        groups,
-        vocab_size=vocab_size,
-        recorded=recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=vocab_size),
-    )
-    blocks = all_blocks(resolved.data)
-    origin = _origin(section, towers, blocks, tokenizer, groups, seq_length=resolved.data.length)
-    return Opened(towers, tokenizer, blocks, origin)
-
-
-@explained_shortage("use a device with more memory")
-def _load(
-    spec: ModelSpec,
-    run: RunSpec,
-    load: str | None,
-    section: CheckpointSection,
-    groups: Groups,
-    *,
-    vocab_size: int,
-    recorded: Mapping[str, Any],
-) -> Towers:
-    """Build the towers, and load the latest checkpoint. Collective.
-
-    Args:
-        spec: the model.
-        run: how it runs.
-        load: the folder of the checkpoints, that is `ict_load`; None: that of the section.
-        section: where checkpoints are.
-        groups: this rank's process groups.
-        vocab_size: the tokenizer's vocabulary size.
-        recorded: values that this run would record in a checkpoint.
-
-    Raises:
-        ConfigError: there is no folder.
-        CheckpointError: there is no checkpoint, or it contains a different model.
-        NeoXError: there is too little memory for its weights.
-    """
-    load = load or section.load
+    load = section.ict_load or places.load
     if load is None:
         raise ConfigError(
             "embedding texts requires trained towers; set ict-load to a folder with checkpoints"
         )
-    storage = find_storage(section, groups)
-    folder = folder_with_weights(load, groups, cache=section.store_cache, storage=storage)
-    model = build_model(spec, without_zero(run), groups, vocab_size=vocab_size)
-    assert isinstance(model, TowerModel)
-    model.to(device=computing_device(), dtype=DTYPES[run.precision.weights])
-    iteration = load_weights(folder, model=model, groups=groups, config=recorded, storage=storage)
+    storage = find_storage(places, groups)
+    folder = folder_with_weights(load, groups, cache=places.store_cache, storage=storage)
+    with explained_shortage("use a device with more memory"):
+        model = build_model(resolved.model, without_zero(resolved.run), groups, vocab_size=vocab_size)
+        assert isinstance(model, TowerModel)
+        model.to(device=computing_device(), dtype=DTYPES[resolved.run.precision.weights])
+        recorded = recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=vocab_size)
+        iteration = load_weights(folder, model=model, groups=groups, config=recorded, storage=storage)
     digest = manifest_sha256(folder / checkpoint_name(iteration)) or ""
-    model.eval()
-    return Towers(model, f"iteration {iteration}, manifest {digest[:_SHORT]}")
-
-
-def index_folder(path: str | None) -> Path:
-    """Return the folder of the index, that is `block_data_path`.
-
-    Raises:
-        ConfigError: it is not configured.
-    """
-    if path is None:
-        raise ConfigError("block-data-path is missing; set it to a folder for the index of blocks")
-    return Path(path)
+    checkpoint = f"iteration {iteration}, manifest {digest[:_SHORT]}"
+    blocks = all_blocks(resolved.data)
+    origin = _origin(section, checkpoint, blocks, tokenizer, groups, seq_length=resolved.data.length)
+    return Towers(model.eval(), tokenizer, blocks, origin)
 
 
 def _origin(
     section: ObjectiveSection,
-    towers: Towers,
+    checkpoint: str,
     blocks: Mapping[str, Blocks],
     tokenizer: Tokenizer,
     groups: Groups,
@@ -188,7 +124,7 @@ def _origin(
 
     Args:
         section: which titles and blocks are used.
-        towers: what embeds the blocks.
+        checkpoint: identity of the checkpoint.
         blocks: the blocks by the prefix of their dataset.
         tokenizer: the tokenizer of the model.
         groups: this rank's process groups.
@@ -201,10 +137,15 @@ def _origin(
     with shared_outcome(groups.control, "reading the texts of the index", keeps_bugs=True):
         if groups.world.rank == 0:
             prefixes = [*blocks, *([] if titles is None else [titles])]
-            digests = {prefix: _digest(prefix) for prefix in prefixes}
+            # Of the lengths of the documents, and of their tokens.
+            digests = {
+                prefix: f"documents {sha256_of_file(idx_path(prefix))[:_SHORT]}, "
+                f"tokens {tokens_sha256(prefix)[:_SHORT]}"
+                for prefix in prefixes
+            }
     found = gather(groups.control, digests)[0]
     return {
-        "checkpoint": towers.checkpoint,
+        "checkpoint": checkpoint,
         "tokenizer": tokenizer.fingerprint[:_SHORT],
         "datasets": [found[prefix] for prefix in blocks],
         "titles": None if titles is None else found[titles],
@@ -212,8 +153,3 @@ def _origin(
         "seq-length": seq_length,
         "use-one-sent-docs": section.use_one_sent_docs,
     }
-
-
-def _digest(prefix: str) -> str:
-    """Return hashes of the documents of a dataset, that is their lengths, and of their tokens."""
-    return f"documents {sha256_of_file(idx_path(prefix))[:_SHORT]}, tokens {tokens_sha256(prefix)[:_SHORT]}"

@@ -1,9 +1,8 @@
 """Ends of an evaluation before it has results, on all replicas together."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from neox_model.checkpoint.outcome import gather
 from neox_model.errors import ModelError
@@ -37,15 +36,6 @@ class StoppedError(EvaluationEndedError):
     """Raised when a signal requests the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Section(Generic[_Found]):
-    """What one rank did between two collective calls: what it found, and whether and why it has ended."""
-
-    found: list[_Found]
-    is_last: bool
-    ending: EvaluationEndedError | None
-
-
 def gather_in_sections(control: Group, turns: Iterable[Sequence[_Found]]) -> list[list[_Found]]:
     """Return everything that `turns` yields on every rank, ordered by rank. Collective.
 
@@ -65,23 +55,20 @@ def gather_in_sections(control: Group, turns: Iterable[Sequence[_Found]]) -> lis
     found: list[list[_Found]] = [[] for _ in range(control.size)]
     left = iter(turns)
     while True:
-        every: list[_Section[_Found]] = gather(control, _next_section(left))
-        for section in every:
-            if section.ending is not None:
-                raise section.ending
-        for whole, section in zip(found, every, strict=True):
-            whole += section.found
-        if all(section.is_last for section in every):
+        mine: list[_Found] = []
+        count, ended = 0, None
+        try:
+            for one in islice(left, _SECTION_TURNS):
+                mine += one
+                count += 1
+        except EvaluationEndedError as error:
+            ended = error
+        # What each rank found, and whether and why it has ended.
+        every = gather(control, (mine, count < _SECTION_TURNS, ended))
+        for _, _, ending in every:
+            if ending is not None:
+                raise ending
+        for whole, (new, _, _) in zip(found, every, strict=True):
+            whole += new
+        if all(is_last for _, is_last, _ in every):
             return found
-
-
-def _next_section(turns: Iterator[Sequence[_Found]]) -> _Section[_Found]:
-    found: list[_Found] = []
-    count, ending = 0, None
-    try:
-        for one in islice(turns, _SECTION_TURNS):
-            found += one
-            count += 1
-    except EvaluationEndedError as error:
-        ending = error
-    return _Section(found, count < _SECTION_TURNS, ending)

@@ -1,6 +1,7 @@
 """Evaluate a model on the configured tasks (`eval_tasks`) and texts (`eval_data`)."""
 
 import importlib
+import importlib.metadata
 import random
 import sys
 import time
@@ -96,30 +97,37 @@ class TextEvaluation:
             EvaluationEndedError: the model's output is not finite, or a signal requested the end.
             NeoXError: a text cannot be read or scored, or there is too little memory.
         """
-        with explained_shortage(_SMALLER), _random_states_kept():
-            return self._run(forward, iteration, is_stopping)
-
-    def _run(
-        self, build: Callable[[], Forward], iteration: int, is_stopping: Callable[[], bool]
-    ) -> Results | None:
-        began, forward = time.monotonic(), build()
-        section = self._section
-        scorer = Scorer(
-            forward,
-            seq_length=self._batch.length,
-            batch_tokens=self._batch.micro * self._batch.length,
-            is_stopping=lambda: agreed_in_copy(self._groups, is_stopping()),
-        )
+        section, groups = self._section, self._groups
+        began = time.monotonic()
         perplexity = tasks = None
         notes: list[str] = []
-        if section.eval_data is not None:
-            perplexity = measure_perplexity(
-                section.eval_data, scorer, self._tokenizer, self._groups, limit=section.eval_limit
+        with explained_shortage(_SMALLER), _random_states_kept():
+            model = forward()
+            scorer = Scorer(
+                model,
+                seq_length=self._batch.length,
+                batch_tokens=self._batch.micro * self._batch.length,
+                is_stopping=lambda: agreed_in_copy(groups, is_stopping()),
             )
-        if self._harness is not None:
-            model = self._model(self._harness, forward, scorer)
-            tasks, notes = self._tasks.run(model), model.notes
-        if self._groups.world.rank:
+            if section.eval_data is not None:
+                perplexity = measure_perplexity(
+                    section.eval_data, scorer, self._tokenizer, groups, limit=section.eval_limit
+                )
+            if self._harness is not None:
+                job = job_of(
+                    section,
+                    model,
+                    self._tokenizer,
+                    groups,
+                    seed=self._seed,
+                    seq_length=self._batch.length,
+                    reads_every_token=False,
+                )
+                asked = self._harness.HarnessModel(
+                    scorer, job.engine, self._tokenizer, groups, batch_size=job.batch_size, seed=job.seed
+                )
+                tasks, notes = self._tasks.run(asked), asked.notes
+        if groups.world.rank:
             return None
         return Results(
             iteration=iteration,
@@ -131,20 +139,6 @@ class TextEvaluation:
             seconds=time.monotonic() - began,
         )
 
-    def _model(self, harness: "ModuleType", forward: Forward, scorer: Scorer) -> Any:
-        job = job_of(
-            self._section,
-            forward,
-            self._tokenizer,
-            self._groups,
-            seed=self._seed,
-            seq_length=self._batch.length,
-            reads_every_token=False,
-        )
-        return harness.HarnessModel(
-            scorer, job.engine, self._tokenizer, self._groups, batch_size=job.batch_size, seed=job.seed
-        )
-
     def write(self, results: Results, *, checkpoint: str | None) -> None:
         """Write the file of the results. On rank 0.
 
@@ -152,17 +146,15 @@ class TextEvaluation:
             results: what to write.
             checkpoint: folder of the weights; None: those of the running training.
         """
+        packages = dict(package_versions())
+        if self._harness is not None:
+            packages["lm_eval"] = importlib.metadata.version("lm_eval")
         about = {
             "checkpoint": checkpoint,
-            "packages": package_versions() | self._harness_version(),
+            "packages": packages,
             "configuration": dict(self._configuration),
         }
         write_results(self._section.eval_results_prefix, results, about)
-
-    def _harness_version(self) -> dict[str, str]:
-        if self._harness is None:
-            return {}
-        return {"lm_eval": importlib.import_module("importlib.metadata").version("lm_eval")}
 
 
 @contextmanager

@@ -11,15 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import filter as matching
-from pathlib import Path
 from typing import Any, TypeVar
 
 import evaluate as metric_hub
-import lm_eval.api.model
 import lm_eval.api.task
 import tqdm
-import yaml
-from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
@@ -31,7 +27,8 @@ from neox_config.errors import ConfigError, NeoXError
 from neox_config.problems import did_you_mean
 from neox_data.tokenizers import Tokenizer
 from neox_model.errors import ModelError
-from neox_model.generate.engine import Engine, Reply, Request, not_finite
+from neox_model.generate.batch import Request
+from neox_model.generate.engine import Engine, Reply, not_finite
 from neox_model.generate.sampling import Sampling
 from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.parallel.groups import Groups
@@ -43,7 +40,6 @@ from neox_model.scoring.texts import TextEncoder
 __all__ = ["HarnessModel", "Tasks", "table_of"]
 
 # As in the harness: the default of its command line, and of its models.
-_SEE = "see lm_eval ls tasks"
 _FEWSHOT_SEED = 1234
 _MAXIMUM_TOKENS = 256
 # For standard errors of metrics that have no formula; these are then known to about 2 %.
@@ -129,7 +125,7 @@ class HarnessModel(TemplateLM):
         has_prefix = add_special_tokens is None and string.startswith(self._prefix_text)
         if has_prefix or add_special_tokens is False:
             return self._encoder.inner(string)
-        return self._encoder.whole(string)
+        return self._tokenizer.encode(string)
 
     def _shared(
         self, items: Sequence[_Item], work: Callable[[Sequence[_Item]], Iterator[list[tuple[int, _Found]]]]
@@ -333,12 +329,6 @@ def _manager_of(names: Sequence[str], include_path: str | None) -> TaskManager:
     return TaskManager(include_path=include_path)
 
 
-def _other_ending(include_path: str | None) -> str:
-    """Return what to do if the folder of tasks has files that the harness does not read; else nothing."""
-    found = [] if include_path is None else sorted(path.name for path in Path(include_path).rglob("*.yml"))
-    return f"the names of files of tasks must end in .yaml: rename {found[0]}" if found else ""
-
-
 def _named(names: Sequence[str], manager: TaskManager, include_path: str | None) -> list[str]:
     """Return the names of tasks, groups and tags, with the tasks that patterns match in their place.
 
@@ -350,50 +340,29 @@ def _named(names: Sequence[str], manager: TaskManager, include_path: str | None)
         # Not groups, because the harness refuses a task that is also in one of its groups.
         matches = [name] if name in manager.all_tasks else matching(manager.all_subtasks, name)
         if not matches:
-            where = "" if include_path is None else f" and {include_path}"
-            unreadable = "" if include_path is None else _unreadable(Path(include_path))
-            hint = did_you_mean(name, manager.all_tasks) or _other_ending(include_path) or _SEE
-            raise ConfigError(f"eval-tasks: there is no task {name!r} in lm_eval{where}{unreadable}; {hint}")
+            where = f" and the valid YAML files (.yaml) of {include_path}" if include_path else ""
+            hint = did_you_mean(name, manager.all_tasks) or "see lm_eval ls tasks"
+            raise ConfigError(f"eval-tasks: there is no task {name!r} in lm_eval{where}; {hint}")
         found += matches
     return list(dict.fromkeys(found))
 
 
-def _unreadable(folder: Path) -> str:
-    """Return which files of a folder are not YAML, which the harness leaves out, as a part of a sentence."""
-    wrong = []
-    for path in sorted(folder.glob("**/*.yaml")):
-        try:
-            yaml.compose(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            wrong.append(f"{path} ({' '.join(str(error).split())})")
-    return f", whose files {', '.join(wrong)} cannot be read" if wrong else ""
-
-
-class _HiddenBar(tqdm.tqdm):
-    """A progress bar that is not shown, also if its caller requests it."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{**options, "disable": True})
-
-
 @contextmanager
 def _progress_bars(shows: bool) -> Iterator[None]:
-    """Hide the progress bars of the harness within the block, unless they are shown."""
+    """Hide the progress bars of all libraries within the block, unless they are shown."""
     if shows:
         yield
         return
-    modules: tuple[Any, ...] = (tqdm, lm_eval.api.task, lm_eval.api.model)
-    kept, were_hidden = [module.tqdm for module in modules], are_progress_bars_disabled()
-    disable_progress_bars()
-    for module in modules:
-        module.tqdm = _HiddenBar
+    begin = tqdm.tqdm.__init__
+
+    def hidden(bar: tqdm.tqdm, *arguments: Any, **options: Any) -> None:
+        begin(bar, *arguments, **{**options, "disable": True})
+
+    tqdm.tqdm.__init__ = hidden
     try:
         yield
     finally:
-        for module, bar in zip(modules, kept, strict=True):
-            module.tqdm = bar
-        if not were_hidden:
-            enable_progress_bars()
+        tqdm.tqdm.__init__ = begin
 
 
 def table_of(results: Mapping[str, Any]) -> str:
@@ -431,7 +400,10 @@ def _guarded(names: Sequence[str], action: str, *, failure: type[NeoXError]) -> 
     try:
         yield
     except Exception as error:
-        if not refused and (isinstance(error, NeoXError) or _is_of_model(error)):
+        # While the model computes.
+        computing = HarnessModel._shared.__code__
+        frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if not refused and (isinstance(error, NeoXError) or computing in frames):
             raise
         raise failure(_refusal(refused) if refused else _reason(names, action, error)) from error
     finally:
@@ -440,45 +412,28 @@ def _guarded(names: Sequence[str], action: str, *, failure: type[NeoXError]) -> 
         raise failure(_refusal(refused))
 
 
-def _is_of_model(error: Exception) -> bool:
-    """Return whether an error was raised while the model computed, and not by a task or the harness."""
-    computes = HarnessModel._shared.__code__
-    return any(frame.f_code is computes for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def _failed(names: Sequence[str], error: Exception) -> Sequence[str]:
-    """Return the name of the task in whose methods an error was raised; all names if it is unknown."""
+def _reason(names: Sequence[str], action: str, error: Exception) -> str:
     owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     found = [owner.task_name for owner in owners if isinstance(owner, lm_eval.api.task.ConfigurableTask)]
-    return [name for name in found[:1] if name in names] or names
-
-
-def _reason(names: Sequence[str], action: str, error: Exception) -> str:
-    what = f"eval-tasks: {', '.join(_failed(names, error))} cannot be {action}"
-    if action == "loaded" and any(isinstance(cause, ConnectionError) for cause in _causes(error)):
+    # The task in whose methods it was raised; all if it is unknown.
+    failed = [name for name in found[:1] if name in names] or names
+    what = f"eval-tasks: {', '.join(failed)} cannot be {action}"
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ConnectionError):
+        cause = cause.__cause__ or cause.__context__
+    if action == "loaded" and cause is not None:
         return (
             f"{what}: the task's data cannot be downloaded ({type(error).__name__}); run the evaluation once "
             "on a host with a network, copy the folder that HF_HOME names from there to this host, and set "
             "HF_DATASETS_OFFLINE=1 and HF_HUB_OFFLINE=1"
         )
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    # Not for the lines of libraries.
+    place = "" if "site-packages" in last.filename else f" ({last.filename}:{last.lineno})"
     return (
-        f"{what}: {type(error).__name__}: {error}{_place(error)}; correct the task, or make its data "
-        "available on this host"
+        f"{what}: {type(error).__name__}: {error}{place}; correct the task, or make its data available on "
+        "this host"
     )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that led to it."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
-
-
-def _place(error: Exception) -> str:
-    """Return where a task's own function failed; nothing for the lines of libraries."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return "" if "site-packages" in frame.filename else f" ({frame.filename}:{frame.lineno})"
 
 
 def _refusal(metrics: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ Source: W. G. Cochran, Sampling Techniques, section 2.11 (the ratio estimator).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -51,22 +51,22 @@ class Ratio:
     low: float | None
     high: float | None
 
-    def exponential(self) -> "Ratio":
-        """Return the exponential of the value and of the limits; infinity if it is too large for a float."""
-        limits = (None if limit is None else _exponential(limit) for limit in (self.low, self.high))
-        return Ratio(_exponential(self.value), *limits)
-
-    def scaled(self, factor: float) -> "Ratio":
-        """Return the value and the limits times a positive factor."""
-        limits = (None if limit is None else limit * factor for limit in (self.low, self.high))
-        return Ratio(self.value * factor, *limits)
+    def mapped(self, function: Callable[[float], float]) -> "Ratio":
+        """Return the ratio with an increasing function applied to the value and the limits."""
+        limits = (None if limit is None else function(limit) for limit in (self.low, self.high))
+        return Ratio(function(self.value), *limits)
 
     def __str__(self) -> str:
         limits = "" if self.low is None else f" [{self.low:.4f}, {self.high:.4f}]"
         return f"{self.value:.4f}{limits}"
 
 
+def _in_bits(value: float) -> float:
+    return value * (1 / math.log(2))
+
+
 def _exponential(value: float) -> float:
+    """Return the exponential; infinity if it is too large for a float."""
     return math.inf if value >= 700 else math.exp(value)
 
 
@@ -117,11 +117,13 @@ class Perplexity:
         """
         rows = {
             "loss": self.loss,
-            "perplexity": self.loss.exponential(),
+            "perplexity": self.loss.mapped(_exponential),
             "bits_per_byte": self.bits_per_byte,
         }
         return rows | (
-            {"perplexity_per_character": self.loss_per_character.exponential()} if per_character else {}
+            {"perplexity_per_character": self.loss_per_character.mapped(_exponential)}
+            if per_character
+            else {}
         )
 
     def counts(self) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def measure_perplexity(
         characters=sum(document.characters for document in scored),
         units="documents" if has_enough else "parts",
         loss=ratio_of(losses, units[:, 1]),
-        bits_per_byte=ratio_of(losses, units[:, 2]).scaled(1 / math.log(2)),
+        bits_per_byte=ratio_of(losses, units[:, 2]).mapped(_in_bits),
         loss_per_character=ratio_of(losses, units[:, 3]),
     )
 
@@ -228,15 +230,11 @@ def _score_documents(
         for (number, document), own in zip(several, parts, strict=True):
             sums = [scores[next(numbers)].log_likelihood for _ in own]
             counts = [len(part.continuation) for part in own]
-            sizes = document.num_bytes, document.num_characters
-            found.append(_Document(number, len(document.tokens), *sizes, tuple(_shares(sums, counts, sizes))))
+            total, sizes = sum(counts), (document.num_bytes, document.num_characters)
+            # Bytes and characters are divided over the parts in proportion to their tokens.
+            shares = tuple(
+                (value, count, sizes[0] * count / total, sizes[1] * count / total)
+                for value, count in zip(sums, counts, strict=True)
+            )
+            found.append(_Document(number, len(document.tokens), *sizes, shares))
         yield found
-
-
-def _shares(
-    sums: Sequence[float], counts: Sequence[int], sizes: tuple[int, int]
-) -> Iterator[tuple[float, float, float, float]]:
-    """Divide the bytes and characters of a document over its parts in proportion to their tokens."""
-    total = sum(counts)
-    for value, count in zip(sums, counts, strict=True):
-        yield value, count, sizes[0] * count / total, sizes[1] * count / total

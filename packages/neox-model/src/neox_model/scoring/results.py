@@ -3,9 +3,9 @@
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,8 @@ def write_results(prefix: str, results: Results, about: Mapping[str, Any]) -> Pa
     content = finite_json.dumps({**results.as_object(), **about}, indent=2)
     try:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        path = write_new(_paths(name), f"{content}\n")
+        others = (Path(f"{name}-{number}.json") for number in count(2))
+        path = write_new(chain([Path(f"{name}.json")], others), f"{content}\n")
     except OSError as error:
         raise NeoXError(
             f"cannot write the results of the evaluation to {name}.json: {error.strerror}; set another "
@@ -112,10 +113,3 @@ def write_results(prefix: str, results: Results, about: Mapping[str, Any]) -> Pa
         ) from error
     logger.info("wrote the results to %s", path.absolute())
     return path
-
-
-def _paths(name: str) -> Iterator[Path]:
-    """Yield the file's names, in the order in which they are used."""
-    yield Path(f"{name}.json")
-    for number in count(2):
-        yield Path(f"{name}-{number}.json")

@@ -6,7 +6,6 @@ Every rank of a copy of the model makes the same calls with the same arguments, 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 
@@ -71,11 +70,6 @@ class Scorer:
         self._is_stopping = is_stopping
         self._batch_tokens = batch_tokens
 
-    def score(self, parts: Sequence[Part]) -> list[Score]:
-        """Return the score of each part, in their order. Raises what `turns` raises."""
-        found = dict(chain.from_iterable(self.turns(parts)))
-        return [found[number] for number in range(len(parts))]
-
     def turns(self, parts: Sequence[Part]) -> Iterator[list[tuple[int, Score]]]:
         """Yield (number, score) of the parts that one forward pass scores, longest ones first.
 
@@ -85,10 +79,16 @@ class Scorer:
             StoppedError: a signal requested the end.
         """
         self.check(parts)
-        rows = [self._tokens_of(part) for part in parts]
+        # The input of the model and, behind it, one more token.
+        rows = [
+            [*part.context[-(self.seq_length + 1 - len(part.continuation)) :], *part.continuation]
+            for part in parts
+        ]
         order = sorted(range(len(parts)), key=lambda number: -len(rows[number]))
-        for numbers in self._batches(order, rows):
+        while order:
             self.continue_or_stop()
+            count = max(1, self._batch_tokens // (len(rows[order[0]]) - 1))
+            numbers, order = order[:count], order[count:]
             counts = [len(parts[one].continuation) for one in numbers]
             scores = self._score([rows[one] for one in numbers], counts)
             yield list(zip(numbers, scores, strict=True))
@@ -108,19 +108,6 @@ class Scorer:
         """Raise StoppedError if a signal requested the end. Collective over the ranks of the copy."""
         if self._is_stopping():
             raise StoppedError(STOPPED)
-
-    def _tokens_of(self, part: Part) -> list[int]:
-        """Return the tokens that are used: the input of the model and, behind it, one more."""
-        room = self.seq_length + 1 - len(part.continuation)
-        return [*part.context[-room:], *part.continuation]
-
-    def _batches(self, order: Sequence[int], rows: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
-        """Divide numbers of rows, longest first, so that each batch has at most `batch_tokens` tokens."""
-        first = 0
-        while first < len(order):
-            count = max(1, self._batch_tokens // (len(rows[order[first]]) - 1))
-            yield order[first : first + count]
-            first += count
 
     def _score(self, rows: Sequence[Sequence[int]], scored: Sequence[int]) -> list[Score]:
         """Score the last tokens of each row in one forward pass.
@@ -142,15 +129,11 @@ class Scorer:
         values_N, is_greedy_N = self.forward.log_probabilities(
             tokens_BS, (rows_N, columns_N), torch.tensor(targets, device=device)
         )
-        sums = [float(values) for values in _sums(values_N.double().cpu(), scored)]
+        sums = [float(values.sum()) for values in values_N.double().cpu().split(list(scored))]
         if not all(map(math.isfinite, sums)):
             raise NotFiniteError(not_finite())
         greedy = [bool(part.all()) for part in is_greedy_N.cpu().split(list(scored))]
         return [Score(*both) for both in zip(sums, greedy, strict=True)]
-
-
-def _sums(values_N: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
-    return [values.sum() for values in values_N.split(list(counts))]
 
 
 def rolling_parts(tokens: Sequence[int], *, prefix: int, seq_length: int) -> list[Part]:

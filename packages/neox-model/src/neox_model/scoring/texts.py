@@ -30,10 +30,6 @@ class TextEncoder:
         self.prefix = self._begin[-1] if self._begin else tokenizer.end_of_document
         self.added = "".join(tokenizer.decode([token]) for token in (*self._begin, *self._end))
 
-    def whole(self, text: str) -> list[int]:
-        """Return the ids of a text with those that the tokenizer adds."""
-        return self._tokenizer.encode(text)
-
     def inner(self, text: str) -> list[int]:
         """Return the ids of a text alone."""
         ids: list[int] = self._tokenizer.encode_parts([text])[0].tolist()

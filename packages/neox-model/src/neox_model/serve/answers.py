@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from neox_model.generate.engine import FinishReason, Request, Update, not_finite
+from neox_data.preprocess.chat_tokens import ends_of_answers
+from neox_model.generate.batch import Request
+from neox_model.generate.engine import FinishReason, Update, not_finite
 from neox_model.serve.bodies import ChatBody, CompletionBody, SharedBody
 from neox_model.serve.calls import Call
 from neox_model.serve.errors import ApiError
@@ -107,7 +109,10 @@ class Answer(ABC):
         ]
         begun: set[int] = set()
         async for place, update in call.updates():
-            _refuse_not_finite(update)
+            # Also minus infinity: an overflow of one logit makes all other tokens of a prompt impossible.
+            scores = () if update.new.prompt is None else update.new.prompt.log_probabilities
+            if not all(map(math.isfinite, (*update.new.log_probabilities, *scores))):
+                raise ApiError(500, not_finite())
             if place not in begun:
                 begun.add(place)
                 yield place, self._beginning(place, update)
@@ -141,20 +146,19 @@ class Answer(ABC):
         return Part(update.text, tokens, reason)
 
     def _usage(self) -> dict[str, int]:
-        total = self._prompt_tokens + self._new_tokens
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._new_tokens,
-            "total_tokens": total,
+            "total_tokens": self._prompt_tokens + self._new_tokens,
         }
 
     @abstractmethod
     def _choice(self, place: int, part: Part) -> dict[str, Any]:
         """Return a whole choice."""
 
-    @abstractmethod
     def _chunk(self, place: int, part: Part, *, is_first: bool) -> dict[str, Any]:
         """Return a part of a choice."""
+        return self._choice(place, part)
 
 
 class CompletionAnswer(Answer):
@@ -195,23 +199,17 @@ class CompletionAnswer(Answer):
         text, tokens = self._prompt(place)
         if not self._shows_tokens or not tokens:
             return Part(text)
-        assert update.prompt is not None, "scores were requested"
-        values, top = [None, *update.prompt.log_probabilities], [None, *update.prompt.top]
+        assert update.new.prompt is not None, "scores were requested"
+        values, top = [None, *update.new.prompt.log_probabilities], [None, *update.new.prompt.top]
         return Part(text, of_prompt(self.model.tokenizer, self.model.names, text, tokens, values, top))
 
     def _choice(self, place: int, part: Part) -> dict[str, Any]:
-        logprobs = None
-        if self._shows_tokens:
-            logprobs = completion_logprobs(self.model.names, part.tokens)
         return {
             "index": place,
             "text": part.text,
-            "logprobs": logprobs,
+            "logprobs": completion_logprobs(self.model.names, part.tokens) if self._shows_tokens else None,
             "finish_reason": part.finish_reason,
         }
-
-    def _chunk(self, place: int, part: Part, *, is_first: bool) -> dict[str, Any]:
-        return self._choice(place, part)
 
 
 class ChatAnswer(Answer):
@@ -250,13 +248,11 @@ class ChatAnswer(Answer):
             number=0,
             top_count=body.top_logprobs or 0,
             maximum_tokens=body.max_completion_tokens or body.max_tokens,
-            stop_strings=model.ends_of_chats,
+            stop_strings=ends_of_answers(model.template, model.end_of_answer),
         )
 
     def _logprobs(self, part: Part) -> dict[str, Any] | None:
-        if not self._shows_tokens:
-            return None
-        return chat_logprobs(self.model.names, part.tokens)
+        return chat_logprobs(self.model.names, part.tokens) if self._shows_tokens else None
 
     def _choice(self, place: int, part: Part) -> dict[str, Any]:
         return {
@@ -273,14 +269,6 @@ class ChatAnswer(Answer):
             "logprobs": self._logprobs(part),
             "finish_reason": part.finish_reason,
         }
-
-
-def _refuse_not_finite(update: Update) -> None:
-    """Raise ApiError for the values of an output that is not finite."""
-    # Also minus infinity: an overflow of one logit makes all other tokens of a prompt impossible.
-    scores = () if update.prompt is None else update.prompt.log_probabilities
-    if not all(map(math.isfinite, (*update.new.log_probabilities, *scores))):
-        raise ApiError(500, not_finite())
 
 
 def _event(content: dict[str, Any]) -> str:

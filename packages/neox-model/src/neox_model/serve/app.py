@@ -31,8 +31,6 @@ _PAGE = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-# As other web servers log it; no client receives it.
-_CLIENT_CLOSED = 499
 _NO_CACHE = {"cache-control": "no-store"}
 
 
@@ -126,18 +124,17 @@ class _Handlers:
                 f"the header Content-Type is {shown(kind)}" if kind else "there is no header Content-Type"
             )
             raise ApiError(400, f"{declared}; send the body as JSON, with Content-Type: application/json")
-        content, size = bytearray(), 0
+        content = bytearray()
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for part in request.stream():
-                    size += len(part)
-                    if size > self._max_body:
-                        break
                     content += part
+                    if len(content) > self._max_body:
+                        raise ApiError(
+                            413, f"the body is larger than {self._max_body:,} bytes (serve.max-body-bytes)"
+                        )
         except TimeoutError as error:
             raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:g} s") from error
-        if size > self._max_body:
-            raise ApiError(413, f"the body is larger than {self._max_body:,} bytes (serve.max-body-bytes)")
         return bytes(content)
 
     async def _answer(
@@ -217,7 +214,8 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _gone(request: Request, error: Exception) -> Response:
     """Return a response that is not sent: the client has closed the connection, which is no error."""
-    return Response(status_code=_CLIENT_CLOSED)
+    # The status is what other web servers log.
+    return Response(status_code=499)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -1,14 +1,16 @@
 """The bodies of requests: fields of OpenAI's API, and what this server cannot do, refused by name."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
+from neox_config.counted import first_few
 from neox_data.preprocess.conversations import without_nulls
 from neox_model.serve.errors import ApiError, shown
-from neox_model.serve.wording import Wrong, about_fields, wrong_request
 
 __all__ = [
     "MOST_TOP_TOKENS",
@@ -37,23 +39,12 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], _LIST]
 _FORMS: Mapping[str, str] = {
     "prompt": "a text, a list of texts, a list of token ids or a list of such lists, none of them empty",
     "stop": f"a text of 1 to {_LONGEST_STOP_STRING} characters, or a list of at most {_MOST_STOP_STRINGS}",
-    "stream_options": "an object with include_usage: true or false",
-    "messages": "a list of objects with role and content",
-    "role": "system, developer, user, assistant or tool",
     "content": "a text, or a list of parts of the type text",
     "arguments": "a text of JSON, or an object",
-    "Message": "an object with role and content",
 }
-
-# Fields of other servers, and what to do instead.
-_FIELDS_OF_OTHERS = {
-    "max_new_tokens": "use max_tokens",
-    "max_length": "use max_tokens",
-    "num_return_sequences": "use n",
-    "stop_sequences": "use stop",
-    "parameters": "send what it contains as fields of the request",
-    "functions": "use tools",
-}
+_LONGEST_NAME = 60
+# Longer requests with many errors have them for one reason.
+_MOST_SHOWN = 10
 
 
 class _Body(BaseModel):
@@ -109,15 +100,11 @@ class SharedBody(_Body):
         "service_tier": ["auto", "default"],
         "store": [False],
     }
-    path: ClassVar[str]
-    """Where it is sent."""
-    elsewhere: ClassVar[Mapping[str, str]]
-    """Fields of other paths and servers, and what to do instead."""
 
-    def contradictions(self) -> Iterator[Wrong]:
-        """Yield what is wrong between fields that are right by themselves."""
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Yield (place, message) about fields that are right by themselves, but not together."""
         if self.stream_options is not None and not self.stream:
-            yield Wrong("stream_options", "stream_options requires stream: true; add it")
+            yield "stream_options", "stream_options requires stream: true; add it"
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -134,13 +121,6 @@ class CompletionBody(SharedBody):
     """Body of /v1/completions."""
 
     neutral = SharedBody.neutral | {"suffix": [""], "best_of": [1]}
-    path = "/v1/completions"
-    elsewhere = {
-        **_FIELDS_OF_OTHERS,
-        "messages": "use prompt, or send messages to /v1/chat/completions",
-        "max_completion_tokens": "use max_tokens",
-        "inputs": "use prompt",
-    }
     prompt: str | Annotated[list[str], _LIST] | Tokens | Annotated[list[Tokens], _LIST] = ""
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_TOKENS)] | None = None
@@ -159,11 +139,11 @@ class CompletionBody(SharedBody):
         """Return the number of texts that are requested."""
         return len(self.prompts) * (self.n or 1)
 
-    def contradictions(self) -> Iterator[Wrong]:
-        """Yield what is wrong between fields that are right by themselves."""
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Yield (place, message) about fields that are right by themselves, but not together."""
         yield from super().contradictions()
         if self.max_tokens == 0 and not self.echo:
-            yield Wrong("max_tokens", "max_tokens is 0, which requires echo; set max_tokens: 16")
+            yield "max_tokens", "max_tokens is 0, which requires echo; set max_tokens: 16"
 
 
 class TextPart(_Body):
@@ -233,10 +213,6 @@ class Tool(_Body):
 class ChatBody(SharedBody):
     """Body of /v1/chat/completions."""
 
-    path = "/v1/chat/completions"
-    elsewhere = _FIELDS_OF_OTHERS | dict.fromkeys(
-        ("prompt", "inputs"), "use messages, or send prompt to /v1/completions"
-    )
     messages: Annotated[list[Message], _LIST]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -262,21 +238,19 @@ class ChatBody(SharedBody):
             return None
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
-    def contradictions(self) -> Iterator[Wrong]:
-        """Yield what is wrong between fields that are right by themselves."""
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Yield (place, message) about fields that are right by themselves, but not together."""
         yield from super().contradictions()
         for number, message in enumerate(self.messages):
             if message.content is None and not message.tool_calls:
                 place = f"messages[{number}].content"
-                yield Wrong(place, f"{place} is missing; send {_FORMS['content']}")
+                yield place, f"{place} is missing; send {_FORMS['content']}"
         if self.top_logprobs is not None and not self.logprobs:
-            yield Wrong("top_logprobs", "top_logprobs requires logprobs: true; add it")
+            yield "top_logprobs", "top_logprobs requires logprobs: true; add it"
         both = self.max_tokens, self.max_completion_tokens
         if None not in both and both[0] != both[1]:
-            yield Wrong(
-                "max_tokens",
-                f"max_tokens is {both[0]}, but max_completion_tokens is {both[1]}; send one of them",
-            )
+            text = f"max_tokens is {both[0]}, but max_completion_tokens is {both[1]}; send one of them"
+            yield "max_tokens", text
 
 
 Body = TypeVar("Body", bound=SharedBody)
@@ -288,22 +262,47 @@ def parsed(kind: type[Body], content: bytes) -> Body:
     Raises:
         ApiError: it is not JSON, or fields are unknown or wrong; all of them are named.
     """
-    fields = without_nulls(_fields(content), set())
-    try:
-        body = kind.model_validate(fields)
-    except ValidationError as error:
-        found = about_fields(error, fields, kind.model_fields, forms=_FORMS, elsewhere=kind.elsewhere)
-        raise wrong_request(found, kind.path) from error
-    if wrong := list(body.contradictions()):
-        raise wrong_request(wrong, kind.path)
-    return body
-
-
-def _fields(content: bytes) -> dict[str, Any]:
     try:
         found = from_json(content, allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}; correct it") from error
     if not isinstance(found, dict):
         raise ApiError(400, f"the body is {shown(found)}; send an object of JSON with the fields")
+    fields = without_nulls(found, set())
+    try:
+        body = kind.model_validate(fields)
+    except ValidationError as error:
+        raise _refusal(_wrong_fields(error, fields)) from error
+    if wrong := dict(body.contradictions()):
+        raise _refusal(wrong)
+    return body
+
+
+def _wrong_fields(error: ValidationError, body: Any) -> dict[str, str]:
+    """Return what is wrong with each field, by its place, such as `messages[2].role`."""
+    found: dict[str, str] = {}
+    for detail in error.errors(include_url=False):
+        # Behind a field with several forms, pydantic names the form.
+        ends = (depth for depth, name in enumerate(detail["loc"], 1) if name in _FORMS)
+        parts = detail["loc"][: next(ends, None)]
+        names = (f"[{part}]" if isinstance(part, int) else f".{part[:_LONGEST_NAME]}" for part in parts)
+        place = "".join(names).removeprefix(".")
+        kind = detail["type"] if parts == detail["loc"] else "several forms"
+        if kind == "missing":
+            found.setdefault(place, f"{place} is missing; add it")
+            continue
+        value, form = shown(reduce(getitem, parts, body)), _FORMS.get(str(parts[-1]))
+        message = f"{place} is {value}; send {form}" if form else f"{place} is {value}: {detail['msg']}"
+        if kind == "extra_forbidden":
+            message = f"{place}: {value} is not supported by this server; remove it"
+        found.setdefault(place, message)
     return found
+
+
+def _refusal(wrong: Mapping[str, str]) -> ApiError:
+    """Return the error about wrong fields, given what is wrong with each."""
+    messages = list(wrong.values())
+    if len(messages) > 1:
+        numbered = [f"({number}) {text}" for number, text in enumerate(messages, 1)]
+        messages = [f"{len(numbered)} errors in the request: {first_few(numbered, _MOST_SHOWN)}"]
+    return ApiError(400, messages[0], param=next(iter(wrong)))

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from neox_config.counted import counted
-from neox_model.generate.engine import Request, Update
+from neox_model.generate.batch import Request
+from neox_model.generate.engine import Update
 from neox_model.serve.errors import ApiError
 
 __all__ = ["Call", "Calls", "Command"]

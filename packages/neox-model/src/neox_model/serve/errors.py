@@ -13,6 +13,7 @@ _TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
 }
+# Also of a number that is not finite, which a message may show.
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _LONGEST_VALUE = 60
 
@@ -41,10 +42,5 @@ class ApiError(Exception):
 
 def shown(value: Any) -> str:
     """Return the beginning of a value of a request for a message, as JSON."""
-    text = ""
-    # Part by part: a value can have megabytes.
-    for part in _ENCODER.iterencode(value):
-        text += part[: _LONGEST_VALUE + 1]
-        if len(text) > _LONGEST_VALUE:
-            return text[: _LONGEST_VALUE - 3] + "..."
-    return text
+    text = _ENCODER.encode(value)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

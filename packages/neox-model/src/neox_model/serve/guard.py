@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -24,6 +25,8 @@ from neox_model.serve.errors import ApiError, shown
 __all__ = ["Guard"]
 
 _BEARER = "bearer "
+# An address of version 6 in brackets, or another address or a name; then the port.
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[]*))(?::[0-9]+)?")
 _DISCARDED_BYTES = 16 * 1024 * 1024
 _DISCARD_SECONDS = 5.0
 # Nothing is loaded from elsewhere, and no other page can show this one in a frame.
@@ -91,10 +94,6 @@ class Guard:
                 await body.discard()
             await send(message)
 
-        if scope["type"] != "http":
-            # There are no WebSockets.
-            await send({"type": "websocket.close", "code": 1008})
-            return
         try:
             self._check(scope["path"], Headers(scope=scope))
         except ApiError as error:
@@ -135,16 +134,11 @@ class Guard:
 
     def _is_ours(self, host: str) -> bool:
         """Return whether a value of the header Host names this server; any port."""
-        name = host.lower()
-        if name.startswith("["):
-            name, bracket, port = name[1:].partition("]")
-            return bracket == "]" and _is_port(port) and _is_address(name)
-        name, colon, port = name.partition(":")
-        return _is_port(colon + port) and (name.rstrip(".") in self._names or _is_address(name))
-
-
-def _is_port(text: str) -> bool:
-    return text == "" or (text.startswith(":") and text[1:].isascii() and text[1:].isdigit())
+        match = _HOST.fullmatch(host.lower())
+        if match is None:
+            return False
+        in_brackets, name = match.groups(default="")
+        return _is_address(in_brackets or name) or (not in_brackets and name.rstrip(".") in self._names)
 
 
 def _is_address(text: str) -> bool:

@@ -36,12 +36,16 @@ class TokenNames:
 
     Args:
         tokenizer: the model's tokenizer.
+
+    Attributes:
+        text: the name of each token.
+        content: its bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         before = [tokenizer.end_of_document]
         known, spelled = len(tokenizer.decode(before)), tokenizer.token_bytes() or ()
-        self._bytes: list[bytes] = []
+        self.content: list[bytes] = []
         same: dict[str, list[int]] = defaultdict(list)
         for token in range(tokenizer.vocab_size):
             text = tokenizer.decode([*before, token])[known:]
@@ -52,17 +56,9 @@ class TokenNames:
                 elif token < len(spelled):
                     content = spelled[token]
                 text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-            self._bytes.append(content)
+            self.content.append(content)
             same[text].append(token)
-        self._names = dict(_unique(tokenizer, same))
-
-    def text(self, token: int) -> str:
-        """Return the name of a token."""
-        return self._names[token]
-
-    def content(self, token: int) -> bytes:
-        """Return the bytes of a token."""
-        return self._bytes[token]
+        self.text = dict(_unique(tokenizer, same))
 
 
 def _unique(tokenizer: Tokenizer, same: dict[str, list[int]]) -> Iterator[tuple[int, str]]:
@@ -156,7 +152,7 @@ class ShownTokens:
 
     def _place(self) -> None:
         """Divide new text over the tokens that waited for it."""
-        contents = [self._names.content(token.id) for token in self._waiting]
+        contents = [self._names.content[token.id] for token in self._waiting]
         joined, text = b"".join(contents), self._new.encode()
         # The space in front of the first word of a document.
         surplus = len(joined) - len(text) if joined.endswith(text) else 0
@@ -239,9 +235,9 @@ def finite(value: float) -> float:
 
 def completion_logprobs(names: TokenNames, tokens: Sequence[ShownToken]) -> dict[str, Any]:
     """Return the field `logprobs` of a choice of /v1/completions, for consecutive tokens."""
-    tops = [{names.text(token): finite(value) for token, value in one.top or ()} or None for one in tokens]
+    tops = [{names.text[token]: finite(value) for token, value in one.top or ()} or None for one in tokens]
     return {
-        "tokens": [names.text(one.id) for one in tokens],
+        "tokens": [names.text[one.id] for one in tokens],
         "token_logprobs": [None if one.value is None else finite(one.value) for one in tokens],
         "top_logprobs": tops if any(one.top is not None for one in tokens) else None,
         "text_offset": [one.offset for one in tokens],
@@ -255,12 +251,12 @@ def chat_logprobs(names: TokenNames, tokens: Sequence[ShownToken]) -> dict[str, 
     """
 
     def shown(token: int, value: float, content: bytes) -> dict[str, Any]:
-        return {"token": names.text(token), "logprob": finite(value), "bytes": list(content)}
+        return {"token": names.text[token], "logprob": finite(value), "bytes": list(content)}
 
     content = [
         {
             **shown(one.id, one.value, one.content),
-            "top_logprobs": [shown(token, value, names.content(token)) for token, value in one.top or ()],
+            "top_logprobs": [shown(token, value, names.content[token]) for token, value in one.top or ()],
         }
         for one in tokens
         if one.content is not None and one.value is not None

@@ -16,11 +16,9 @@ from types import FrameType
 import torch.distributed
 
 from neox_config.counted import counted
-from neox_launcher.protocol.exit_codes import SIGNALLED
-from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, name_of, unblock_warning
-from neox_launcher.worker.reporting import requested_signal
-from neox_model.errors import StopRequested
-from neox_model.generate.engine import Engine, Update
+from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, unblock_warning
+from neox_model.generate.engine import Engine
+from neox_model.generate.interruption import handling, stop_for
 from neox_model.parallel.groups import Group
 from neox_model.serve.calls import Calls, Command
 from neox_model.serve.errors import ApiError
@@ -49,52 +47,14 @@ class StopSignals:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Handle the signals in the block."""
-        numbers = (signal.SIGTERM, signal.SIGINT, WARNING_SIGNAL)
-        before = {number: signal.signal(number, self._receive) for number in numbers}
-        unblock_warning()
-        try:
+        with handling(self._receive, signal.SIGTERM, signal.SIGINT, WARNING_SIGNAL):
+            unblock_warning()
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and self.decides and number != WARNING_SIGNAL:
-            raise self.request()
+            raise stop_for(self.received)
         self.received = self.received or number
-
-    def request(self) -> StopRequested:
-        """Return the error that ends the process."""
-        assert self.received is not None, "a signal was received"
-        asked = requested_signal(self.received)
-        return StopRequested(f"{name_of(asked)} received", exit_code=SIGNALLED + asked)
-
-
-class _Tickets:
-    """Tickets of the engine by text, the same on every rank."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._tickets: dict[int, int] = {}
-        self._texts: dict[int, int] = {}
-
-    def obey(self, command: Command) -> None:
-        """Submit or cancel a request."""
-        if command.request is not None:
-            ticket = self._engine.submit(command.request)
-            self._tickets[command.text], self._texts[ticket] = ticket, command.text
-        elif command.text in self._tickets:
-            ticket = self._tickets.pop(command.text)
-            del self._texts[ticket]
-            self._engine.cancel(ticket)
-
-    def text_of(self, update: Update) -> int:
-        """Return the text of an update, which is removed with its reply."""
-        if update.reply is None:
-            return self._texts[update.ticket]
-        text = self._texts.pop(update.ticket)
-        del self._tickets[text]
-        return text
 
 
 def run_calls(
@@ -109,27 +69,28 @@ def run_calls(
     """Answer calls until a signal requests the stop and all are answered. Collective over all ranks.
 
     Args:
-        engine: decodes the texts.
+        engine: decodes the texts; a new one, whose tickets are the numbers of the texts.
         control: CPU group of all ranks.
         signals: requests to stop.
         calls: the calls of rank 0's web server; None on other ranks.
         stop_seconds: time to complete the calls after a request to stop; those that remain get an error.
         check: called often on rank 0; raises an error if the web server has ended.
     """
-    tickets = _Tickets(engine)
     source = None if calls is None else _Source(calls, signals, stop_seconds, check)
     while True:
         commands = source.next(is_busy=engine.is_busy) if source is not None else []
         commands = _shared(control, commands, signals)
         for command in commands:
-            if command.action != "end":
-                tickets.obey(command)
-            else:
+            if command.action == "end":
                 return
+            if command.request is None:
+                engine.cancel(command.text)
+            else:
+                ticket = engine.submit(command.request)
+                assert ticket == command.text, "both are numbered in the order in which texts are submitted"
         for update in engine.step() if engine.is_busy else ():
-            text = tickets.text_of(update)
             if calls is not None:
-                calls.deliver(text, update)
+                calls.deliver(update.ticket, update)
 
 
 class _Source:
@@ -183,6 +144,6 @@ def _shared(control: Group, commands: list[Command], signals: StopSignals) -> li
     except RuntimeError as error:
         # Rank 0 may have received the same signal before it handled it.
         if signals.received is not None and not signals.decides:
-            raise signals.request() from error
+            raise stop_for(signals.received) from error
         raise
     return items[0]

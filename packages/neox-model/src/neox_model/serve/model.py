@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from neox_data.errors import TokenizerError
 from neox_data.preprocess.chat_template import ChatTemplate
 from neox_data.preprocess.chat_tokens import (
-    EndOfAnswer,
     encode_conversation,
     end_of_answer,
-    ends_of_answers,
 )
 from neox_data.tokenizers import Tokenizer
-from neox_model.generate.engine import Request
+from neox_model.generate.batch import Request
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.random import mixed_seed
 from neox_model.serve.bodies import SharedBody
@@ -28,7 +26,7 @@ __all__ = ["ServedModel"]
 _LEAST_TOP_P = 1e-30
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ServedModel:
     """The model as clients see it.
 
@@ -50,19 +48,9 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", TokenNames(self.tokenizer))
-        end = None if self.template is None else end_of_answer(self.template, self.tokenizer)
-        object.__setattr__(self, "end_of_answer", end)
-
-    names: TokenNames = field(init=False)
-    end_of_answer: EndOfAnswer | None = field(init=False)
-    """The special token with which the template ends an answer, which ends the texts of chats."""
-
-    @property
-    def ends_of_chats(self) -> tuple[str, ...]:
-        """Return the texts that end an answer of a chat, besides the stop strings of the request."""
-        assert self.template is not None, "a model without a template answers no chats"
-        return ends_of_answers(self.template, self.end_of_answer)
+        self.names = TokenNames(self.tokenizer)
+        self.end_of_answer = None if self.template is None else end_of_answer(self.template, self.tokenizer)
+        """The special token with which the template ends an answer, which ends the texts of chats."""
 
     def check_name(self, name: str | None) -> None:
         """Refuse another model's name.

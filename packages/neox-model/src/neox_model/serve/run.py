@@ -7,16 +7,12 @@ from pathlib import Path
 
 from neox_config import Resolved
 from neox_config.errors import ConfigError, NeoXError
-from neox_config.schema.sections.generation import GenerationSection
 from neox_config.schema.sections.serving import Serve
 from neox_data.errors import CorpusError
 from neox_data.preprocess.chat_template import ChatTemplate
-from neox_data.tokenizers import Tokenizer
-from neox_model.generate.batch import Batch
 from neox_model.generate.chat_template import configured_template
 from neox_model.generate.engine import Engine
-from neox_model.generate.forward import Forward
-from neox_model.generate.run import explained_shortage, load_forward
+from neox_model.generate.run import build_engine, explained_shortage, load_forward
 from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
 from neox_model.serve.app import build_app
@@ -44,8 +40,7 @@ def serve_in(groups: Groups, resolved: Resolved) -> None:
         NeoXError: there is no checkpoint, it contains a different model, or the server cannot listen.
     """
     config, load = resolved.config, resolved.config.checkpoint.load
-    if load is None:
-        raise NeoXError("serving requires trained weights; set load to a folder with checkpoints")
+    assert load is not None, "preflight requires it"
     if groups.data.size > 1:
         raise ConfigError(
             f"{groups.world.size} processes hold {groups.data.size} copies of the model; a server has one: "
@@ -61,7 +56,15 @@ def serve_in(groups: Groups, resolved: Resolved) -> None:
         tokenizer = load_tokenizer(config.tokenizer)
         template = _template(settings.chat_template, config.tokenizer.vocab_file) if is_first else None
         forward, _ = load_forward(resolved, load, groups, tokenizer)
-        engine = _engine(config.generation, forward, tokenizer, capacity=seq_length)
+        with explained_shortage():
+            engine = build_engine(
+                config.generation,
+                forward,
+                tokenizer,
+                config.generation.generation_batch_size,
+                seq_length,
+                reads_every_token=True,
+            )
         stack.enter_context(signals.handled())
         if bound is None:
             with explained_shortage():
@@ -105,35 +108,23 @@ def _run_first(
         web.stop()
 
 
-def _engine(section: GenerationSection, forward: Forward, tokenizer: Tokenizer, *, capacity: int) -> Engine:
-    with explained_shortage():
-        batch = Batch(
-            forward,
-            slots=section.generation_batch_size,
-            capacity=capacity,
-            recompute=section.recompute,
-        )
-    return Engine(batch, tokenizer, stop_tokens=section.stop_tokens)
-
-
 def _key(path: str | None) -> str | None:
     """Return the API key of the file, else of the environment.
 
     Raises:
         NeoXError: the file cannot be read, or the content of the file or the variable is not a key.
     """
-    if path is None:
-        given = os.environ.get(KEY_VARIABLE, "")
-        return _checked_key(given.strip(), KEY_VARIABLE) if given else None
-    try:
-        key = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise NeoXError(f"serve.api-key-file {path} cannot be read: {reason}; check the path") from error
-    return _checked_key(key, f"serve.api-key-file {path}")
-
-
-def _checked_key(key: str, source: str) -> str:
+    key, source = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    if path is not None:
+        source = f"serve.api-key-file {path}"
+        try:
+            key = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise NeoXError(f"{source} cannot be read: {reason}; check the path") from error
+    elif not key:
+        return None
+    key = key.strip()
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise NeoXError(f"{source} must contain one key of printable ASCII, and nothing else; correct it")
     return key

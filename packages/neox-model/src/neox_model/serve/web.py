@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import uvicorn
@@ -74,13 +73,12 @@ class WebServer:
         Raises:
             NeoXError: the server cannot start.
         """
-        self._running = self._thread.submit(self._run)
-        waited = threading.Event()
+        self._running = self._thread.submit(lambda: asyncio.run(self._server.serve(sockets=[self._bound])))
         for _ in range(int(_START_SECONDS * 100)):
             self.check()
             if self._server.started:
                 return
-            waited.wait(0.01)
+            wait([self._running], 0.01)
         raise NeoXError(f"the web server has not started within {_START_SECONDS:g} s; run the command again")
 
     def check(self) -> None:
@@ -100,6 +98,3 @@ class WebServer:
         self._server.should_exit = True
         if self._running is not None and not wait([self._running], 2 * _LAST_SECONDS).done:
             logger.warning("connections of clients are closed before they received their answers")
-
-    def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._bound]))

@@ -1,29 +1,15 @@
 """`python -m neox_model.train`: run one training worker."""
 
-from pathlib import Path
-
-import click
-
-from neox_model.worker import exit_worker, request_options, run_worker
+from neox_model.worker import worker_command
 
 __all__ = ["main"]
 
-
-@click.command()
-@request_options
-def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Train the configured model as one worker of a job."""
-    program = "neox_model.train.run:train_in"
-    code = run_worker(
-        program,
-        resolved=resolved,
-        paths=paths,
-        overrides=overrides,
-        preflight="train",
-        saves_when_warned=True,
-    )
-    exit_worker(code)
-
+main = worker_command(
+    "neox_model.train.run:train_in",
+    "Train the configured model as one worker of a job.",
+    preflight="train",
+    saves_when_warned=True,
+)
 
 if __name__ == "__main__":
     main()

@@ -25,7 +25,6 @@ from neox_model.versions import package_versions
 __all__ = ["about_run", "code_version", "device_name"]
 
 _OURS = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_model")
-_GIT_SECONDS = 5.0
 
 
 def about_run(training: Training, *, weights: str | None) -> dict[str, Any]:
@@ -94,14 +93,21 @@ def device_name() -> str | None:
 
 
 def code_version() -> dict[str, str | None]:
-    """Return the commit of our sources, if they are a git checkout, and a hash of all our Python files."""
+    """Return the commit of our sources, with `-dirty` if files differ, and a hash of all our Python files.
+
+    The commit is None without a checkout or git.
+    """
     state = hashlib.sha256()
     for package in _OURS:
         folder = _folder_of(package)
         for path in sorted(folder.rglob("*.py")):
             state.update(f"{package}/{path.relative_to(folder)}\n".encode())
             state.update(path.read_bytes())
-    return {"commit": _commit(_folder_of("neox_model")), "sources_sha256": state.hexdigest()[:16]}
+    folder, commit = _folder_of("neox_model"), None
+    # An installed package may lie in another project's checkout, which does not track it.
+    if _git(folder, "ls-files", "__init__.py"):
+        commit = _git(folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    return {"commit": commit, "sources_sha256": state.hexdigest()[:16]}
 
 
 def _folder_of(package: str) -> Path:
@@ -111,21 +117,11 @@ def _folder_of(package: str) -> Path:
     return Path(found.origin).parent
 
 
-def _commit(folder: Path) -> str | None:
-    """Return the commit of a checkout, with `-dirty` if files differ; None without a checkout or git.
-
-    An installed package may lie in another project's checkout, which does not track it.
-    """
-    if not _git(folder, "ls-files", "__init__.py"):
-        return None
-    return _git(folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-
-
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return the output of git in a folder; None if it fails or is empty."""
     command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

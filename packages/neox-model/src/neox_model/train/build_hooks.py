@@ -1,8 +1,8 @@
 """Build the hooks of a training from its configuration."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -14,76 +14,42 @@ from neox_config.counted import counted
 from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_config.facts.engines import Capability
-from neox_config.schema.sections.compression import CompressionTraining
-from neox_config.schema.sections.engine import Eigenvalue, EngineSection
-from neox_config.schema.sections.logging import LoggingSection
-from neox_config.schema.sections.training import TrainingSection
 from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.token_dropping import kept_tokens
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
-from neox_model.engine.contract import Engine, Update
-from neox_model.metrics.events import Events
 from neox_model.metrics.memory import memory_metrics
 from neox_model.metrics.peaks import peak_tflops
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Phases, Timers
-from neox_model.metrics.writers.base import MetricWriter
-from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.about import device_name
-from neox_model.train.compression import TrainedCompression
+from neox_model.train.compression import CompressionHook
 from neox_model.train.copied_model import copied_forward
 from neox_model.train.data.documents import documents_of
 from neox_model.train.data.position import Ranges
-from neox_model.train.eigenvalues import Eigenvalues
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.forward_check import ForwardCheck
-from neox_model.train.hooks.autoresume import AutoresumeHook, find_service
-from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.checkpoint import CheckpointHook
-from neox_model.train.hooks.compression import CompressionHook
+from neox_model.train.hooks.base import Hook, MetricsHook, Write
 from neox_model.train.hooks.copies import CopiesHook
-from neox_model.train.hooks.drop_tokens import DropTokensHook
-from neox_model.train.hooks.eigenvalues import EigenvaluesHook
-from neox_model.train.hooks.evaluate import EvaluateHook, ReserveHook
-from neox_model.train.hooks.evaluate_texts import EvaluateTexts
-from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
-from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook, ZeroGradientsHook
-from neox_model.train.hooks.guard import NonfiniteGuard
-from neox_model.train.hooks.local_steps import LocalStepsHook
+from neox_model.train.hooks.evaluate import EvaluateHook, ReserveHook, evaluate_texts
+from neox_model.train.hooks.guard import NonfiniteGuard, SpikeHandler
 from neox_model.train.hooks.log import LogHook
-from neox_model.train.hooks.norms import NormsHook, tensor_norms
-from neox_model.train.hooks.progress import ProgressHook, StatusReports
-from neox_model.train.hooks.spikes import SpikeHandler
-from neox_model.train.hooks.stop import StopHook
+from neox_model.train.hooks.progress import ProgressHook
+from neox_model.train.hooks.stop import AutoresumeHook, StopHook, find_service
 from neox_model.train.hooks.stragglers import straggler_hooks
-from neox_model.train.hooks.upload import UploadHook
-from neox_model.train.left_out import write_left_out
-from neox_model.train.loading import owner_of
-from neox_model.train.saving import build_checkpoint_hook
+from neox_model.train.hooks.tensors import GradientNoise, GradientNorms, ZeroGradients, tensor_norms
+from neox_model.train.hooks.upkeep import DropTokensHook, GarbageCollectionHook, LocalStepsHook
+from neox_model.train.loading import owner_of, write_left_out
+from neox_model.train.saving import CheckpointHook, UploadHook, build_checkpoint_hook
 from neox_model.train.state import TrainState
 from neox_model.train.training import Outputs, Training
 
-__all__ = ["Hooks", "build_hooks", "describe_size"]
+__all__ = ["build_hooks", "describe_size"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """The hooks of a training.
-
-    Args:
-        called: in this order.
-        before_save: must be called before a save by another program; may refuse to save. Collective.
-    """
-
-    called: list[Hook]
-    before_save: Callable[[], None]
 
 
 def build_hooks(
@@ -94,12 +60,15 @@ def build_hooks(
     *,
     saves_start: bool,
     forward: ForwardCheck | None = None,
-) -> Hooks:
-    """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
+) -> tuple[list[Hook], Callable[[], None]]:
+    """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration.
+
+    Returns:
+        The hooks, and what must be called before a save by another program; may refuse to save. Collective.
+    """
     config, timers, throughput = training.config, Timers(), _measure_model(training)
     engine, groups, section = training.engine, training.groups, config.logging
-    writers, progress, events = outputs.writers, outputs.progress, outputs.events
-    log = _build_log(training, writers, timers, throughput)
+    progress, log = outputs.progress, _build_log(training, outputs, timers, throughput)
     checkpoint: CheckpointHook | None = None
 
     def before_end() -> None:
@@ -107,27 +76,35 @@ def build_hooks(
         if checkpoint is not None:
             checkpoint.finish(training.state)
 
-    spikes = _spike_handler(training, before_end, events)
-    guard = _build_guard(training, before_end, events, spikes)
+    shared: dict[str, Any] = {
+        "documents": partial(documents_of, training.datasets.get("train")),
+        "reports": groups.world.rank == 0,
+        "before_end": before_end,
+        "events": outputs.events,
+    }
+    spikes = _spike_handler(training, **shared)
+    guard = NonfiniteGuard(
+        patience=config.training.nonfinite_patience,
+        # On a GPU every reading synchronizes.
+        interval=min(section.log_interval, 100) if engine.device.type == "cuda" else 1,
+        min_loss_scale=engine.update.min_loss_scale,
+        on_spike=spikes,
+        **shared,
+    )
     sdc_interval, copies = config.training.sdc_check_interval, None
     if sdc_interval is not None:
         copies = CopiesHook(engine, groups, interval=sdc_interval, before_end=before_end)
     stop = StopHook(groups.control, exit_interval=config.training.exit_interval, save=config.checkpoint.save)
     hooks: list[Hook] = [
-        ProgressHook(progress, StatusReports(progress, schedule=training.schedule, throughput=throughput)),
-        *_eigenvalues(training.eigenvalues, config.engine.eigenvalue, writers, log),
-        *_compression(training.compression, config.compression.compression_training, section, writers, log),
-        *_autoresume(config.training, groups.control),
+        ProgressHook(progress, schedule=training.schedule, throughput=throughput),
+        *_first(training, log.write),
         stop,
-        *straggler_hooks(
-            section, engine, groups, writers=writers, events=events, before_writing=log.write_pending
-        ),
+        *straggler_hooks(section, engine, groups, write=log.write, events=outputs.events),
         log,
         guard,
         *([] if copies is None else [copies]),
         ReserveHook(evaluator.samples, interval=config.training.eval_interval),
-        *_norms(section, engine, groups, writers, log),
-        *_gradient_hooks(section, training.resolved.run.engine.offers, engine.update, groups, writers, log),
+        *_measurements(training, log.write),
     ]
     before_save = _before_save(training, log, guard, copies, forward)
     if config.checkpoint.save is not None:
@@ -151,21 +128,25 @@ def build_hooks(
         before_end()
         before_save()
 
-    return Hooks(hooks, before_other_save)
+    return hooks, before_other_save
 
 
-def _last(training: Training, progress: Progress, *, saves_start: bool) -> Iterator[Hook]:
-    """Build the hooks that follow saves and evaluations."""
-    optimizer = training.engine.update.optimizer
-    if hasattr(optimizer, "replicas_differ"):
-        yield LocalStepsHook(optimizer)
-    kept = kept_tokens(training.config.data_efficiency.data_efficiency)
-    if kept is not None:
-        yield DropTokensHook(training.model, kept.at)
-    yield GarbageCollectionHook()
-    if training.uploads is not None:
-        resumed = None if saves_start else find_latest(Path(training.config.checkpoint.load or ""))
-        yield UploadHook(training.uploads, resumed=resumed, while_waiting=progress.repeated)
+def _build_log(training: Training, outputs: Outputs, timers: Timers, throughput: Throughput) -> LogHook:
+    section, engine, phases = training.config.engine, training.engine, None
+    if section.wall_clock_breakdown or section.flops_profiler.enabled:
+        # On every rank, because it synchronizes.
+        on_gpu = engine.device.type == "cuda"
+        phases = Phases(partial(torch.cuda.synchronize, engine.device) if on_gpu else lambda: None)
+        engine.measure_phases(phases.measure)
+    return LogHook(
+        outputs.writers,
+        schedule=training.schedule,
+        throughput=throughput,
+        timers=timers,
+        interval=training.config.logging.log_interval,
+        memory=partial(memory_metrics, engine.device),
+        phases=phases,
+    )
 
 
 def _before_save(
@@ -190,35 +171,58 @@ def _before_save(
     return before_save
 
 
-def _build_log(
-    training: Training, writers: Sequence[MetricWriter], timers: Timers, throughput: Throughput
-) -> LogHook:
-    return LogHook(
-        writers,
-        schedule=training.schedule,
-        throughput=throughput,
-        timers=timers,
-        interval=training.config.logging.log_interval,
-        memory=partial(memory_metrics, training.engine.device),
-        phases=_phases(training.config.engine, training.engine),
-    )
+def _first(training: Training, write: Write) -> Iterator[Hook]:
+    """Build the hooks that precede all that use the model after an iteration, or save it."""
+    config, compression = training.config, training.compression
+    if training.eigenvalues is not None:
+        # They are measured before the iteration.
+        yield MetricsHook(
+            training.eigenvalues.metrics,
+            interval=config.engine.eigenvalue.gas_boundary_resolution,
+            after=1,
+            write=write,
+        )
+    if compression is not None:
+        shared = config.compression.compression_training.weight_quantization.shared_parameters
+        yield CompressionHook(compression, is_verbose=shared.enabled and shared.quantize_verbose)
+        yield MetricsHook(compression.report, interval=config.logging.log_interval, write=write)
+    section = config.training
+    if section.adlr_autoresume:
+        service = find_service(section.adlr_autoresume_service)
+        yield AutoresumeHook(service, training.groups.control, interval=section.adlr_autoresume_interval)
 
 
-def _build_guard(
-    training: Training, before_end: Callable[[], None], events: Events, spikes: SpikeHandler | None
-) -> NonfiniteGuard:
-    config = training.config
-    return NonfiniteGuard(
-        patience=config.training.nonfinite_patience,
-        # On a GPU every reading synchronizes.
-        interval=min(config.logging.log_interval, 100) if training.engine.device.type == "cuda" else 1,
-        min_loss_scale=training.engine.update.min_loss_scale,
-        documents=partial(documents_of, training.datasets.get("train")),
-        reports=training.groups.world.rank == 0,
-        before_end=before_end,
-        events=events,
-        on_spike=spikes,
-    )
+def _measurements(training: Training, write: Write) -> Iterator[Hook]:
+    """Build the hooks that measure weights, states and gradients."""
+    section, engine, groups = training.config.logging, training.engine, training.groups
+    update, state, interval = engine.update, training.state, section.log_interval
+    measures: list[Callable[[], dict[str, float]]] = []
+    parameters, states = section.log_param_norm, section.log_optimizer_states
+    if parameters or states:
+        measures.append(partial(tensor_norms, engine, groups, parameters=parameters, states=states))
+    if section.log_grad_norm and "before_update" in training.resolved.run.engine.offers:
+        measures.append(GradientNorms(update, groups, state, interval=interval).metrics)
+    if section.log_zero_gradients:
+        measures.append(ZeroGradients(update, state, interval=interval).metrics)
+    if section.log_gradient_noise_scale:
+        count, on_host = section.gradient_noise_scale_n_batches, section.gradient_noise_scale_cpu_offload
+        measures.append(GradientNoise(update, state, count=count, on_host=on_host).metrics)
+    for measure in measures:
+        yield MetricsHook(measure, interval=interval, write=write)
+
+
+def _last(training: Training, progress: Progress, *, saves_start: bool) -> Iterator[Hook]:
+    """Build the hooks that follow saves and evaluations."""
+    optimizer = training.engine.update.optimizer
+    if hasattr(optimizer, "replicas_differ"):
+        yield LocalStepsHook(optimizer)
+    kept = kept_tokens(training.config.data_efficiency.data_efficiency)
+    if kept is not None:
+        yield DropTokensHook(training.model, kept.at)
+    yield GarbageCollectionHook()
+    if training.uploads is not None:
+        resumed = None if saves_start else find_latest(Path(training.config.checkpoint.load or ""))
+        yield UploadHook(training.uploads, resumed=resumed, while_waiting=progress.repeated)
 
 
 def _build_evaluation(
@@ -230,24 +234,37 @@ def _build_evaluation(
     stop: StopHook,
     save_last: Callable[[TrainState], None],
 ) -> EvaluateHook:
-    progress, state = outputs.progress, training.state
-    shared: dict[str, Any] = {
-        "writers": outputs.writers,
-        "timers": timers,
-        "before_evaluation": log.write_pending,
-        "while_evaluating": lambda name: progress.phase(f"evaluating ({name})", iteration=state.iteration),
-    }
+    @contextmanager
+    def evaluating(name: str) -> Iterator[None]:
+        log.write_pending()
+        reported = outputs.progress.phase(f"evaluating ({name})", iteration=training.state.iteration)
+        with timers.measure("evaluate"), reported:
+            yield
+
+    def write(metrics: Mapping[str, float], iteration: int) -> None:
+        log.write(metrics, iteration)
+        if "loss/validation" in metrics:
+            outputs.progress.describe(metrics={"loss/validation": metrics["loss/validation"]})
+
     texts: Callable[[TrainState], None] = _nothing
     if training.texts is not None:
-        texts = EvaluateTexts(
+        texts = partial(
+            evaluate_texts,
             training.texts,
             partial(copied_forward, training),
             writes_files=bool(training.config.generation.eval_results_prefix),
             is_stopping=lambda: stop.is_requested,
-            **shared,
+            write=write,
+            evaluating=evaluating,
         )
     return EvaluateHook(
-        evaluator, stop=stop, texts=texts, save_last=save_last, events=outputs.events, **shared
+        evaluator,
+        stop=stop,
+        texts=texts,
+        save_last=save_last,
+        write=write,
+        evaluating=evaluating,
+        events=outputs.events,
     )
 
 
@@ -255,19 +272,9 @@ def _nothing(state: TrainState) -> None:
     """Do nothing: it is not configured."""
 
 
-def _phases(section: EngineSection, engine: Engine) -> Phases | None:
-    """Measure the phases of training steps on every rank, if it is configured."""
-    if not (section.wall_clock_breakdown or section.flops_profiler.enabled):
-        return None
-    device = engine.device
-    phases = Phases(partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None)
-    engine.measure_phases(phases.measure)
-    return phases
-
-
-def _spike_handler(training: Training, before_end: Callable[[], None], events: Events) -> SpikeHandler | None:
+def _spike_handler(training: Training, **shared: Any) -> SpikeHandler | None:
     """Build what acts on spikes; None if `on_spike` is not set."""
-    section, groups = training.config.training, training.groups
+    section, control = training.config.training, training.groups.control
     if section.on_spike is None:
         return None
 
@@ -275,8 +282,8 @@ def _spike_handler(training: Training, before_end: Callable[[], None], events: E
         save = training.config.checkpoint.save
         assert save is not None, "a rollback requires `save`"
         try:
-            with shared_outcome(groups.control, "storing the samples to leave out"):
-                if groups.control.rank == 0:
+            with shared_outcome(control, "storing the samples to leave out"):
+                if control.rank == 0:
                     write_left_out(Path(save), ranges, owner_of(training))
         except CheckpointError as error:
             # Not a failure to save a checkpoint, after which the training would continue.
@@ -287,98 +294,8 @@ def _spike_handler(training: Training, before_end: Callable[[], None], events: E
         patience=section.spike_patience,
         batches=section.spike_rollback_batches,
         state=training.state,
-        documents=partial(documents_of, training.datasets.get("train")),
-        reports=groups.world.rank == 0,
-        before_end=before_end,
         leave_out=leave_out,
-        events=events,
-    )
-
-
-def _autoresume(section: TrainingSection, control: Group) -> Iterator[Hook]:
-    if section.adlr_autoresume:
-        service = find_service(section.adlr_autoresume_service)
-        yield AutoresumeHook(service, control, interval=section.adlr_autoresume_interval)
-
-
-def _gradient_hooks(
-    section: LoggingSection,
-    offers: frozenset[Capability],
-    update: Update,
-    groups: Groups,
-    writers: Sequence[MetricWriter],
-    log: LogHook,
-) -> Iterator[Hook]:
-    if section.log_grad_norm and "before_update" in offers:
-        yield GradientNormsHook(
-            update,
-            groups,
-            writers=writers,
-            interval=section.log_interval,
-            before_writing=log.write_pending,
-        )
-    if section.log_zero_gradients:
-        yield ZeroGradientsHook(
-            update, writers=writers, interval=section.log_interval, before_writing=log.write_pending
-        )
-    if section.log_gradient_noise_scale:
-        yield NoiseScaleHook(
-            update,
-            count=section.gradient_noise_scale_n_batches,
-            on_host=section.gradient_noise_scale_cpu_offload,
-            writers=writers,
-            interval=section.log_interval,
-            before_writing=log.write_pending,
-        )
-
-
-def _eigenvalues(
-    eigenvalues: Eigenvalues | None, section: Eigenvalue, writers: Sequence[MetricWriter], log: LogHook
-) -> Iterator[Hook]:
-    if eigenvalues is not None:
-        yield EigenvaluesHook(
-            eigenvalues,
-            writers=writers,
-            interval=section.gas_boundary_resolution,
-            before_writing=log.write_pending,
-        )
-
-
-def _compression(
-    compression: TrainedCompression | None,
-    settings: CompressionTraining,
-    section: LoggingSection,
-    writers: Sequence[MetricWriter],
-    log: LogHook,
-) -> Iterator[Hook]:
-    """Build the hook that compresses, before all that use the model after an iteration."""
-    if compression is not None:
-        shared = settings.weight_quantization.shared_parameters
-        yield CompressionHook(
-            compression,
-            writers=writers,
-            interval=section.log_interval,
-            before_writing=log.write_pending,
-            is_verbose=shared.enabled and shared.quantize_verbose,
-        )
-
-
-def _norms(
-    section: LoggingSection, engine: Engine, groups: Groups, writers: Sequence[MetricWriter], log: LogHook
-) -> Iterator[Hook]:
-    if not (section.log_param_norm or section.log_optimizer_states):
-        return
-    yield NormsHook(
-        partial(
-            tensor_norms,
-            engine,
-            groups,
-            parameters=section.log_param_norm,
-            states=section.log_optimizer_states,
-        ),
-        writers=writers,
-        interval=section.log_interval,
-        before_writing=log.write_pending,
+        **shared,
     )
 
 
@@ -404,9 +321,8 @@ def _measure_model(training: Training) -> Throughput:
     held = {name: parameter for stage in stages for name, parameter in stage.items()}
     layers = counted(training.config.model.num_layers, "layer")
     logger.info("the model has %s in %s", describe_size(list(held.values())), layers)
-    shapes = {name: shape for name, (shape, _) in held.items()}
     # Towers have a prefix, and vocabularies of one size.
-    entries = next(shape[0] for name, shape in shapes.items() if name.endswith(TOKEN_EMBEDDING))
+    entries = next(shape[0] for name, (shape, _) in held.items() if name.endswith(TOKEN_EMBEDDING))
     flops = partial(
         flops_per_token,
         training.resolved.model,

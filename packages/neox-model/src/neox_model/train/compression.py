@@ -1,10 +1,14 @@
 """Compression of the model in training: what changes between two iterations."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
 
+from neox_config.counted import counted
 from neox_config.facts.compression import block_of, density_at, is_n_of_m
 from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.checkpoint.outcome import gather
@@ -30,12 +34,15 @@ from neox_model.parallel.pruning import (
     largest,
     threshold_of,
 )
+from neox_model.train.hooks.base import Hook
+from neox_model.train.state import StepReport, TrainState
 
-__all__ = ["TrainedCompression", "copy_compression"]
+__all__ = ["CompressionHook", "TrainedCompression", "copy_compression"]
+
+logger = logging.getLogger(__name__)
 
 # Weight of the past in scores of weight times gradient.
 _DECAY = 0.9
-_MOST = distributed.ReduceOp.MAX
 
 
 class TrainedCompression:
@@ -88,7 +95,11 @@ class TrainedCompression:
     def after(self, iteration: int) -> None:
         """Prepare the next iteration, whose number is that of the finished ones. Collective."""
         self._update_ranges()
-        self._advance_bits(iteration)
+        for matrix in self.matrices:
+            bits, progress = matrix.compression.bits, matrix.compression.progress
+            if bits is not None and progress is not None:
+                # Their periods depend on the eigenvalues of their layers.
+                bits.advance(progress, iteration, self._factors(matrix.name))
         self._begin(iteration, makes_masks=True)
 
     def _begin(self, iteration: int, *, makes_masks: bool) -> None:
@@ -98,7 +109,12 @@ class TrainedCompression:
         if makes_masks:
             self._make_masks(iteration)
         self._zero_pruned()
-        self._quantize_weights()
+        # The 16-bit weights of the computation are made from the master weights, quantized.
+        for matrix in self.matrices:
+            quantizer, weight = matrix.compression.quantizer, matrix.module.weight
+            if quantizer is not None and not quantizer.in_forward:
+                master = self._masters()[id(weight)]
+                weight.data.copy_(quantizer.rounded(master.data.to(weight.dtype)))
 
     def _computing(self, parameter: nn.Parameter) -> Tensor:
         """Return what this tensor-parallel rank has of a parameter, as the forward pass has it."""
@@ -112,16 +128,9 @@ class TrainedCompression:
             return
         seen = torch.stack([each.seen for each in static])
         for group in (self._groups.data, self._groups.model):
-            seen = all_reduce(seen, group, _MOST)
+            seen = all_reduce(seen, group, ReduceOp.MAX)
         for quantizer, found in zip(static, seen, strict=True):
             quantizer.update_range(found)
-
-    def _advance_bits(self, iteration: int) -> None:
-        """Reduce the bits of matrices whose periods depend on the eigenvalues of their layers."""
-        for matrix in self.matrices:
-            bits, progress = matrix.compression.bits, matrix.compression.progress
-            if bits is not None and progress is not None:
-                bits.advance(progress, iteration, self._factors(matrix.name))
 
     def _make_masks(self, iteration: int) -> None:
         """Make the masks without scores that change in this iteration."""
@@ -169,7 +178,8 @@ class TrainedCompression:
                 if keep is None:
                     continue
                 mine = keep.flatten()[held.start : held.start + held.numel]
-                _elements(held).mul_(mine.to(held.holder.dtype))
+                elements = held.holder.data.view(-1).narrow(0, held.offset, held.numel)
+                elements.mul_(mine.to(held.holder.dtype))
                 if not is_sharded(held.param):
                     # Copies of the model have the weights of the computation, which may be others in 16 bit.
                     held.param.data.mul_(keep.to(held.param.dtype))
@@ -187,14 +197,6 @@ class TrainedCompression:
                 yield weight, torch.stack([keep for _, keep in keeps]).all(dim=0)
             if bias is not None:
                 yield from ((bias, keep[:, 0]) for kind, keep in keeps if kind == "rows")
-
-    def _quantize_weights(self) -> None:
-        """Make the 16-bit weights of the computation from the master weights, quantized."""
-        for matrix in self.matrices:
-            quantizer, weight = matrix.compression.quantizer, matrix.module.weight
-            if quantizer is not None and not quantizer.in_forward:
-                master = self._masters()[id(weight)]
-                weight.data.copy_(quantizer.rounded(master.data.to(weight.dtype)))
 
     def _masters(self) -> dict[int, Tensor]:
         """Return the master weights by the id of the weight, of engines that hold whole ones."""
@@ -221,17 +223,11 @@ class TrainedCompression:
             if matrix.logical.model_parallel:
                 values = all_reduce(values, self._groups.model)
             if self._groups.data.rank == 0:
-                sums[matrix.name] = [*values.tolist(), *self._constants(matrix)]
+                bits = 0 if quantizer is None or quantizer.bits is None else quantizer.bits
+                is_pruned = any(pruning.is_on for _, pruning in matrix.compression.masks())
+                sums[matrix.name] = [*values.tolist(), bits, prod(matrix.logical.shape), is_pruned]
         found = {name: row for each in gather(self._groups.control, sums) for name, row in each.items()}
         return _figures(found)
-
-    def _constants(self, matrix: Compressed) -> tuple[float, float, float]:
-        """Return the bits, 0 without quantization, the number of elements, and 1 if it is pruned."""
-        quantizer = matrix.compression.quantizer
-        rows, columns = matrix.logical.shape
-        bits = 0 if quantizer is None or quantizer.bits is None else quantizer.bits
-        is_pruned = any(pruning.is_on for _, pruning in matrix.compression.masks())
-        return float(bits), float(rows * columns), float(is_pruned)
 
 
 def _figures(found: Mapping[str, list[float]]) -> dict[str, float]:
@@ -311,8 +307,32 @@ def _sparse(matrices: list[Compressed]) -> Iterator[tuple[Compressed, Pruning]]:
                 yield matrix, pruning
 
 
-def _elements(held: Held) -> Tensor:
-    return held.holder.data.view(-1).narrow(0, held.offset, held.numel)
+class CompressionHook(Hook):
+    """Prepares the compression of the next iteration after every iteration.
+
+    Args:
+        compression: the compression, which was prepared for the first iteration.
+        is_verbose: log every change of a number of bits.
+    """
+
+    def __init__(self, compression: TrainedCompression, *, is_verbose: bool) -> None:
+        self._compression = compression
+        self._is_verbose = is_verbose
+
+    def on_start(self, state: TrainState) -> None:
+        """Log the numbers of bits."""
+        self._log_bits({}, state.iteration)
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Prepare the next iteration."""
+        before = self._compression.bits()
+        self._compression.after(state.iteration)
+        self._log_bits(before, state.iteration)
+
+    def _log_bits(self, before: dict[str, int | None], iteration: int) -> None:
+        for name, bits in self._compression.bits().items() if self._is_verbose else ():
+            if bits is not None and bits != before.get(name):
+                logger.info("iteration %d: the weights of %s have %s", iteration, name, counted(bits, "bit"))
 
 
 def copy_compression(source: nn.Module, target: nn.Module, iteration: int, groups: Groups) -> None:

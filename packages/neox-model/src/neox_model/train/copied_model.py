@@ -8,6 +8,7 @@ training's precision.
 import torch
 from torch import distributed, nn
 
+from neox_model.assembly.choices import computing_device
 from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.checkpoint.outcome import gather
 from neox_model.errors import ModelError
@@ -45,42 +46,26 @@ def copy_weights(source: nn.Module, target: nn.Module, groups: Groups) -> None:
     """
     own, wanted = dict(named_logical_parameters(source)), dict(named_logical_parameters(target))
     missing, sent = set(wanted), set()
-    for stage, held in enumerate(_stages(own, groups)):
-        for name, shape, dtype in held:
+    held = []
+    for name, parameter in own.items():
+        value = whole_parameter(parameter, groups)
+        held.append((name, value.shape, value.dtype))
+    # Names, shapes of this tensor-parallel rank, and dtypes of the parameters of each stage.
+    everywhere = gather(groups.control, held) if groups.pipe.size > 1 else []
+    stages = [everywhere[rank] for rank in groups.pipe.ranks] if everywhere else [held]
+    for stage, names in enumerate(stages):
+        for name, shape, dtype in names:
             if name in sent:
                 continue
             sent.add(name)
-            value = _value(own.get(name) if stage == groups.pipe.rank else None, shape, dtype, stage, groups)
+            if stage == groups.pipe.rank:
+                value = whole_parameter(own[name], groups)
+            else:
+                value = torch.empty(shape, dtype=dtype, device=computing_device())
+            if groups.pipe.size > 1:
+                distributed.broadcast(value, groups.pipe.ranks[stage], group=groups.pipe.process_group)
             if name in wanted:
                 wanted[name].data.copy_(value)
                 missing.remove(name)
     if missing:
         raise ModelError(f"the model in training has no {', '.join(sorted(missing))}; report this error")
-
-
-def _stages(own: dict[str, nn.Parameter], groups: Groups) -> list[list[tuple[str, torch.Size, torch.dtype]]]:
-    """Return names, shapes of this tensor-parallel rank, and dtypes of the parameters of each stage."""
-    held = []
-    for name, parameter in own.items():
-        value = whole_parameter(parameter, groups)
-        held.append((name, value.shape, value.dtype))
-    if groups.pipe.size == 1:
-        return [held]
-    every = gather(groups.control, held)
-    return [every[rank] for rank in groups.pipe.ranks]
-
-
-def _value(
-    parameter: nn.Parameter | None, shape: torch.Size, dtype: torch.dtype, stage: int, groups: Groups
-) -> torch.Tensor:
-    """Return the values of a parameter on every stage."""
-    if groups.pipe.size == 1:
-        assert parameter is not None, "the only stage has all parameters"
-        return whole_parameter(parameter, groups)
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
-    if parameter is None:
-        value = torch.empty(shape, dtype=dtype, device=device)
-    else:
-        value = whole_parameter(parameter, groups)
-    distributed.broadcast(value, groups.pipe.ranks[stage], group=groups.pipe.process_group)
-    return value

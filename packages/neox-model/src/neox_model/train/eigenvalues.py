@@ -10,7 +10,6 @@ Source: arXiv:1905.03696, section 3.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from math import floor
 
@@ -25,13 +24,12 @@ from neox_config.schema.sections.engine import Eigenvalue
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.compilation import dense_attention
 from neox_model.checkpoint.names import is_score
-from neox_model.engine.contract import IsStopping, never
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import LogicalState, named_logical_parameters
 from neox_model.train.data.batch import Batch, TokenWeighting
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport, TrainStep
+from neox_model.train.state import StepReport, TrainState
+from neox_model.train.step import TrainStep, WrappedStep
 
 __all__ = ["Eigenvalues", "MeasuringStep", "largest_eigenvalue"]
 
@@ -152,7 +150,8 @@ class Eigenvalues:
         """
         section, was_training = self._section, self._model.training
         try:
-            with self._twice_differentiable():
+            self._model.eval()
+            with dense_attention(self._model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
                 for layer, owner in enumerate(self._owners[: section.layer_num]):
                     is_owner = owner == layer
                     self.values[layer] = self._of_layer(layer, batches) if is_owner else self.values[owner]
@@ -165,12 +164,6 @@ class Eigenvalues:
             ) from error
         finally:
             self._model.train(was_training)
-
-    @contextmanager
-    def _twice_differentiable(self) -> Iterator[None]:
-        self._model.eval()
-        with dense_attention(self._model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-            yield
 
     def _of_layer(self, layer: int, batches: Sequence[Batch]) -> float:
         section, prefix = self._section, f"layers.{layer}."
@@ -212,7 +205,13 @@ class Eigenvalues:
         for each in chosen:
             each.grad = torch.zeros_like(each)
         for batch in batches:
-            gradients = torch.autograd.grad(self._loss(weights, batch), chosen, create_graph=True)
+            # The loss by operators that have second derivatives.
+            labels_BS, loss_mask_BS = batch.targets
+            logits_BSV = functional_call(self._model, dict(weights), (batch.inputs,))
+            logits_NV = logits_BSV[..., : self._model.loss_fn.vocab_size].flatten(0, 1)  # type: ignore[attr-defined]
+            losses_N = functional.cross_entropy(logits_NV, labels_BS.flatten(), reduction="none")
+            loss = (losses_N * loss_mask_BS.float().flatten()).sum()
+            gradients = torch.autograd.grad(loss, chosen, create_graph=True)
             # `torch.autograd.grad` would leave out functions without second derivative without an error.
             (_inner(list(gradients), vector) / len(batches)).backward()
         total = [each.grad for each in chosen if each.grad is not None]
@@ -221,17 +220,8 @@ class Eigenvalues:
             each /= self._data.size
         return total
 
-    def _loss(self, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Return the loss of a micro-batch by operators that have second derivatives."""
-        loss_fn = self._model.loss_fn
-        labels_BS, loss_mask_BS = batch.targets
-        logits_BSV = functional_call(self._model, dict(weights), (batch.inputs,))
-        logits_NV = logits_BSV[..., : loss_fn.vocab_size].flatten(0, 1)  # type: ignore[attr-defined]
-        losses_N = functional.cross_entropy(logits_NV, labels_BS.flatten(), reduction="none")
-        return (losses_N * loss_mask_BS.float().flatten()).sum()
 
-
-class MeasuringStep:
+class MeasuringStep(WrappedStep):
     """Wraps a step: measures eigenvalues before some iterations, for their micro-batches.
 
     Args:
@@ -255,7 +245,8 @@ class MeasuringStep:
         weighting: TokenWeighting,
         device: torch.device,
     ) -> None:
-        self._step, self._eigenvalues, self._state = step, eigenvalues, state
+        super().__init__(step)
+        self._eigenvalues, self._state = eigenvalues, state
         self._interval, self._accumulation = interval, accumulation
         self._weighting, self._device = weighting, device
 
@@ -266,9 +257,3 @@ class MeasuringStep:
         taken = list(islice(batches, self._accumulation))
         self._eigenvalues.measure(list(self._weighting(iter(taken), len(taken), self._device)))
         return self._step(iter(taken))
-
-    def evaluate(
-        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
-    ) -> Tensor:
-        """Return the mean loss, without measuring."""
-        return self._step.evaluate(batches, num_micro_batches, is_stopping)

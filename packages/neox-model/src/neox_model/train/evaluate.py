@@ -1,22 +1,27 @@
-"""Compute the validation and test loss of the current model."""
+"""Compute the validation and test loss of the current model, and what is counted along with it."""
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from neox_config.counted import counted
+from neox_config.schema.sections.generation import GenerationSection
+from neox_data.tokenizers import Tokenizer
+from neox_model.assembly.towers import TowerModel
+from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import IsStopping, never
 from neox_model.metrics.progress_lines import ProgressLines
+from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.groups import Groups
 from neox_model.scoring.endings import STOPPED, StoppedError
-from neox_model.train.characters import CharacterCount, noted
 from neox_model.train.data.batch import Batch
+from neox_model.train.data.streams import Stream
 
-__all__ = ["PARTS", "BatchStream", "Evaluation", "Evaluator"]
+__all__ = ["PARTS", "Evaluation", "Evaluator", "character_count", "retrieval_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,33 +78,33 @@ def _exponential(value: float) -> float:
     return math.inf if value >= 700 else math.exp(value)
 
 
-class BatchStream(Protocol):
-    """An iterator over micro-batches that must be closed."""
+def character_count(
+    section: GenerationSection, tokenizer: Tokenizer, groups: Groups
+) -> Callable[[Sequence[Sequence[int]]], float] | None:
+    """Return a function that computes the tokens per character of sequences, if `char_level_ppl` is set.
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Return the stream itself."""
+    It counts those of all replicas, for the perplexity per character. Collective over all ranks.
+    """
+    if not section.char_level_ppl:
+        return None
 
-    def __next__(self) -> Batch:
-        """Return the next micro-batch."""
+    def tokens_per_character(sequences: Sequence[Sequence[int]]) -> float:
+        mine = (0, 0)
+        if groups.model.rank == 0 and groups.pipe.rank == 0:
+            mine = sum(map(len, sequences)), sum(len(tokenizer.decode(tokens)) for tokens in sequences)
+        tokens, characters = map(sum, zip(*gather(groups.control, mine), strict=True))
+        return tokens / characters if characters else 0.0
 
-    def close(self) -> None:
-        """Stop prefetching."""
+    return tokens_per_character
 
 
-class AccuracyCount(Protocol):
-    """Counts the queries of an evaluation whose block is among the best ones."""
-
-    def begin(self) -> None:
-        """Delete the counts of earlier evaluations."""
-
-    def of_all_ranks(self) -> Mapping[int, float]:
-        """Return the share of the queries since `begin`, for each number of blocks. Collective."""
+def retrieval_model(model: nn.Module) -> TowerModel | None:
+    """Return a model whose loss counts accuracies of retrieval; None if none are reported."""
+    return model if isinstance(model, TowerModel) and model.loss_fn.best else None
 
 
 class Evaluator:
     """Runs evaluations, each on its own range of a part's samples.
-
-    Logs that one starts, unless the one before of the same part was quick.
 
     Args:
         mean_loss: function of (stream, number of micro-batches, whether to end early) that returns the mean
@@ -108,8 +113,9 @@ class Evaluator:
         iterations: iterations per evaluation, each of `accumulation` micro-batches.
         accumulation: micro-batches per iteration.
         samples_per_iteration: over all data-parallel ranks.
-        characters: counts characters for the perplexity per character; None: it is not computed.
-        accuracies: counts the queries whose block was found; None: they are not counted.
+        characters: computes the tokens per character of all sequences; None: they are not counted.
+        retrieval: its loss counts the queries whose block is among the best blocks of its micro-batch; None:
+            they are not counted.
 
     Attributes:
         results: the last evaluation of each part.
@@ -119,27 +125,25 @@ class Evaluator:
     def __init__(
         self,
         mean_loss: Callable[[Iterator[Batch], int, IsStopping], Tensor],
-        open_stream: Mapping[str, Callable[[int], BatchStream]],
+        open_stream: Mapping[str, Callable[[int], Stream]],
         *,
         iterations: int,
         accumulation: int,
         samples_per_iteration: int,
-        characters: CharacterCount | None = None,
-        accuracies: AccuracyCount | None = None,
+        characters: Callable[[Sequence[Sequence[int]]], float] | None = None,
+        retrieval: TowerModel | None = None,
     ) -> None:
         self._characters = characters
-        self._accuracies = accuracies
+        self._retrieval = retrieval
         self.results: dict[str, Evaluation] = {}
         self.samples = iterations * samples_per_iteration
         self._mean_loss = mean_loss
         self._open_stream = open_stream
-        self._iterations = iterations
-        self._accumulation = accumulation
-        self._quick: set[str] = set()
+        self._micro_batches = iterations * accumulation
 
     def has(self, part: str) -> bool:
         """Return True if the part has samples to evaluate on."""
-        return self._iterations > 0 and part in self._open_stream
+        return self._micro_batches > 0 and part in self._open_stream
 
     def evaluate(self, part: str, first: int, is_stopping: IsStopping = never) -> Evaluation:
         """Evaluate on the samples of a part starting at sample `first`. Collective over all ranks.
@@ -155,22 +159,32 @@ class Evaluator:
             return is_stopped
 
         sequences: list[list[int]] = []
-        if self._accuracies is not None:
-            self._accuracies.begin()
+        if self._retrieval is not None:
+            self._retrieval.loss_fn.hits.clear()
+        name, count = PARTS.get(part, part), self._micro_batches
         with closing(self._open_stream[part](first)) as stream:
-            count = self._iterations * self._accumulation
-            name = PARTS.get(part, part)
-            if part not in self._quick:
-                # The first micro-batch may take minutes: nothing else is logged until it is done.
-                logger.info("%s: starting, %s", name, counted(count, "micro-batch", "micro-batches"))
-            progress = ProgressLines(name, "micro-batches", count)
-            batches = progress.track(stream)
-            batches = batches if self._characters is None else noted(batches, sequences)
+            # The first micro-batch may take minutes: nothing else is logged until it is done.
+            logger.info("%s: starting, %s", name, counted(count, "micro-batch", "micro-batches"))
+            batches = ProgressLines(name, "micro-batches", count).track(stream)
+            batches = batches if self._characters is None else _noted(batches, sequences)
             loss = float(self._mean_loss(batches, count, should_stop))
         if is_stopped:
             raise StoppedError(STOPPED)
-        (self._quick.discard if progress.is_slow else self._quick.add)(part)
-        ratio = None if self._characters is None else self._characters.tokens_per_character(sequences)
-        accuracies = {} if self._accuracies is None else self._accuracies.of_all_ranks()
+        ratio = None if self._characters is None else self._characters(sequences)
+        accuracies = {} if self._retrieval is None else _accuracies(self._retrieval)
         self.results[part] = Evaluation(loss, ratio, accuracies)
         return self.results[part]
+
+
+def _accuracies(model: TowerModel) -> dict[int, float]:
+    """Return the share of the counted queries that were found, for each k. Collective over the data group."""
+    loss = model.loss_fn
+    *hits, queries = all_reduce(sum(loss.hits[1:], loss.hits[0]), loss.group).tolist()
+    return {k: hit / queries for k, hit in zip(loss.best, hits, strict=True)}
+
+
+def _noted(batches: Iterator[Batch], sequences: list[list[int]]) -> Iterator[Batch]:
+    """Yield the batches, and add their tokens to a list."""
+    for batch in batches:
+        sequences += batch.tokens_BS.tolist()
+        yield batch

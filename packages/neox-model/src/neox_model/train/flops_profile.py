@@ -5,28 +5,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from neox_config.atomic import atomic_write
 from neox_config.counted import counted
 from neox_config.schema.sections.engine import FlopsProfiler
 from neox_model.assembly.compilation import dense_attention
 from neox_model.checkpoint.outcome import collect
-from neox_model.engine.contract import Engine, IsStopping, never
-from neox_model.metrics.flops import FlopProfile, count_flops
-from neox_model.metrics.flops_report import profile_report
+from neox_model.engine.contract import Engine
+from neox_model.metrics.flops import FlopProfile, count_flops, profile_report
 from neox_model.parallel.groups import Groups
 from neox_model.torch_compat import CPU_ATTENTION_FLOPS
 from neox_model.train.data.batch import Batch
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport, TrainStep
+from neox_model.train.state import StepReport, TrainState
+from neox_model.train.step import TrainStep, WrappedStep
 
 __all__ = ["ProfiledStep"]
 
 logger = logging.getLogger(__name__)
 
 
-class ProfiledStep:
+class ProfiledStep(WrappedStep):
     """Wraps a step: profiles the first one from the configured iteration on, and reports it on rank 0.
 
     It is a wrapper and no hook, so that neither evaluation nor saving is counted. A training that resumes
@@ -51,7 +49,7 @@ class ProfiledStep:
         state: TrainState,
         formula: Callable[[int], int],
     ) -> None:
-        self._step = step
+        super().__init__(step)
         self._section = section
         self._engine = engine
         self._groups = groups
@@ -65,26 +63,25 @@ class ProfiledStep:
         if not self._is_due or iteration < self._section.profile_step:
             return self._step(batches)
         self._is_due = False
-        on_gpu = self._engine.device.type == "cuda"
-        synchronize = torch.cuda.synchronize if on_gpu else lambda: None
         model = self._engine.model
         with (
             dense_attention(model),
-            count_flops(model, synchronize=synchronize, operators=CPU_ATTENTION_FLOPS) as profile,
+            count_flops(
+                model,
+                synchronize=torch.cuda.synchronize if self._engine.device.type == "cuda" else lambda: None,
+                operators=CPU_ATTENTION_FLOPS,
+            ) as profile,
         ):
             report = self._step(batches)
         self._report(profile, iteration, report.tokens)
         return report
 
-    def evaluate(
-        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
-    ) -> Tensor:
-        """Return the mean loss of the next micro-batches over all data-parallel ranks."""
-        return self._step.evaluate(batches, num_micro_batches, is_stopping)
-
     def _report(self, profile: FlopProfile, iteration: int, tokens: int) -> None:
-        """Gather all ranks' totals and one rank's modules of each stage. Collective over all ranks."""
-        groups = self._groups
+        """Log or write all ranks' totals and one rank's modules of each stage. Collective over all ranks.
+
+        A failure to write is logged, because a full disk must not end a long training.
+        """
+        groups, section = self._groups, self._section
         is_first_of_stage = groups.data.rank == 0 and groups.model.rank == 0
         parts = collect(
             groups.control, (profile.flops, groups.pipe.rank, profile if is_first_of_stage else None)
@@ -96,30 +93,21 @@ class ProfiledStep:
             f"FLOPs of iteration {iteration}: {total:,} on {counted(len(parts), 'rank')}; "
             f"the formula gives {expected:,} (counted / formula: {total / expected:.4f})"
         )
-        stages = [
-            f"stage {stage}, rank {rank}:\n{self._formatted(found)}"
-            for rank, (_, stage, found) in enumerate(parts)
-            if found is not None
-        ]
-        self._write(head, stages)
-
-    def _formatted(self, profile: FlopProfile) -> str:
-        section = self._section
-        return profile_report(
-            profile, depth=section.module_depth, top=section.top_modules, is_detailed=section.detailed
-        )
-
-    def _write(self, head: str, stages: list[str]) -> None:
-        """Log or write the report; a failure is logged, because a full disk must not end a long training."""
-        given = self._section.output_file
-        if given is None:
-            logger.info("%s", "\n".join([head, *stages]))
+        text = head
+        for rank, (_, stage, found) in enumerate(parts):
+            if found is not None:
+                modules = profile_report(
+                    found, depth=section.module_depth, top=section.top_modules, is_detailed=section.detailed
+                )
+                text += f"\nstage {stage}, rank {rank}:\n{modules}"
+        if section.output_file is None:
+            logger.info("%s", text)
             return
-        path = Path(given)
+        path = Path(section.output_file)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as file:
-                file.write("\n".join([head, *stages]) + "\n")
+                file.write(text + "\n")
         except OSError as error:
             logger.error("the FLOPs profile was not written, training continues: %s", error)
         else:

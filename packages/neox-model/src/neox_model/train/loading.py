@@ -3,35 +3,43 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from neox_config.atomic import atomic_write
 from neox_config.facts.checkpoints import complete_checkpoints, is_checkpoint, iteration_of
 from neox_config.facts.spikes import LEFT_OUT
 from neox_config.facts.stores import is_url
 from neox_config.schema.sections.adapters import AdaptersSection
 from neox_config.schema.sections.checkpoint import CheckpointSection
-from neox_config.schema.sections.lr_schedule import LrScheduleSection
 from neox_config.spec.resume import in_effect
-from neox_data.blend import SampleDataset
+from neox_model.checkpoint.contents import are_ranges
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.storage import Storage
 from neox_model.checkpoint.store_claim import warn_of_newer
-from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
-from neox_model.train.data.documents import documents_of
-from neox_model.train.data.position import START, Position, Ranges
-from neox_model.train.data.sample_digest import digest_of_samples
-from neox_model.train.left_out import Owner, forget_left_out, merged, read_left_out
-from neox_model.train.state import TrainState
+from neox_model.train.data.documents import digest_of_samples
+from neox_model.train.data.position import START, Position, Ranges, as_ranges, merged
 from neox_model.train.training import Training
 
-__all__ = ["add_left_out", "folder_to_load", "has_start", "load_into", "owner_of", "position_in"]
+__all__ = [
+    "add_left_out",
+    "folder_to_load",
+    "has_start",
+    "load_into",
+    "owner_of",
+    "position_in",
+    "read_left_out",
+    "write_left_out",
+]
 
 logger = logging.getLogger(__name__)
+
+Owner = Callable[[int], Mapping[str, str]]
+"""Returns what identifies a training and the order of its first samples, of which the number is given."""
 
 
 def folder_to_load(
@@ -56,15 +64,11 @@ def folder_to_load(
             )
         logger.info("%s contains no checkpoint: starting from %s", section.load, _new(adapters))
     elif is_url(section.load) and section.save is not None and not section.finetune:
-        _warn_of_newer(folder, Path(section.save), section.load, groups)
+        with shared_outcome(groups.control, f"finding checkpoints in {section.save}"):
+            if groups.world.rank == 0:
+                [loaded] = complete_checkpoints(folder)
+                warn_of_newer(Path(section.save), section.load, iteration_of(loaded.name) or 0)
     return folder
-
-
-def _warn_of_newer(folder: Path, save: Path, url: str, groups: Groups) -> None:
-    with shared_outcome(groups.control, f"finding checkpoints in {save}"):
-        if groups.world.rank == 0:
-            [loaded] = complete_checkpoints(folder)
-            warn_of_newer(save, url, iteration_of(loaded.name) or 0)
 
 
 def position_in(load: Path | None, groups: Groups, *, finetune: bool) -> Position:
@@ -83,9 +87,10 @@ def load_into(training: Training, position: Position) -> bool:
     Raises:
         CheckpointError: it cannot be loaded, or is not the one that `position` was read from.
     """
-    section = training.config.checkpoint
+    section, override = training.config.checkpoint, training.config.lr_schedule
     if training.load is None:
         return False
+    source: ScheduleSource = "checkpoint" if override.use_checkpoint_lr_scheduler else "agreement"
     iteration = load_checkpoint(
         training.load,
         training,
@@ -94,13 +99,19 @@ def load_into(training: Training, position: Position) -> bool:
         finetune=section.finetune,
         load_optimizer=not section.no_load_optim,
         load_rng=not section.no_load_rng,
-        schedule_source=_schedule_source(training.config.lr_schedule),
+        schedule_source="config" if override.override_lr_scheduler else source,
     )
     if iteration is None:
         logger.info(
             "%s contains no checkpoint: starting from %s", section.load, _new(training.config.adapters)
         )
-    _check_momentum(training.schedule, training.state.last_iteration)
+    # A checkpoint's schedule may let the momentum grow.
+    momentum = training.schedule.curve.momentum(training.state.last_iteration - 1)
+    if momentum is not None and momentum >= 1:
+        raise CheckpointError(
+            f"the checkpoint's learning-rate schedule makes the momentum {momentum:.6g} in the last "
+            "iteration; it must be less than 1; set override-lr-scheduler: true, or a smaller train-iters"
+        )
     if training.state.position != position:
         raise CheckpointError(
             f"another checkpoint appeared in {section.load} while this training was starting; start again, "
@@ -119,22 +130,6 @@ def has_start(section: CheckpointSection, resumes: bool) -> bool:
     return not starts_anew and folder == Path(section.save).resolve()
 
 
-def _check_momentum(schedule: LearningRateSchedule, last_iteration: int) -> None:
-    """Check that a checkpoint's schedule, whose momentum may grow, keeps it below 1 until the end."""
-    momentum = schedule.curve.momentum(last_iteration - 1)
-    if momentum is not None and momentum >= 1:
-        raise CheckpointError(
-            f"the checkpoint's learning-rate schedule makes the momentum {momentum:.6g} in the last "
-            "iteration; it must be less than 1; set override-lr-scheduler: true, or a smaller train-iters"
-        )
-
-
-def _schedule_source(section: LrScheduleSection) -> ScheduleSource:
-    if section.override_lr_scheduler:
-        return "config"
-    return "checkpoint" if section.use_checkpoint_lr_scheduler else "agreement"
-
-
 def add_left_out(training: Training) -> None:
     """Add the samples that rollbacks left out to the state; in `save`, another training's list is deleted.
 
@@ -150,13 +145,14 @@ def add_left_out(training: Training) -> None:
         found: list[Ranges] = []
         if control.rank == 0:
             owner = owner_of(training)
+            distinct = {folder.resolve(): folder for folder in folders}.values()
             found = [
-                _left_out_in(folder, owner, save=section.save, load=training.load)
-                for folder in _distinct(folders)
+                _left_out_in(folder, owner, save=section.save, load=training.load) for folder in distinct
             ]
     state.left_out = merged(state.left_out, *(ranges for each in gather(control, found) for ranges in each))
-    if control.rank == 0:
-        _log_left_out(state, training.datasets.get("train"))
+    for first, stop in state.left_out if control.rank == 0 else ():
+        if stop > state.samples:
+            logger.warning("samples %d to %d are left out", first, stop - 1)
 
 
 def owner_of(training: Training) -> Owner:
@@ -164,10 +160,6 @@ def owner_of(training: Training) -> Owner:
     model = json.dumps(in_effect(training.resolved)["model"], sort_keys=True, allow_nan=False)
     digest = hashlib.sha256(model.encode()).hexdigest()[:16]
     return lambda count: {"model": digest, "samples": digest_of_samples(training.datasets["train"], count)}
-
-
-def _distinct(folders: Sequence[Path]) -> list[Path]:
-    return list({folder.resolve(): folder for folder in folders}.values())
 
 
 def _left_out_in(folder: Path, owner: Owner, *, save: str | None, load: Path | None) -> Ranges:
@@ -180,23 +172,51 @@ def _left_out_in(folder: Path, owner: Owner, *, save: str | None, load: Path | N
         logger.warning("%s %s and is not used", folder / LEFT_OUT, others)
     else:
         logger.warning("%s %s and is deleted", folder / LEFT_OUT, others)
-        forget_left_out(folder)
+        (folder / LEFT_OUT).unlink(missing_ok=True)
     return ()
-
-
-def _log_left_out(state: TrainState, dataset: SampleDataset | None) -> None:
-    """Report the ranges that are still to come, with the documents of their first and last batch."""
-    size, count = state.samples_per_iteration, 0 if dataset is None else len(dataset)
-    for first, stop in state.left_out:
-        if stop <= state.samples:
-            continue
-        # A training that was made shorter does not read all of them.
-        if dataset is not None and (stop := min(stop, count)) <= first:
-            continue
-        ends = dict.fromkeys((range(first, min(stop, first + size)), range(max(first, stop - size), stop)))
-        named = "; ".join(documents_of(dataset, samples) for samples in ends)
-        logger.warning("samples %d to %d, from %s, are left out", first, stop - 1, named)
 
 
 def _new(adapters: AdaptersSection) -> str:
     return "newly initialized adapters" if adapters.lora_rank else "newly initialized weights"
+
+
+def write_left_out(folder: Path, ranges: Ranges, owner: Owner) -> None:
+    """Write the ranges of samples that later attempts of this training leave out."""
+    content = {"left_out": [list(each) for each in ranges], "owner": owner(_end(ranges))}
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / LEFT_OUT, is_durable=True) as file:
+        json.dump(content, file, allow_nan=False)
+        file.write("\n")
+
+
+def read_left_out(folder: Path, owner: Owner) -> Ranges | None:
+    """Return the ranges of samples to leave out; None if the file belongs to another training.
+
+    Raises:
+        CheckpointError: the file exists and cannot be read, or is damaged.
+    """
+    path = folder / LEFT_OUT
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"it is not JSON ({type(error).__name__})") from error
+    if not isinstance(content, dict) or not isinstance(content.get("owner"), dict):
+        raise _damaged(path, "owner is missing")
+    if not are_ranges(content.get("left_out")):
+        raise _damaged(path, "left_out is not an ordered list of ranges [first, stop] with first < stop")
+    ranges = as_ranges(content["left_out"])
+    return ranges if content["owner"] == owner(_end(ranges)) else None
+
+
+def _end(ranges: Ranges) -> int:
+    return max((stop for _, stop in ranges), default=0)
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}, the list of samples that a rollback left out, is damaged: {why}; delete it to train on them"
+    )

@@ -1,7 +1,7 @@
 """Run a training from its resolved configuration: set up every part, in order, and train."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,6 @@ from neox_config import Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.errors import NeoXError
-from neox_config.schema.sections.training import TrainingSection
 from neox_config.spec.resume import flat_values, recorded_values
 from neox_launcher.protocol.verification import Recording
 from neox_launcher.worker.reporting import Progress
@@ -26,7 +25,6 @@ from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.storage import Storage, find_storage
 from neox_model.checkpoint.towers import load_towers
 from neox_model.engine.build import build_engine, prepare_engine
-from neox_model.engine.contract import Engine
 from neox_model.metrics.events import Events
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
@@ -35,7 +33,6 @@ from neox_model.parallel.random import seed_streams
 from neox_model.processes import load_tokenizer
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.about import about_run, first_weights
-from neox_model.train.accuracies import retrieval_accuracies
 from neox_model.train.build_hooks import build_hooks
 from neox_model.train.build_step import (
     build_compression,
@@ -43,27 +40,22 @@ from neox_model.train.build_step import (
     build_forward_check,
     build_step,
 )
-from neox_model.train.characters import character_count
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import check_passes, check_tokenizers
 from neox_model.train.data.objective import check_special_tokens, samples_of_objective
 from neox_model.train.data.position import Position
-from neox_model.train.data.streams import Stream, build_datasets, open_streams
+from neox_model.train.data.streams import build_datasets, open_streams
 from neox_model.train.determinism import use_deterministic_algorithms
-from neox_model.train.evaluate import PARTS, Evaluator
+from neox_model.train.evaluate import PARTS, Evaluator, character_count, retrieval_model
 from neox_model.train.export import check_export, export
-from neox_model.train.hooks.autoresume import find_service
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.copies import CopiesDifferError
-from neox_model.train.hooks.memory import MemoryHook
-from neox_model.train.hooks.progress import (
-    ProgressWriter,
-    reported_progress,
-)
+from neox_model.train.hooks.progress import reported_progress
 from neox_model.train.hooks.record import RecordHook
+from neox_model.train.hooks.stop import find_service
 from neox_model.train.loading import add_left_out, folder_to_load, has_start, load_into, position_in
 from neox_model.train.loop import Loop
-from neox_model.train.profilers import profilers, recorded_memory
+from neox_model.train.profilers import MemoryHook, profilers, recorded_memory
 from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.saving import (
     build_background_saves,
@@ -73,7 +65,6 @@ from neox_model.train.saving import (
     save_training,
 )
 from neox_model.train.state import TrainState
-from neox_model.train.step import TrainStep
 from neox_model.train.teacher import add_distillation, start_from_teacher
 from neox_model.train.training import NO_ADDITIONS, Additions, Outputs, Training
 from neox_model.train.writers import check_services, open_writers
@@ -242,12 +233,19 @@ def _build_training(
         owners=[layer.owner for layer in resolved.model.layers],
     )
     compression = build_compression(resolved.run, engine, groups, eigenvalues)
+    section, losses = config.training, None
+    if section.on_spike is not None:
+        losses = RecentLosses(section.spike_window, engine.device)
     training = Training(
         resolved=resolved,
         groups=groups,
         engine=engine,
         schedule=schedule,
-        state=_new_state(config.training, resolved.run.batch.whole, engine),
+        state=TrainState(
+            last_iteration=section.iterations,
+            samples_per_iteration=resolved.run.batch.whole,
+            recent_losses=losses,
+        ),
         # What was downloaded is whole on every host.
         storage=storage,
         tokenizer=tokenizer,
@@ -266,11 +264,6 @@ def _build_training(
         ],
     )
     return training, position
-
-
-def _new_state(section: TrainingSection, batch: int, engine: Engine) -> TrainState:
-    losses = None if section.on_spike is None else RecentLosses(section.spike_window, engine.device)
-    return TrainState(last_iteration=section.iterations, samples_per_iteration=batch, recent_losses=losses)
 
 
 @contextmanager
@@ -305,7 +298,16 @@ def _opened(
         difficulties=training.difficulties,
     )
     step = build_step(training)
-    evaluator = _build_evaluator(training, step, streams)
+    batch = resolved.run.batch
+    evaluator = Evaluator(
+        step.evaluate,
+        streams,
+        iterations=config.training.eval_iters,
+        accumulation=batch.accumulation,
+        samples_per_iteration=batch.whole,
+        characters=character_count(config.generation, training.tokenizer, groups),
+        retrieval=retrieval_model(training.engine.model),
+    )
     forward = build_forward_check(training, step, streams)
     if forward is not None and resumes and not config.checkpoint.finetune:
         forward.compare(state.forward_pass, source=f"{config.checkpoint.load}, iteration {state.iteration}")
@@ -319,12 +321,11 @@ def _opened(
                 config.monitors,
                 config.checkpoint,
                 last_iteration=config.training.iterations,
-                batch=resolved.run.batch.whole,
+                batch=batch.whole,
                 values=flat_values(config),
                 position=state.position,
             )
         writers = [resources.enter_context(closing(writer)) for writer in opened]
-        writers += [ProgressWriter(progress)] if progress.is_shown else []
         events = resources.enter_context(_run_events(training, writers, weights=weights))
         outputs = Outputs(writers=writers, progress=progress, events=events)
         background = build_background_saves(
@@ -335,10 +336,10 @@ def _opened(
         if training.uploads is not None:
             resources.enter_context(closing(training.uploads))
         saves_start = not has_start(config.checkpoint, resumes)
-        built = build_hooks(
+        hooks, before_save = build_hooks(
             training, evaluator, outputs, background, saves_start=saves_start, forward=forward
         )
-        hooks = [*built.called, *additions.hooks]
+        hooks += additions.hooks
         measured = profilers(
             config.logging,
             config.engine.comms_logger,
@@ -353,24 +354,9 @@ def _opened(
             training=training,
             loop=Loop(state, step, *_recorded(training, batches, hooks)),
             evaluator=evaluator,
-            before_save=built.before_save,
+            before_save=before_save,
             progress=progress,
         )
-
-
-def _build_evaluator(
-    training: Training, step: TrainStep, streams: Mapping[str, Callable[..., Stream]]
-) -> Evaluator:
-    batch = training.resolved.run.batch
-    return Evaluator(
-        step.evaluate,
-        streams,
-        iterations=training.config.training.eval_iters,
-        accumulation=batch.accumulation,
-        samples_per_iteration=batch.whole,
-        characters=character_count(training.config.generation, training.tokenizer, training.groups),
-        accuracies=retrieval_accuracies(training.engine.model),
-    )
 
 
 @contextmanager
@@ -380,7 +366,13 @@ def _run_events(
     """Record the start of this attempt and, after the context, its end and the reason."""
     events, state = Events(writers), training.state
     if events.are_recorded:
-        _record_start(training, events, weights=weights)
+        try:
+            about = about_run(training, weights=weights)
+        except _NOT_DESCRIBED:
+            # A report must not end a training.
+            logger.exception("the record does not describe this attempt, training continues")
+        else:
+            events.record("start", state.iteration, **about)
     try:
         yield events
     except BaseException as error:
@@ -390,16 +382,6 @@ def _run_events(
         raise
     reason = "finished" if state.stop_reason is None else "stopped"
     events.record("end", state.iteration, reason=reason, message=state.stop_reason)
-
-
-def _record_start(training: Training, events: Events, *, weights: str | None) -> None:
-    """Describe this attempt in the record; a failure is logged, because a report must not end a training."""
-    try:
-        about = about_run(training, weights=weights)
-    except _NOT_DESCRIBED:
-        logger.exception("the record does not describe this attempt, training continues")
-        return
-    events.record("start", training.state.iteration, **about)
 
 
 def _recorded(

@@ -1,17 +1,59 @@
-"""The state of a training that changes and is saved in checkpoints."""
+"""The state of a training that changes and is saved in checkpoints, and the report of an iteration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from neox_data.batch_sizes import BatchSizes
 from neox_model.train.data.position import Position, Ranges
 from neox_model.train.recent_losses import RecentLosses
-from neox_model.train.step import StepReport
 
-__all__ = ["TrainState"]
+__all__ = ["StepReport", "TrainState", "read_back"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """The results of one iteration.
+
+    Scalars stay on the device, so that reporting does not synchronize with it; hooks read many at once.
+
+    Args:
+        loss: mean over micro-batches and data-parallel ranks, the same on every rank; None if the batch was
+            left out, and nothing was computed.
+        grad_norm: global 2-norm of the gradients before clipping; None if it was not computed.
+        skipped: True if the update was skipped because a gradient or the loss was not finite, or the loss was
+            a spike.
+        tokens: tokens of this iteration, over all data-parallel ranks.
+        loss_scale: loss scale of this iteration in float16; None in other precisions.
+        spike_limit: limit above which the loss is a spike; None if losses are not compared.
+        spiked: True if the loss is a spike.
+    """
+
+    loss: Tensor | None
+    grad_norm: Tensor | float | None
+    skipped: Tensor | bool
+    tokens: int
+    loss_scale: Tensor | float | None = None
+    spike_limit: Tensor | None = None
+    spiked: Tensor | bool = False
+
+
+def read_back(values: Sequence[Tensor | float | None]) -> list[float | None]:
+    """Return the values as floats, read with one synchronization; some may be scalar tensors on a device.
+
+    None stays None.
+    """
+    # float64 holds every float32 and every count exactly.
+    tensors = [value.double().reshape(()) for value in values if isinstance(value, Tensor)]
+    # With offloaded states DeepSpeed leaves some numbers on the host and others on the device.
+    read = {
+        device: iter(torch.stack([tensor for tensor in tensors if tensor.device == device]).tolist())
+        for device in {tensor.device for tensor in tensors}
+    }
+    return [next(read[value.device]) if isinstance(value, Tensor) else value for value in values]
 
 
 @dataclass(kw_only=True)

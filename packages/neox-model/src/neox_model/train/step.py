@@ -1,42 +1,15 @@
-"""The interface of a training step: forward, backward and update for one iteration."""
+"""Training steps: forward, backward and update for one iteration, and the base of steps around it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from neox_model.engine.contract import IsStopping, never
-from neox_model.train.data.batch import Batch
+from neox_model.engine.contract import Engine, IsStopping, MicroBatch, never
+from neox_model.train.data.batch import Batch, TokenWeighting, unweighted, weighted_by_micro_batch
+from neox_model.train.state import StepReport
 
-__all__ = ["StepReport", "TrainStep"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """The results of one iteration.
-
-    Scalars stay on the device, so that reporting does not synchronize with it; hooks read many at once.
-
-    Args:
-        loss: mean over micro-batches and data-parallel ranks, the same on every rank; None if the batch was
-            left out, and nothing was computed.
-        grad_norm: global 2-norm of the gradients before clipping; None if it was not computed.
-        skipped: True if the update was skipped because a gradient or the loss was not finite, or the loss was
-            a spike.
-        tokens: tokens of this iteration, over all data-parallel ranks.
-        loss_scale: loss scale of this iteration in float16; None in other precisions.
-        spike_limit: limit above which the loss is a spike; None if losses are not compared.
-        spiked: True if the loss is a spike.
-    """
-
-    loss: Tensor | None
-    grad_norm: Tensor | float | None
-    skipped: Tensor | bool
-    tokens: int
-    loss_scale: Tensor | float | None = None
-    spike_limit: Tensor | None = None
-    spiked: Tensor | bool = False
+__all__ = ["EngineStep", "TrainStep", "WrappedStep", "as_micro_batches"]
 
 
 class TrainStep(Protocol):
@@ -52,3 +25,77 @@ class TrainStep(Protocol):
 
         It ends early if `is_stopping` returns True, as `ForwardEngine.evaluate` does.
         """
+
+
+class WrappedStep:
+    """A step around another one, which evaluates as that does.
+
+    Args:
+        step: the wrapped step.
+    """
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+
+    def evaluate(
+        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
+    ) -> Tensor:
+        """Return the mean loss of the next micro-batches over all data-parallel ranks."""
+        return self._step.evaluate(batches, num_micro_batches, is_stopping)
+
+
+class EngineStep:
+    """Runs all micro-batches of an update, and reports its results.
+
+    A pipeline reads micro-batches on the first and the last stage only; other stages may receive an empty
+    iterator.
+
+    Args:
+        engine: an engine whose model computes the loss.
+        accumulation: micro-batches per update.
+        tokens: tokens per update, over all data-parallel ranks.
+        weighting: sets the weight of each token of an update's micro-batches in the loss.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        accumulation: int,
+        tokens: int = 0,
+        weighting: TokenWeighting = weighted_by_micro_batch,
+    ) -> None:
+        self._engine = engine
+        self._accumulation = accumulation
+        self._tokens = tokens
+        self._weighting = weighting
+
+    def __call__(self, batches: Iterator[Batch]) -> StepReport:
+        """Train on the next micro-batches."""
+        update = self._engine.update
+        loss_scale = update.loss_scale
+        weighted = self._weighting(batches, self._accumulation, self._engine.device)
+        loss = self._engine.train_batch(as_micro_batches(weighted))
+        return StepReport(
+            loss=loss,
+            grad_norm=update.grad_norm,
+            skipped=update.skipped,
+            tokens=self._tokens,
+            loss_scale=loss_scale,
+        )
+
+    def evaluate(
+        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
+    ) -> Tensor:
+        """Return the mean loss over the unmasked tokens of the next micro-batches of all data-parallel ranks.
+
+        It is that of the model which a checkpoint of this moment contains.
+        """
+        taken = unweighted(batches, num_micro_batches, self._engine.device)
+        with self._engine.update.with_shared_weights():
+            return self._engine.evaluate(as_micro_batches(taken), num_micro_batches, is_stopping)
+
+
+def as_micro_batches(batches: Iterator[Batch]) -> Iterator[MicroBatch]:
+    """Yield (inputs, targets) of each batch."""
+    return ((batch.inputs, batch.targets) for batch in batches)

@@ -42,7 +42,6 @@ __all__ = ["add_distillation", "start_from_teacher", "teacher_names"]
 logger = logging.getLogger(__name__)
 
 _LAYERS = "layers"
-_TEACHER = "compression_training.layer_reduction.teacher"
 # Settings of a model on which the weights of its norms depend.
 _OF_NORMS = {"norm", "use_bias_in_norms", *(facts.epsilon for facts in NORM_FACTS.values())}
 # Settings of a model on which those of its layers do not depend; attention is compared layer by layer, and
@@ -51,8 +50,6 @@ _NOT_OF_LAYERS = {
     *("num_layers", "attention_config", "seed (of the random blocks of sparse layers)"),
     *("no_weight_tying", "max_position_embeddings", "tokenizer_type", "vocab_file"),
 }
-# What the student does to its own weights.
-_OF_COMPRESSION = "compression_training."
 
 
 def teacher_names(names: Iterable[str], section: LayerReduction) -> dict[str, str]:
@@ -110,9 +107,9 @@ def start_from_teacher(
     wanted = [wanted_weight(sources[name], parameter) for name, parameter in named.items() if name in sources]
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
         _check(section, kinds, checkpoint, wanted, every, changes)
-        reader = ShardReader(folder, checkpoint.manifest.files)
-        check_wanted(wanted, checkpoint.manifest, reader)
-    fill_wanted(wanted, checkpoint.manifest, reader, writable=writable)
+        reader = ShardReader(folder, checkpoint.manifest)
+        check_wanted(wanted, reader)
+    fill_wanted(wanted, reader, writable=writable)
     total = len(set().union(*gather(groups.control, set(named))))
     logger.info("%d of %d weights of the student are those of %s", len(every), total, folder)
 
@@ -124,7 +121,8 @@ def _open_teacher(section: LayerReduction, groups: Groups) -> tuple[Path, Checkp
             folder = find_latest(directory)
             if folder is None:
                 raise CheckpointError(
-                    f"{directory} contains no checkpoint; set {_TEACHER} to the folder of the teacher's"
+                    f"{directory} contains no checkpoint; set compression_training.layer_reduction.teacher "
+                    "to the folder of the teacher's"
                 )
     found: Path = gather(groups.control, folder)[0]
     with shared_outcome(groups.control, f"reading the teacher {found}", keeps_bugs=True):
@@ -154,7 +152,7 @@ def _check(
         for other in section.other_module_name or ()
         if not any(f"{name}.".startswith(f"{other}.") for name in every)
     ]
-    problems += shape_problems(wanted, checkpoint.manifest)
+    problems += shape_problems(((weight.name, weight.shape) for weight in wanted), checkpoint.manifest)
     if sources & set(VOCABULARY):
         problems += _other_tokenizer(changes)
     problems += [str(change) for change in changes.model if _decides(change, sources)]
@@ -173,31 +171,24 @@ def _decides(change: Change, copied: Collection[str]) -> bool:
     if change.label == "no_weight_tying" and TOKEN_EMBEDDING in copied:
         # The student's embedding would be its head, which is another matrix of the teacher.
         return not change.here
-    if any(map(_is_of_layer, copied)):
-        return change.label not in _NOT_OF_LAYERS and not change.label.startswith(_OF_COMPRESSION)
+    if any(name.startswith(f"{_LAYERS}.") for name in copied):
+        return change.label not in _NOT_OF_LAYERS and not change.label.startswith("compression_training.")
     return change.label in _OF_NORMS and any(name.startswith("final_norm.") for name in copied)
 
 
 def _other_attention(own: Sequence[str], theirs: Sequence[str], copied: Mapping[str, str]) -> list[str]:
     """Return a clause for each copied layer with another attention type than in the teacher."""
-    names = [pair for pair in copied.items() if _is_of_layer(pair[0])]
-    problems = []
-    for student, teacher in sorted({(_number_in(name), _number_in(source)) for name, source in names}):
-        here, there = own[student], theirs[teacher]
-        if here != there:
-            problems.append(
-                f"attention-config: its layer {teacher} has {there} attention, and layer {student} of the "
-                f"student, which copies it, {here} attention"
-            )
-    return problems
-
-
-def _number_in(name: str) -> int:
-    return int(name.split(".")[1])
-
-
-def _is_of_layer(name: str) -> bool:
-    return name.startswith(f"{_LAYERS}.")
+    pairs = {
+        (int(name.split(".")[1]), int(source.split(".")[1]))
+        for name, source in copied.items()
+        if name.startswith(f"{_LAYERS}.")
+    }
+    return [
+        f"attention-config: its layer {teacher} has {theirs[teacher]} attention, and layer {student} of the "
+        f"student, which copies it, {own[student]} attention"
+        for student, teacher in sorted(pairs)
+        if own[student] != theirs[teacher]
+    ]
 
 
 def _other_tokenizer(changes: Changes) -> list[str]:
@@ -240,7 +231,7 @@ def add_distillation(
         problems = _other_tokenizer(changes_since(checkpoint.manifest, recorded))
         stored = checkpoint.manifest.weight_names
         problems += [f"it contains no {weight.name}" for weight in wanted if weight.name not in stored]
-        problems += shape_problems(wanted, checkpoint.manifest)
+        problems += shape_problems(((weight.name, weight.shape) for weight in wanted), checkpoint.manifest)
         if own.objective != theirs.objective:
             problems.append(f"its objective is {theirs.objective}, and the student's {own.objective}")
         if own.seq_length > theirs.max_position_embeddings:
@@ -256,9 +247,9 @@ def add_distillation(
             problems.append(f"it has {layers}, and teacher_layer contains {last}")
         if problems:
             raise CheckpointError(f"the teacher {folder} does not fit: {problems[0]}; use another teacher")
-        reader = ShardReader(folder, checkpoint.manifest.files)
-        check_wanted(wanted, checkpoint.manifest, reader)
-    fill_wanted(wanted, checkpoint.manifest, reader, writable=nullcontext)
+        reader = ShardReader(folder, checkpoint.manifest)
+        check_wanted(wanted, reader)
+    fill_wanted(wanted, reader, writable=nullcontext)
     pairs = list(enumerate(section.teacher_layer or ())) if options.hidden_states_weight else []
     model.distillation = Distillation(
         list(teacher.stack),

@@ -22,8 +22,8 @@ from neox_model.parallel.groups import Groups
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.compression import TrainedCompression
 from neox_model.train.data.datasets import Datasets
+from neox_model.train.data.documents import digest_of_samples, documents_in
 from neox_model.train.data.position import Position
-from neox_model.train.data.sample_digest import digest_of_samples, documents_in
 from neox_model.train.eigenvalues import Eigenvalues
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState

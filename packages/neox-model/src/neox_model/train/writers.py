@@ -1,38 +1,42 @@
 """Open the configured metric writers."""
 
+import json
+import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from neox_config.atomic import atomic_write
 from neox_config.errors import NeoXError
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.logging import LoggingSection
-from neox_config.schema.sections.monitors import Comet, MonitorsSection
+from neox_config.schema.sections.monitors import MonitorsSection
 from neox_launcher.worker.reporting import launch_name
-from neox_model.metrics.runs import RunKeys
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.metrics.writers.comet import CometWriter, require_comet
 from neox_model.metrics.writers.console import ConsoleWriter
 from neox_model.metrics.writers.csv import CsvWriter
 from neox_model.metrics.writers.jsonl import JsonlWriter
 from neox_model.metrics.writers.monitor import MonitorWriter
-from neox_model.metrics.writers.steady import steady
+from neox_model.metrics.writers.steady import SteadyWriter
 from neox_model.metrics.writers.tensorboard import TensorBoardWriter
 from neox_model.metrics.writers.wandb import WandbWriter, require_wandb
 from neox_model.train.data.position import START, Position
 
 __all__ = ["check_services", "open_writers"]
 
+logger = logging.getLogger(__name__)
 
-def check_services(logging: LoggingSection, monitors: MonitorsSection) -> None:
+
+def check_services(section: LoggingSection, monitors: MonitorsSection) -> None:
     """Raise an error if an enabled service could not be used; called before the model is built.
 
     Raises:
         NeoXError: a package or an API key is missing.
     """
-    if logging.use_wandb:
-        require_wandb(logging.wandb_host)
+    if section.use_wandb:
+        require_wandb(section.wandb_host)
     if monitors.wandb.enabled:
         require_wandb()
     if monitors.comet.enabled:
@@ -40,7 +44,7 @@ def check_services(logging: LoggingSection, monitors: MonitorsSection) -> None:
 
 
 def open_writers(
-    logging: LoggingSection,
+    section: LoggingSection,
     monitors: MonitorsSection,
     checkpoint: CheckpointSection,
     *,
@@ -54,7 +58,7 @@ def open_writers(
     A training that resumes in its own folder of checkpoints continues its runs of Weights & Biases and Comet.
 
     Args:
-        logging: the writers that count iterations.
+        section: the writers that count iterations.
         monitors: those that count samples.
         checkpoint: folders of the checkpoints.
         last_iteration: of the training.
@@ -65,11 +69,14 @@ def open_writers(
     Raises:
         NeoXError: a folder cannot be written, or a service refuses the run.
     """
-    runs = _runs(checkpoint, position)
+    load, save = checkpoint.load, checkpoint.save
+    adds_to_own = load is not None and save is not None and Path(load).resolve() == Path(save).resolve()
+    is_resumed = adds_to_own and position != START
+    runs = RunKeys(None if save is None else Path(save), is_resumed=is_resumed)
     try:
         found = [
             ConsoleWriter(last_iteration=last_iteration),
-            *_loop_writers(logging, position.iteration, runs, values),
+            *_loop_writers(section, position.iteration, runs, values),
             *_monitors(monitors, position, runs, values, batch=batch),
         ]
     except OSError as error:
@@ -77,14 +84,51 @@ def open_writers(
             f"cannot write metrics: {error}; free disk space, or set other folders in log-dir, "
             "tensorboard-dir and the monitors' output_path"
         ) from error
-    return [steady(writer) for writer in found]
+    return [SteadyWriter(writer) for writer in found]
 
 
-def _runs(section: CheckpointSection, position: Position) -> RunKeys:
-    """Return the runs to continue: those of the checkpoints that this training continues and adds to."""
-    load, save = section.load, section.save
-    is_same_folder = load is not None and save is not None and Path(load).resolve() == Path(save).resolve()
-    return RunKeys(None if save is None else Path(save), is_resumed=is_same_folder and position != START)
+class RunKeys:
+    """The keys of a training's runs of Weights & Biases and Comet, so that a resumed training continues them.
+
+    The file is in the folder of the checkpoints: a training that continues the checkpoints of another folder
+    starts new runs, because the other training may still write to its own.
+
+    Args:
+        folder: folder of the checkpoints; None: keys are not stored.
+        is_resumed: continue the recorded runs. Otherwise all runs are new.
+    """
+
+    FILE = "monitor-runs.json"
+
+    def __init__(self, folder: Path | None, *, is_resumed: bool) -> None:
+        self._path = None if folder is None else folder / self.FILE
+        self._keys = self._read() if is_resumed else {}
+
+    def __getitem__(self, service: str) -> str | None:
+        """Return the key of the run to continue; None starts a new run."""
+        return self._keys.get(service)
+
+    def record(self, service: str, key: str) -> None:
+        """Store the key of a run."""
+        if self._keys.get(service) == key:
+            return
+        self._keys[service] = key
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self._path) as file:
+                file.write(json.dumps(self._keys, allow_nan=False) + "\n")
+
+    def _read(self) -> dict[str, str]:
+        if self._path is None or not self._path.exists():
+            return {}
+        try:
+            keys = json.loads(self._path.read_bytes())
+        except (ValueError, RecursionError):
+            keys = None
+        if isinstance(keys, dict) and all(isinstance(key, str) for key in keys.values()):
+            return keys
+        logger.warning("%s is damaged: metrics go to new runs of Weights & Biases and Comet", self._path)
+        return {}
 
 
 def _loop_writers(
@@ -133,21 +177,18 @@ def _monitors(
         runs.record("wandb", run.run_key)
         yield by_samples(run)
     if monitors.comet.enabled:
-        yield by_samples(_comet(monitors.comet, runs), interval=monitors.comet.samples_log_interval)
-
-
-def _comet(comet: Comet, runs: RunKeys) -> MetricWriter:
-    # `create` asks for a new experiment at every start.
-    continued = None if comet.mode == "create" else runs["comet"]
-    experiment = CometWriter(
-        name=comet.experiment_name,
-        tags=comet.tags,
-        others=comet.others,
-        workspace=comet.workspace,
-        project_name=comet.project,
-        experiment_key=comet.experiment_key or continued,
-        mode=comet.mode,
-        online=comet.online,
-    )
-    runs.record("comet", experiment.run_key)
-    return experiment
+        comet = monitors.comet
+        # `create` asks for a new experiment at every start.
+        continued = None if comet.mode == "create" else runs["comet"]
+        experiment = CometWriter(
+            name=comet.experiment_name,
+            tags=comet.tags,
+            others=comet.others,
+            workspace=comet.workspace,
+            project_name=comet.project,
+            experiment_key=comet.experiment_key or continued,
+            mode=comet.mode,
+            online=comet.online,
+        )
+        runs.record("comet", experiment.run_key)
+        yield by_samples(experiment, interval=comet.samples_log_interval)

@@ -1,21 +1,12 @@
 """`python -m neox_model.verify`: the worker that compares trainings for `neox-launch verify-resume`."""
 
-from pathlib import Path
-
-import click
-
-from neox_model.worker import exit_worker, request_options, run_worker
+from neox_model.worker import worker_command
 
 __all__ = ["main"]
 
-
-@click.command()
-@request_options
-def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Compare the trainings given by the launcher."""
-    program = "neox_model.verify.run:compare_from"
-    exit_worker(run_worker(program, resolved=resolved, paths=paths, overrides=overrides, joins=False))
-
+main = worker_command(
+    "neox_model.verify.run:compare_from", "Compare the trainings given by the launcher.", joins=False
+)
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from neox_config.counted import counted
 from neox_launcher.protocol.verification import Answer, Check
 
 __all__ = ["Findings"]
@@ -80,20 +81,14 @@ class Findings:
         first = min(self._differences, default=None)
         advice = "" if first is None else _ADVICE[first.advice].format(before=first.iteration - 1)
         rows = [row for row in self._rows.values() if row.compared or row.skipped or row.differing]
-        checks = tuple(_check(row) for row in rows)
+        checks = tuple(
+            Check(
+                name=row.name,
+                compared="" if row.skipped else counted(row.compared, row.unit.removesuffix("s"), row.unit),
+                differing=f"{row.differing:,} of them" if row.differing else "",
+                worst=f"{row.worst:.1e} relative" if row.worst else "",
+                skipped=row.skipped,
+            )
+            for row in rows
+        )
         return Answer(checks=checks, first="" if first is None else first.text, explanation=advice)
-
-
-def _check(row: _Row) -> Check:
-    compared = "" if row.skipped else _counted(row.compared, row.unit)
-    return Check(
-        name=row.name,
-        compared=compared,
-        differing=f"{row.differing:,} of them" if row.differing else "",
-        worst=f"{row.worst:.1e} relative" if row.worst else "",
-        skipped=row.skipped,
-    )
-
-
-def _counted(number: int, unit: str) -> str:
-    return f"{number:,} {unit}" if number != 1 else f"1 {unit.removesuffix('s')}"

@@ -74,19 +74,16 @@ def read_record(folder: Path) -> Record:
             f"{folder} contains no record; set --work-dir to a folder that all hosts and this machine share"
         )
     record = Record()
+    tables = {"step": record.steps, "state": record.states}
     for file in files:
         try:
-            _add(record, [finite_json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()])
+            text = file.read_text(encoding="utf-8")
+            first, *lines = [finite_json.loads(line) for line in text.splitlines()]
+            record.places[first["rank"]] = first
+            for line in lines:
+                tables[line["kind"]][line["iteration"]][first["rank"]] = line
         except OSError as error:
             raise NeoXError(f"cannot read {file}: {error.strerror}") from error
         except (ValueError, LookupError, TypeError) as error:
             raise NeoXError(f"{file} is damaged ({type(error).__name__}); run the command again") from error
     return record
-
-
-def _add(record: Record, lines: list[Line]) -> None:
-    rank = lines[0]["rank"]
-    record.places[rank] = lines[0]
-    tables = {"step": record.steps, "state": record.states}
-    for line in lines[1:]:
-        tables[line["kind"]][line["iteration"]][rank] = line

@@ -1,7 +1,7 @@
 """Compare two trainings: steps, the state at the interruption, and the final state."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from neox_launcher.worker.reporting import report_facts
 from neox_model.checkpoint.comparison import SAMPLES_DIGEST, counters_of, training_state
 from neox_model.checkpoint.names import in_model_order, is_random_state
 from neox_model.metrics.writers.jsonl import read_metrics
-from neox_model.verify.copies import compare_copies
 from neox_model.verify.findings import Findings
 from neox_model.verify.records import Record, read_record
 from neox_model.verify.rounding import LIMITS, Limits
@@ -23,28 +22,19 @@ from neox_model.verify.steps import (
     compare_numbers,
     compare_repeated,
     compare_resumed,
-    missing_steps,
     named_differences,
     random_differences,
     setting_differences,
 )
 from neox_model.verify.tensors import (
     State,
-    TensorDifference,
     differences,
     differences_beyond_rounding,
 )
 
-__all__ = ["compare", "compare_from"]
+__all__ = ["compare", "compare_copies", "compare_from"]
 
 logger = logging.getLogger(__name__)
-
-# Metric to its name here and to its limit.
-_METRICS = {
-    "loss/train": ("loss", "loss"),
-    "optimizer/grad_norm": ("gradient norm", "norm"),
-    "optimizer/learning_rate": ("learning rate", "setting"),
-}
 
 
 def compare_from(_: object) -> None:
@@ -74,7 +64,18 @@ def compare(comparison: Comparison) -> Answer:
     is_complete = comparison.resumed.end is not None and Path(comparison.resumed.end, MANIFEST).is_file()
     expected = _record(comparison.expected, range(comparison.start + 1, comparison.end + 1))
     if expected is not None:
-        _compare_first_steps(comparison, expected, findings)
+        iterations = range(comparison.start + 1, comparison.middle + 1)
+        interrupted = _record(comparison.interrupted, iterations)
+        assert interrupted is not None, "recorded whenever the uninterrupted one is"
+        first = Steps(
+            expected=expected,
+            found=interrupted,
+            iterations=iterations,
+            samples=comparison.samples,
+            limits=None,
+            same_sizes=True,
+        )
+        compare_repeated(first, findings)
     _compare_restored(comparison, expected, resumed, findings)
     if expected is not None:
         iterations = range(comparison.middle + 1, last + 1)
@@ -108,7 +109,7 @@ def _record(side: Side, iterations: range) -> Record | None:
     if side.record is None:
         return None
     record = read_record(Path(side.record))
-    missing = missing_steps(record, iterations)
+    missing = [iteration for iteration in iterations if not record.steps.get(iteration)]
     if missing:
         raise NeoXError(
             f"iteration {missing[0]:,} and {len(missing) - 1:,} more are missing in {side.record}; "
@@ -117,29 +118,13 @@ def _record(side: Side, iterations: range) -> Record | None:
     return record
 
 
-def _compare_first_steps(comparison: Comparison, expected: Record, findings: Findings) -> None:
-    iterations = range(comparison.start + 1, comparison.middle + 1)
-    interrupted = _record(comparison.interrupted, iterations)
-    assert interrupted is not None, "recorded whenever the uninterrupted one is"
-    steps = Steps(
-        expected=expected,
-        found=interrupted,
-        iterations=iterations,
-        samples=comparison.samples,
-        limits=None,
-        same_sizes=True,
-    )
-    compare_repeated(steps, findings)
-
-
 def _compare_restored(
     comparison: Comparison, expected: Record | None, resumed: Record, findings: Findings
 ) -> None:
     """Compare the state that the resumed training loaded with that of the uninterrupted one."""
     middle = comparison.middle
     one, other = _state(comparison.expected.middle), _state(comparison.resumed.middle)
-    _compare_tensors("restored weights", one, other, middle, findings, of_weights=True)
-    _compare_tensors("restored optimizer states", one, other, middle, findings, of_weights=False)
+    _compare_tensors("restored", one, other, middle, findings)
     _compare_scalars("restored step counts", one, other, middle, findings)
     _compare_manifests("restored counters", one, other, middle, findings, exact=comparison.rounding is None)
     _compare_random(comparison, one, other, findings)
@@ -153,17 +138,9 @@ def _compare_restored(
     findings.count(row, len(found[lowest]["settings"]))
     for text in setting_differences(wanted[min(wanted)], found[lowest], lowest, "after loading", limit):
         findings.differ(row, text, iteration=middle, advice="restored")
-    if comparison.rounding is None:
-        _compare_memory(wanted, found, middle, findings)
-
-
-def _compare_memory(
-    wanted: Mapping[int, Mapping[str, Any]],
-    found: Mapping[int, Mapping[str, Any]],
-    middle: int,
-    findings: Findings,
-) -> None:
-    """Compare digests of each rank's memory, which do not depend on checkpoints."""
+    if comparison.rounding is not None:
+        return
+    # Digests of each rank's memory, which do not depend on checkpoints.
     row = "restored memory of each rank"
     findings.row(row, "pieces")
     for rank in sorted(found):
@@ -186,31 +163,21 @@ def _compare_random(comparison: Comparison, one: State, other: State, findings: 
     findings.count(row, len(names))
     for name in sorted(names):
         _, rank, stream = name.split("/")
-        wanted, found = _bytes_of(one, name), _bytes_of(other, name)
+        wanted, found = (
+            str([values.tolist() for values in state.chunks(name)])
+            if name in state.manifest.tensors
+            else "missing"
+            for state in (one, other)
+        )
         for text in random_differences({stream: wanted}, {stream: found}, int(rank), "after loading"):
             findings.differ(row, text, iteration=comparison.middle, advice="restored")
-
-
-def _bytes_of(state: State, name: str) -> str:
-    if name not in state.manifest.tensors:
-        return "missing"
-    return str([values.tolist() for values in state.chunks(name)])
 
 
 def _compare_last(comparison: Comparison, limits: Limits | None, findings: Findings) -> None:
     one, other = _state(comparison.expected.end), _state(comparison.resumed.end)
     end = comparison.end
-    if limits is None:
-        _compare_tensors("final weights", one, other, end, findings, of_weights=True)
-        _compare_tensors("final optimizer states", one, other, end, findings, of_weights=False)
-    else:
-        middle = _state(comparison.expected.middle)
-        for of_weights, row in ((True, "final weights"), (False, "final optimizer states")):
-            findings.row(row, "tensors")
-            found = differences_beyond_rounding(middle, one, other, limits, of_weights=of_weights)
-            for difference in found:
-                findings.count(row)
-                _add_difference(difference, row, end, findings)
+    beyond = None if limits is None else (_state(comparison.expected.middle), limits)
+    _compare_tensors("final", one, other, end, findings, beyond=beyond)
     _compare_scalars("final step counts", one, other, end, findings)
     # The existing training may have run evaluations; the resumed one runs them only on request.
     is_comparable = comparison.expected.record is not None or comparison.evaluates
@@ -219,44 +186,56 @@ def _compare_last(comparison: Comparison, limits: Limits | None, findings: Findi
 
 
 def _compare_tensors(
-    row: str,
+    when: str,
     one: State,
     other: State,
     iteration: int,
     findings: Findings,
     *,
-    of_weights: bool,
+    beyond: tuple[State, Limits] | None = None,
 ) -> None:
-    findings.row(row, "tensors")
-    findings.count(row, len(one.names(of_weights=of_weights)))
-    for difference in differences(one, other, of_weights=of_weights):
-        _add_difference(difference, row, iteration, findings)
+    """Compare weights and optimizer states.
 
-
-def _add_difference(difference: TensorDifference, row: str, iteration: int, findings: Findings) -> None:
-    findings.measure(row, difference.relative)
-    if difference.text:
-        kind = "optimizer state" if "/" in difference.name else "weight"
-        when = row.partition(" ")[0]
-        text = f"{when} {kind} {difference.name} at iteration {iteration:,}: {difference.text}"
-        findings.differ(row, text, iteration=iteration, advice=when)
+    Args:
+        when: the first word of the rows, and the key of the advice.
+        one: the expected state.
+        other: the state to compare.
+        iteration: of both.
+        findings: collects the differences.
+        beyond: the state at the interruption, and what is considered rounding; None: nothing is.
+    """
+    for kind, of_weights in (("weight", True), ("optimizer state", False)):
+        row = f"{when} {kind}s"
+        findings.row(row, "tensors")
+        if beyond is None:
+            found = differences(one, other, of_weights=of_weights)
+            findings.count(row, len(one.names(of_weights=of_weights)))
+        else:
+            middle, limits = beyond
+            found = differences_beyond_rounding(middle, one, other, limits, of_weights=of_weights)
+        for difference in found:
+            if beyond is not None:
+                findings.count(row)
+            findings.measure(row, difference.relative)
+            if difference.text:
+                text = f"{when} {kind} {difference.name} at iteration {iteration:,}: {difference.text}"
+                findings.differ(row, text, iteration=iteration, advice=when)
 
 
 def _compare_scalars(row: str, one: State, other: State, iteration: int, findings: Findings) -> None:
     """Compare the states that are one number for each weight, such as Adam's count of updates."""
     findings.row(row, "numbers")
-    wanted, found = _scalars(one), _scalars(other)
+    wanted, found = (
+        {
+            f"{name}/{key}": number["value"]
+            for name, numbers in state.manifest.optimizer_scalars.items()
+            for key, number in numbers.items()
+        }
+        for state in (one, other)
+    )
     findings.count(row, len(wanted))
     for text in named_differences("optimizer state", wanted, found, f"at iteration {iteration:,}"):
         findings.differ(row, text, iteration=iteration, advice=row.partition(" ")[0])
-
-
-def _scalars(state: State) -> dict[str, Any]:
-    return {
-        f"{name}/{key}": number["value"]
-        for name, numbers in state.manifest.optimizer_scalars.items()
-        for key, number in numbers.items()
-    }
 
 
 def _compare_manifests(
@@ -308,7 +287,9 @@ def _compare_order(comparison: Comparison, findings: Findings, *, is_complete: b
     if is_complete:
         pairs.append((comparison.end, comparison.expected.end, comparison.resumed.end))
     for iteration, one, other in pairs:
-        wanted, found = _digest_of_order(one), _digest_of_order(other)
+        wanted, found = (
+            _state(folder).manifest.config.get(SAMPLES_DIGEST, {}).get("train") for folder in (one, other)
+        )
         if wanted is None or found is None:
             findings.skip(row, "checkpoints", "the kept checkpoints record no digest of it")
             return
@@ -316,11 +297,6 @@ def _compare_order(comparison: Comparison, findings: Findings, *, is_complete: b
         if wanted != found:
             text = f"order of samples up to iteration {iteration:,}: digest {found} instead of {wanted}"
             findings.differ(row, text, iteration=iteration, advice="order")
-
-
-def _digest_of_order(folder: str | None) -> str | None:
-    digests: Mapping[str, str] = _state(folder).manifest.config.get(SAMPLES_DIGEST, {})
-    return digests.get("train")
 
 
 def _compare_metrics(
@@ -332,24 +308,42 @@ def _compare_metrics(
         findings.skip("losses", "steps", "the existing training has no metrics.jsonl in log-dir")
         return
     recorded = list(read_metrics(Path(path)))
-    for metric, (name, limit) in _METRICS.items():
-        wanted = {line["iteration"]: line[metric] for line in recorded if metric in line}
-        found = dict(_recorded_numbers(resumed, metric))
-        compare_numbers(wanted, found, name, None if limits is None else getattr(limits, limit), findings)
-
-
-def _recorded_numbers(record: Record, name: str) -> Iterator[tuple[int, float]]:
-    read: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
-        "loss/train": lambda line: line["loss"],
-        "optimizer/grad_norm": lambda line: line["grad_norm"],
-        "optimizer/learning_rate": lambda line: line["settings"][0]["lr"],
+    # Metric -> its name here, its limit, and how it is recorded.
+    metrics: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float | None]]] = {
+        "loss/train": ("loss", "loss", lambda line: line["loss"]),
+        "optimizer/grad_norm": ("gradient norm", "norm", lambda line: line["grad_norm"]),
+        "optimizer/learning_rate": ("learning rate", "setting", lambda line: line["settings"][0]["lr"]),
     }
-    for iteration, lines in record.steps.items():
-        value = read[name](lines[min(lines)])
-        if value is not None:
-            yield iteration, value
+    for metric, (name, limit, read) in metrics.items():
+        wanted = {line["iteration"]: line[metric] for line in recorded if metric in line}
+        numbers = {iteration: read(lines[min(lines)]) for iteration, lines in resumed.steps.items()}
+        found = {iteration: number for iteration, number in numbers.items() if number is not None}
+        compare_numbers(wanted, found, name, None if limits is None else getattr(limits, limit), findings)
 
 
 def _state(folder: str | None) -> State:
     assert folder is not None, "every training that is compared leaves its states"
     return State(Path(folder))
+
+
+def compare_copies(record: Record, findings: Findings, *, row: str, advice: Mapping[int, str]) -> None:
+    """Compare the weights in use on all ranks: replicas, tensor-parallel copies and tied weights.
+
+    Args:
+        record: record of the training.
+        findings: collects the differences.
+        row: row of the table.
+        advice: iteration to the key of the advice for a difference in its state.
+    """
+    findings.row(row, "pieces")
+    for iteration in advice:
+        holders: dict[str, tuple[int, str]] = {}
+        for rank, line in sorted(record.states.get(iteration, {}).items()):
+            for place, values in line["used"].items():
+                findings.count(row)
+                first, known = holders.setdefault(place, (rank, values))
+                if known != values:
+                    text = (
+                        f"the copies of {place} on ranks {first} and {rank} differ at iteration {iteration:,}"
+                    )
+                    findings.differ(row, text, iteration=iteration, advice=advice[iteration])

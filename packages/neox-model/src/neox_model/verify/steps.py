@@ -1,7 +1,7 @@
 """Compare the iterations of two trainings."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ __all__ = [
     "compare_numbers",
     "compare_repeated",
     "compare_resumed",
-    "missing_steps",
     "named_differences",
     "random_differences",
     "setting_differences",
@@ -93,48 +92,22 @@ def _data(steps: Steps, iteration: int) -> _Result:
             f"data: iteration {iteration:,} read {counted(len(found), 'sample')} instead of {len(wanted):,}"
         )
         return _Result(len(found), [text])
+    counters = _first(steps.expected, iteration)["counters"]
+    first = int(counters.get("training.samples", iteration * steps.samples)) - steps.samples
     texts = [
-        f"data: sample {_first_sample(steps, iteration) + place:,}, the {_ordinal(place)} of iteration "
-        f"{iteration:,}: {_instead(steps, there, iteration)}"
+        f"data: sample {first + place:,} of iteration {iteration:,}: other tokens were read"
         for place, (here, there) in enumerate(zip(wanted, found, strict=True))
         if here != there
     ]
     if not texts and steps.limits is None:
-        texts = _micro_batches(steps, iteration)
+        wanted_sizes, sizes = steps.expected.micro_batches(iteration), steps.found.micro_batches(iteration)
+        texts = [
+            f"data: rank {rank} read iteration {iteration:,} as micro-batches of {sizes[rank]} samples "
+            f"instead of {expected}"
+            for rank, expected in sorted(wanted_sizes.items())
+            if rank in sizes and sizes[rank] != expected
+        ]
     return _Result(len(found), texts)
-
-
-def _micro_batches(steps: Steps, iteration: int) -> list[str]:
-    wanted, found = steps.expected.micro_batches(iteration), steps.found.micro_batches(iteration)
-    return [
-        f"data: rank {rank} read iteration {iteration:,} as micro-batches of {found[rank]} samples "
-        f"instead of {sizes}"
-        for rank, sizes in sorted(wanted.items())
-        if rank in found and found[rank] != sizes
-    ]
-
-
-def _instead(steps: Steps, found: str, iteration: int) -> str:
-    """Describe which sample was read instead, if the uninterrupted training read it in another iteration."""
-    others = sorted(steps.expected.steps, key=lambda other: abs(other - iteration))
-    for other in others:
-        samples, _ = steps.expected.samples(other)
-        if found in samples:
-            number = _first_sample(steps, other) + samples.index(found)
-            return f"sample {number:,} of iteration {other:,} was read instead"
-    return "other tokens were read, which the uninterrupted training read in no iteration"
-
-
-def _first_sample(steps: Steps, iteration: int) -> int:
-    """Return the index of the first sample of an iteration."""
-    counters = _first(steps.expected, iteration)["counters"]
-    return int(counters.get("training.samples", iteration * steps.samples)) - steps.samples
-
-
-def _ordinal(place: int) -> str:
-    number = place + 1
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number:,}{ending}"
 
 
 def _settings(steps: Steps, iteration: int) -> _Result:
@@ -178,27 +151,22 @@ def _compared(found: Any, wanted: Any) -> str:
     return f"{_shown(found)} instead of {_shown(wanted)}{size}"
 
 
-def _loss_scale(steps: Steps, iteration: int) -> _Result:
-    wanted, found = _counters(steps, iteration, of_scale=True)
-    count = int(bool(wanted or found))
-    return _Result(count, named_differences("loss scale", wanted, found, f"after iteration {iteration:,}"))
+def _counters(kind: str, *, of_scale: bool) -> Callable[[Steps, int], _Result]:
+    def compare(steps: Steps, iteration: int) -> _Result:
+        wanted, found = (
+            {
+                name: value
+                for name, value in _first(record, iteration)["counters"].items()
+                if (name.startswith("engine.") and name not in _COUNTERS) == of_scale
+            }
+            for record in (steps.expected, steps.found)
+        )
+        if steps.limits is not None:
+            wanted, found = common(wanted, found)
+        count = int(bool(wanted or found)) if of_scale else len(wanted)
+        return _Result(count, named_differences(kind, wanted, found, f"after iteration {iteration:,}"))
 
-
-def _counts(steps: Steps, iteration: int) -> _Result:
-    wanted, found = _counters(steps, iteration, of_scale=False)
-    return _Result(len(wanted), named_differences("counter", wanted, found, f"after iteration {iteration:,}"))
-
-
-def _counters(steps: Steps, iteration: int, *, of_scale: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    wanted, found = (
-        {
-            name: value
-            for name, value in _first(record, iteration)["counters"].items()
-            if is_of_scale(name) == of_scale
-        }
-        for record in (steps.expected, steps.found)
-    )
-    return (wanted, found) if steps.limits is None else common(wanted, found)
+    return compare
 
 
 def common(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -208,11 +176,6 @@ def common(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[dict[st
     """
     both = (wanted.keys() & found.keys()) - {"training.recent_losses"}
     return {name: wanted[name] for name in both}, {name: found[name] for name in both}
-
-
-def is_of_scale(key: str) -> bool:
-    """Return whether a counter belongs to the loss scale."""
-    return key.startswith("engine.") and key not in _COUNTERS
 
 
 def _random(key: str, when: str) -> Callable[[Steps, int], _Result]:
@@ -321,11 +284,6 @@ def _first(record: Record, iteration: int) -> Mapping[str, Any]:
     return lines[min(lines)]
 
 
-def missing_steps(record: Record, iterations: Iterable[int]) -> list[int]:
-    """Return the iterations that a training did not record."""
-    return [iteration for iteration in iterations if not record.steps.get(iteration)]
-
-
 _PLURAL = {"loss": "losses", "gradient norm": "gradient norms", "learning rate": "learning rates"}
 DATA, RANDOM_BEFORE, RANDOM = "data", "random streams before", "random streams after"
 _UPDATES = "updates"
@@ -345,7 +303,7 @@ _KINDS: Mapping[str, Callable[[Steps, int], _Result]] = {
     "gradient norms": _number("gradient norm", "grad_norm", lambda limits: limits.norm),
     "optimizer settings": _settings,
     _UPDATES: _updates,
-    "loss scale": _loss_scale,
-    "counters": _counts,
+    "loss scale": _counters("loss scale", of_scale=True),
+    "counters": _counters("counter", of_scale=False),
     RANDOM: _random("random", "after"),
 }

@@ -24,7 +24,6 @@ BITS: Mapping[int, torch.dtype] = {2: torch.int16, 4: torch.int32, 8: torch.int6
 
 # Number of elements per chunk.
 _CHUNK = 2**24
-_ROUNDINGS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # States that show how large an element's gradients were, and how; the first that a weight has, in its shape,
 # is used.
 _SIZES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -57,7 +56,7 @@ class State:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = Manifest.read(folder)
-        self._reader = ShardReader(folder, self.manifest.files)
+        self._reader = ShardReader(folder, self.manifest)
 
     def names(self, *, of_weights: bool) -> list[str]:
         """Return the names of weights or of optimizer states, in the order of the model."""
@@ -70,12 +69,8 @@ class State:
         numel, block = prod(record.shape), tuple((0, length) for length in record.shape)
         for start in range(0, numel, _CHUNK):
             values = torch.empty(min(_CHUNK, numel - start), dtype=DTYPES[record.dtype])
-            self._reader.fill(values, name, record, (block, start, start + values.numel()))
+            self._reader.fill(values, name, (block, start, start + values.numel()))
             yield values
-
-    def numel(self, name: str) -> int:
-        """Return the number of elements."""
-        return prod(self.manifest.tensors[name].shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +94,7 @@ def differences(expected: State, found: State, *, of_weights: bool) -> Iterator[
             difference.add(one, other)
         if difference.count:
             shape = expected.manifest.tensors[name].shape
-            text = difference.describe(shape) + _explain(expected, found, name)
-            yield TensorDifference(name, text, difference.relative)
+            yield TensorDifference(name, difference.describe(shape), difference.relative)
 
 
 def _compared(expected: State, found: State, *, of_weights: bool) -> list[str]:
@@ -115,13 +109,9 @@ def _compared(expected: State, found: State, *, of_weights: bool) -> list[str]:
 def _unlike(expected: State, found: State, name: str) -> str:
     """Return why two tensors cannot be compared; empty if they can."""
     one, other = expected.manifest.tensors.get(name), found.manifest.tensors.get(name)
-    if one is None:
-        return "is there, and not in the expected state"
-    if other is None:
-        return "is missing"
-    if one.shape != other.shape:
-        return f"has the shape {other.shape} instead of {one.shape}"
-    return ""
+    if one is None or other is None:
+        return "is missing" if other is None else "is there, and not in the expected state"
+    return "" if one.shape == other.shape else f"has the shape {other.shape} instead of {one.shape}"
 
 
 class _Difference:
@@ -176,39 +166,6 @@ def is_same(expected: Tensor, found: Tensor) -> Tensor:
     return expected.view(bits) == found.view(bits)
 
 
-def _explain(expected: State, found: State, name: str) -> str:
-    """Describe the values found, if they are recognized (zeros, another tensor, rounded)."""
-    if _all(found, name, lambda values: values == 0):
-        return "; all are zero"
-    other = _same_values_elsewhere(expected, found, name)
-    if other is not None:
-        return f"; they are those of {other}"
-    for precision, dtype in _ROUNDINGS.items():
-        if _is_rounded(expected, found, name, dtype):
-            return f"; they are rounded to {precision}"
-    return ""
-
-
-def _all(state: State, name: str, holds: Callable[[Tensor], Tensor]) -> bool:
-    return all(bool(holds(values).all()) for values in state.chunks(name))
-
-
-def _same_values_elsewhere(expected: State, found: State, name: str) -> str | None:
-    """Return the name of another expected tensor of this shape with the values found, or None."""
-    shape = expected.manifest.tensors[name].shape
-    for other, record in expected.manifest.tensors.items():
-        if other != name and record.shape == shape:
-            pairs = zip(expected.chunks(other), found.chunks(name), strict=True)
-            if all(bool(is_same(one, values).all()) for one, values in pairs):
-                return other
-    return None
-
-
-def _is_rounded(expected: State, found: State, name: str, dtype: torch.dtype) -> bool:
-    pairs = zip(expected.chunks(name), found.chunks(name), strict=True)
-    return all(bool((one.to(dtype).double() == values.double()).all()) for one, values in pairs)
-
-
 def differences_beyond_rounding(
     middle: State, expected: State, found: State, limits: Limits, *, of_weights: bool
 ) -> Iterator[TensorDifference]:
@@ -227,7 +184,14 @@ def differences_beyond_rounding(
     Returns:
         Every tensor with its difference; the text is empty if it is within the limits.
     """
-    loudest = _loudest(expected)
+    # The largest root mean square gradient of any tensor, from `_SIZES`; 0 without them.
+    loudest = 0.0
+    for name in expected.names(of_weights=True):
+        sizes = _gradient_sizes(expected, name)
+        if sizes is not None:
+            total = sum(float(values.square().sum()) for values in sizes)
+            loudest = max(loudest, total / prod(expected.manifest.tensors[name].shape))
+    loudest = math.sqrt(loudest)
     for name in _compared(expected, found, of_weights=of_weights):
         reason = _unlike(expected, found, name)
         if reason:
@@ -237,24 +201,13 @@ def differences_beyond_rounding(
         text = ""
         if relative > limits.tensor:
             whole = "its change" if of_weights else "itself"
-            text = f"differs by {relative:.1e} of {whole} (limit {limits.tensor:g}"
-            text += (
-                f"; {counted(left_out, 'element')} without a gradient to speak of left out)"
+            noise = (
+                f"; {counted(left_out, 'element')} without a gradient to speak of left out"
                 if left_out
-                else ")"
+                else ""
             )
+            text = f"differs by {relative:.1e} of {whole} (limit {limits.tensor:g}{noise})"
         yield TensorDifference(name, text, relative)
-
-
-def _loudest(state: State) -> float:
-    """Return the largest root mean square gradient of any tensor, from `_SIZES`; 0 without them."""
-    largest = 0.0
-    for name in state.names(of_weights=True):
-        sizes = _gradient_sizes(state, name)
-        if sizes is not None:
-            total = sum(float(values.square().sum()) for values in sizes)
-            largest = max(largest, total / state.numel(name))
-    return math.sqrt(largest)
 
 
 def _gradient_sizes(state: State, weight: str) -> Iterator[Tensor] | None:

@@ -1,8 +1,8 @@
 """What the differences between a layout and one process mean.
 
 The first kind of value that differs is explained; later ones follow from the reference's values, so that they
-differ for another reason. Explanations are hypotheses that are tried on the values: what each micro-batch adds
-to the reference's gradient, the parts of other ranks, and sums over ranks.
+differ for another reason. Explanations are hypotheses that are tried on the values: what each micro-batch
+adds to the reference's gradient, the parts of other ranks, and sums over ranks.
 """
 
 from collections import defaultdict
@@ -317,7 +317,7 @@ def _listed(ranks: Mapping[int, Place]) -> str:
 
 # What a signature that starts like this means.
 _MEANINGS: Mapping[str, str] = {
-    "only this replica's": "the average over the data-parallel group (all-reduce or reduce-scatter) is missing",
+    "only this replica's": "the average over the data-parallel group is missing",
     "the sum over the pipeline": "the all-reduce of tied weights",
     "the sum over the tensor-parallel": "the all-reduce of partial gradients, or of a layer's input gradient",
 }

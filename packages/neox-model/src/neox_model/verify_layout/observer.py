@@ -12,15 +12,14 @@ from torch.nn import Parameter
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_model.assembly.zero_sharding import gathered_parameter, whole_parameter
 from neox_model.checkpoint.blocks import Block
-from neox_model.checkpoint.logical import engine_fragments, optimizer_parts, weight_part
+from neox_model.checkpoint.logical import engine_fragments, optimizer_parts
 from neox_model.checkpoint.shards import Part
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Logical, named_logical_parameters
 from neox_model.parallel.random import mixed_seed
 from neox_model.train.hooks.base import Hook
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 from neox_model.train.training import Training
 from neox_model.verify_layout.rows import Piece, Place, Row, compare_values
 
@@ -92,6 +91,7 @@ class _Observer(Hook):
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Take the loss, the norm, the weights and the states after an update."""
+        assert report.loss is not None, "no batch is left out"
         self.take_number("loss", float(report.loss))
         if report.grad_norm is not None:
             self.take_number("gradient norm", float(report.grad_norm))
@@ -99,7 +99,7 @@ class _Observer(Hook):
         with torch.no_grad(), update.in_memory(changes=True):
             for fragment in engine_fragments(self.engine):
                 is_split, values = fragment.logical.model_parallel, fragment.weight
-                self.take("weights", weight_part(fragment, values), values, is_split=is_split)
+                self.take("weights", fragment.as_part(fragment.name, values), values, is_split=is_split)
                 for part in optimizer_parts(fragment, update.optimizer)[0]:
                     if part.name.rpartition("/")[2] not in of_ranks:
                         self.take("optimizer states", part, part.values, is_split=is_split)
@@ -138,7 +138,7 @@ class _Observer(Hook):
             if gradient is not None:
                 values = fragment.part_of(gradient)
                 is_split = fragment.logical.model_parallel
-                self.take("gradients", weight_part(fragment, values), values, is_split=is_split)
+                self.take("gradients", fragment.as_part(fragment.name, values), values, is_split=is_split)
 
 
 class Recorder(_Observer):

@@ -136,12 +136,12 @@ def test_batch_sizes_are_read_from_a_checkpoint(settings, tmp_path):
     batch = data.micro_batch * data.accumulation
     assert data.batch_sizes.changes == ((0, 4), (1, 6), (3, batch))
     assert data.num_samples["train"] == 16 + 3 * batch
-    write_checkpoint(tmp_path / "kept/global_step2", {"iteration": 2, "samples": 8})
-    with pytest.raises(DataError, match="global_step2 was written by an earlier version"):
+    write_checkpoint(tmp_path / "kept/global_step2", {"iteration": 2, "samples": 8, "validation_samples": 0})
+    with pytest.raises(DataError, match="global_step2 does not record the batch sizes of all iterations"):
         describe_training_data([path], checkpoint="2")
     unknown = training | {"batch_sizes": [[1, 6]]}
     write_checkpoint(tmp_path / "kept/global_step1", unknown)
-    with pytest.raises(DataError, match=r"does not record the batch sizes of its first.*without"):
+    with pytest.raises(DataError, match=r"does not record the batch sizes of all iter.*without"):
         describe_training_data([path], checkpoint="1")
     with pytest.raises(DataError, match="--checkpoint 5: no such complete checkpoint"):
         describe_training_data([path], checkpoint="5")

@@ -18,7 +18,7 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from neox_model.train.data.batch import Batch, DocumentEnds, as_batch
 from neox_model.train.data.streams import choose_weighting
-from neox_model.train.engine_step import EngineStep
+from neox_model.train.step import EngineStep
 from support.distributed import run_ranks
 from support.settings import resolved_from
 

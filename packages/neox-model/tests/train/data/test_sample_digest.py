@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 
 from neox_data.blend import BlendedDataset
-from neox_model.train.data.sample_digest import digest_of_samples, documents_in
+from neox_model.train.data.documents import digest_of_samples, documents_in
 
 CLOSE = [0.131, 0.295, 0.129, 0.251, 0.005, 0.216, 0.12, 0.15]
 

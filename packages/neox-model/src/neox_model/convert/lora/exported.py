@@ -16,13 +16,13 @@ from torch import Tensor
 from neox_config.counted import counted
 from neox_model.checkpoint.adapters import Adapters, adaptable
 from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family
 from neox_model.convert.families.family import Tensors
 from neox_model.convert.lora.packing import PEFT, Packing
 from neox_model.convert.stored import StoredWeights
-from neox_model.convert.weights import Written
 
 __all__ = ["PREFIX", "WEIGHTS", "A", "B", "Exported", "Matrix", "matrices_of"]
 
@@ -101,15 +101,15 @@ class Exported:
     def _dtype(self, matrix: Matrix) -> torch.dtype:
         return DTYPES[self.adapters.manifest.tensors[f"{matrix.ours}.adapter.a"].dtype]
 
-    def planned(self) -> list[Written]:
+    def planned(self) -> list[StreamedTensor]:
         """Return names, shapes and dtypes."""
         rank, found = self.packing.rank, []
         for matrix in self.matrices:
             sides, dtype = matrix.sides(), self._dtype(matrix)
             for part, name, _ in self._parts(matrix):
                 outputs, inputs = sides[part]
-                found.append(Written(f"{PREFIX}{name}{A}", (rank, inputs), dtype))
-                found.append(Written(f"{PREFIX}{name}{B}", (outputs, rank), dtype))
+                found.append(StreamedTensor(f"{PREFIX}{name}{A}", (rank, inputs), dtype))
+                found.append(StreamedTensor(f"{PREFIX}{name}{B}", (outputs, rank), dtype))
         return found
 
     def values(self) -> Iterator[tuple[str, list[Tensor]]]:

@@ -1,6 +1,6 @@
 """Adapters of PEFT as ours."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,6 +18,9 @@ from neox_model.convert.weights import WeightFiles
 __all__ = ["Imported"]
 
 _SIDES = (".adapter.a", ".adapter.b")
+_MERGE = (
+    "merge them into the model with peft (merge_and_unload), and convert the model with neox-convert from-hf"
+)
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 
@@ -46,11 +49,22 @@ class Imported:
             )
         self._files = WeightFiles(folder, single=WEIGHTS)
         self._check_names(matrices, options.rank)
-        parts = {matrix.ours: self._adapted_parts(matrix) for matrix in matrices}
-        self._check_layers(matrices, parts)
+        parts: dict[str, tuple[int, ...]] = {}
+        first: dict[str, Matrix] = {}
+        for matrix in matrices:
+            names = [f"{PREFIX}{name}{A}" in self._files.tensors for name in matrix.theirs]
+            parts[matrix.ours] = tuple(part for part, is_there in enumerate(names) if is_there)
+            other = first.setdefault(matrix.kind, matrix)
+            if parts[other.ours] != parts[matrix.ours]:
+                raise ConversionError(
+                    f"{folder} adapts {matrix.ours} and {other.ours} differently, but neox-model adapts the "
+                    f"same matrices in every layer; {_MERGE}"
+                )
         self.matrices = [matrix for matrix in matrices if parts[matrix.ours]]
         self.kinds = [kind for kind in ADAPTED if any(matrix.kind == kind for matrix in self.matrices)]
-        stacked = {kind: parts[first] for kind, first in self._apart()}
+        # Those whose parts do not all have one A.
+        apart = {matrix.kind for matrix in self.matrices if not self._has_one_a(matrix)}
+        stacked = {kind: parts[first[kind].ours] for kind in self.kinds if kind in apart}
         self.packing = Packing(options.rank, options.alpha, stacked)
 
     def _check_names(self, matrices: list[Matrix], rank: int) -> None:
@@ -66,8 +80,7 @@ class Imported:
                 f"{self._files.folder} contains {', '.join(unknown[:3])} (of "
                 f"{counted(len(unknown), 'tensor')}), for "
                 "which neox-model has no adapter: it adapts the projections of attention and of the "
-                "feed-forward block; merge them into the model with peft (merge_and_unload), and convert the "
-                "model with neox-convert from-hf"
+                f"feed-forward block; {_MERGE}"
             )
         if not stored:
             raise ConversionError(f"{self._files.folder / WEIGHTS} contains no adapters; copy it again")
@@ -87,29 +100,6 @@ class Imported:
                 f"{self._files.folder}: its tensors are {names}, not all float32, all bfloat16 or all "
                 "float16; load the adapters with peft in one of these dtypes and save them again"
             )
-
-    def _adapted_parts(self, matrix: Matrix) -> tuple[int, ...]:
-        names = enumerate(matrix.theirs)
-        return tuple(part for part, name in names if f"{PREFIX}{name}{A}" in self._files.tensors)
-
-    def _check_layers(self, matrices: list[Matrix], parts: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that the same matrices are adapted in every layer."""
-        first: dict[str, Matrix] = {}
-        for matrix in matrices:
-            other = first.setdefault(matrix.kind, matrix)
-            if parts[other.ours] != parts[matrix.ours]:
-                raise ConversionError(
-                    f"{self._files.folder} adapts {matrix.ours} and {other.ours} differently; neox-model "
-                    "adapts the same matrices in every layer: merge the adapters into the model with peft "
-                    "(merge_and_unload), and convert the model with neox-convert from-hf"
-                )
-
-    def _apart(self) -> Iterator[tuple[str, str]]:
-        """Yield the kinds of matrices whose parts do not all have one A, each with its first matrix."""
-        for kind in self.kinds:
-            same = [each for each in self.matrices if each.kind == kind]
-            if not all(self._has_one_a(each) for each in same):
-                yield kind, same[0].ours
 
     def _has_one_a(self, matrix: Matrix) -> bool:
         names = [f"{PREFIX}{name}{A}" for name in matrix.theirs]
@@ -135,32 +125,21 @@ class Imported:
             ConversionError: one is not finite.
         """
         (matrix,) = (each for each in self.matrices if name.startswith(f"{each.ours}."))
-        values = self._a(matrix) if name.endswith(_SIDES[0]) else self._b(matrix)
+        (dtype,) = {found.dtype for found in self._files.tensors.values()}
+        rank, parts = self.packing.our_rank, []
+        values = torch.zeros(rank, matrix.weight.shape[1], dtype=dtype)
+        places = self.packing.places(matrix.kind, len(matrix.theirs))
+        for theirs, place, (outputs, _) in zip(matrix.theirs, places, matrix.sides(), strict=True):
+            part = torch.zeros(outputs, rank, dtype=dtype)
+            if place is not None:
+                values[place] = self._files.whole(f"{PREFIX}{theirs}{A}")
+                part[:, place] = self._files.whole(f"{PREFIX}{theirs}{B}")
+            parts.append(part.t() if matrix.weight.form.is_transposed else part)
+        if name.endswith(_SIDES[1]):
+            values = matrix.weight.joined(tuple(parts)).contiguous()
         if not bool(values.isfinite().all()):
             raise ConversionError(
                 f"{self._files.folder}: the adapter of {', '.join(matrix.theirs)} contains values that are "
                 "not finite; convert another one"
             )
         yield values
-
-    def _places(self, matrix: Matrix) -> Iterator[tuple[str, slice | None]]:
-        names = matrix.theirs
-        return zip(names, self.packing.places(matrix.kind, len(names)), strict=True)
-
-    def _a(self, matrix: Matrix) -> Tensor:
-        dtype = next(iter(self._files.tensors.values())).dtype
-        whole = torch.zeros(self.packing.our_rank, matrix.weight.shape[1], dtype=dtype)
-        for name, place in self._places(matrix):
-            if place is not None:
-                whole[place] = self._files.whole(f"{PREFIX}{name}{A}")
-        return whole
-
-    def _b(self, matrix: Matrix) -> Tensor:
-        dtype = next(iter(self._files.tensors.values())).dtype
-        parts = []
-        for (name, place), (outputs, _) in zip(self._places(matrix), matrix.sides(), strict=True):
-            part = torch.zeros(outputs, self.packing.our_rank, dtype=dtype)
-            if place is not None:
-                part[:, place] = self._files.whole(f"{PREFIX}{name}{B}")
-            parts.append(part.t() if matrix.weight.form.is_transposed else part)
-        return matrix.weight.joined(tuple(parts)).contiguous()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from neox_config.schema.sections.adapters import AdaptersSection
 from neox_model.checkpoint.errors import DamagedManifestError
@@ -76,18 +76,15 @@ class Packing:
             return Packing(section.lora_rank, section.lora_alpha, {})
         try:
             found = TypeAdapter(Packing).validate_python(recorded)
-        except ValidationError:
-            found = None
-        if found is None or not found._fits(section, parts):
+            are_parts = (
+                list(numbers) == [part for part in range(parts.get(kind, 0)) if part in numbers]
+                for kind, numbers in found.stacked.items()
+            )
+            ours = section.lora_rank, section.lora_alpha
+            if found.rank < 1 or (found.our_rank, found.our_alpha) != ours or not all(are_parts):
+                raise ValueError("other adapters")
+        except ValueError as error:
             raise DamagedManifestError(
                 f"config / {PEFT} does not fit lora_rank, lora_alpha and the class of the base"
-            )
+            ) from error
         return found
-
-    def _fits(self, section: AdaptersSection, parts: Mapping[str, int]) -> bool:
-        are_parts = (
-            list(numbers) == [part for part in range(parts.get(kind, 0)) if part in numbers]
-            for kind, numbers in self.stacked.items()
-        )
-        ours = section.lora_rank, section.lora_alpha
-        return self.rank >= 1 and (self.our_rank, self.our_alpha) == ours and all(are_parts)

@@ -86,7 +86,11 @@ class NeoXFiles:
         layers = _numbered(folder, LAYER_FILE)
         if not states:
             raise ConversionError(f"{folder} contains no mp_rank_00_model_states.pt; {_COMPLETE}")
-        _require_all(folder, states.keys(), "mp_rank_{:02d}_model_states.pt")
+        for number in range(max(states)):
+            if number not in states:
+                raise ConversionError(
+                    f"{folder} contains no mp_rank_{number:02d}_model_states.pt; {_COMPLETE}"
+                )
         self.state = _same_state(states)
         if layers:
             self.ranks = 1 + max(rank for _, rank in layers)
@@ -94,26 +98,17 @@ class NeoXFiles:
         else:
             self.ranks = len(states)
             found = _of_ranks(states)
-        self.parts = self._complete(found)
-        self.read = sorted({*states.values(), *layers.values()})
-
-    def _complete(self, found: Mapping[Key, Mapping[int, _Part]]) -> dict[Key, tuple[_Part, ...]]:
-        parts = {}
+        self.parts: dict[Key, tuple[_Part, ...]] = {}
         for key, by_rank in found.items():
             missing = [rank for rank in range(self.ranks) if rank not in by_rank]
             if missing:
                 raise ConversionError(
-                    f"{self.folder}: {key} is missing on rank {missing[0]} of {self.ranks}; {_COMPLETE}"
+                    f"{folder}: {key} is missing on rank {missing[0]} of {self.ranks}; {_COMPLETE}"
                 )
-            dtypes = {part.dtype for part in by_rank.values()}
-            if len(dtypes) > 1:
-                raise ConversionError(f"{self.folder}: {key} has different dtypes on the ranks; {_COMPLETE}")
-            parts[key] = tuple(by_rank[rank] for rank in range(self.ranks))
-        return parts
-
-    def recorded(self, name: str) -> Any:
-        """Return an entry of the recorded state; None if there is none."""
-        return self.state.get(name)
+            if len({part.dtype for part in by_rank.values()}) > 1:
+                raise ConversionError(f"{folder}: {key} has different dtypes on the ranks; {_COMPLETE}")
+            self.parts[key] = tuple(by_rank[rank] for rank in range(self.ranks))
+        self.read = sorted({*states.values(), *layers.values()})
 
     def shapes(self, key: Key) -> list[tuple[int, ...]]:
         """Return the shape on each rank."""
@@ -198,12 +193,6 @@ def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[tuple[int, ...], P
                     "remove the one that does not belong to the checkpoint"
                 )
     return paths
-
-
-def _require_all(folder: Path, there: Any, name: str) -> None:
-    for number in range(max(there) + 1):
-        if number not in there:
-            raise ConversionError(f"{folder} contains no {name.format(number)}; {_COMPLETE}")
 
 
 def _same_state(paths: Mapping[int, Path]) -> dict[str, Any]:

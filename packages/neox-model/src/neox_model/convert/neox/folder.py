@@ -5,7 +5,7 @@ from pathlib import Path
 
 from neox_config.facts.checkpoints import LATEST
 from neox_model.convert.errors import ConversionError
-from neox_model.inspection.recognition import GPT_NEOX, why_another
+from neox_model.inspection.finding import GPT_NEOX, why_another
 
 __all__ = ["LAYER_FILE", "RANK_FILE", "find_folder"]
 

@@ -8,7 +8,7 @@ projection are compared value by value.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,19 +17,17 @@ from torch.nn import functional
 
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_config.spec.model import Alibi, Layer, ModelSpec, Pattern, Rotary, Rpe, Sinusoidal, Window
+from neox_config.spec.model import Alibi, Layer, ModelSpec, Rotary, Rpe, Sinusoidal, Window
 from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
-from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.convert.checkpoints import Checkpoint, build_sequential
 from neox_model.convert.differences import attention_of, patterns
 from neox_model.convert.errors import ProofError
 from neox_model.convert.neox.files import Key, NeoXFiles
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.layers import one_layer
+from neox_model.convert.proof.layers import OneLayer, one_layer
 from neox_model.convert.stored import StoredWeights
-from neox_model.convert.tying import HEAD
-from neox_model.parallel.logical import named_logical_parameters
+from neox_model.convert.weights import HEAD
 
 __all__ = ["compare_blocks", "compare_rows", "compare_sinusoids"]
 
@@ -65,7 +63,14 @@ def compare_rows(files: NeoXFiles, weights: StoredWeights, figures: Figures, *, 
     for name, key in vocabulary.items():
         first = 0
         for rank in range(files.ranks):
-            for chunk in _chunks_of(files, key, rank, weights.shapes[name]):
+            if files.shapes(key)[rank][1:] == weights.shapes[name][1:]:
+                chunks = files.row_chunks(key, rank)
+            elif rank == 0:
+                # A projection that is divided over the hidden size.
+                chunks = iter([torch.cat([files.whole(key, each) for each in range(files.ranks)], dim=1)])
+            else:
+                break
+            for chunk in chunks:
                 rows = chunk[: weights.vocab_size - first]
                 if not rows.shape[0]:
                     break  # Padding that is left out.
@@ -125,14 +130,6 @@ def _require_same(name: str, written: Tensor, stored: Tensor, figures: Figures) 
     figures.compare("rows", written.float(), stored.float())
 
 
-def _chunks_of(files: NeoXFiles, key: Key, rank: int, whole: tuple[int, ...]) -> Iterator[Tensor]:
-    """Yield rows; a projection that is divided over the hidden size is joined first."""
-    if files.shapes(key)[rank][1:] == whole[1:]:
-        yield from files.row_chunks(key, rank)
-    elif rank == 0:
-        yield torch.cat([files.whole(key, each) for each in range(files.ranks)], dim=1)
-
-
 def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *, order: str | None) -> None:
     """Compare every block, with the final norm, on random hidden states of two sizes.
 
@@ -154,52 +151,21 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
         if each is not None
     ]
     length = min(_TOKENS, spec.max_positions, *visible)
-    pair: tuple[Pattern | None, _Ours] | None = None
+    ours: OneLayer | None = None
     logger.info("comparing %s", counted(len(seen), "layer"))
     with tracked(enumerate(seen), len(seen), "layers compared") as each:
         for index, pattern in each:
-            if pair is None or pair[0] != pattern:
-                model = build_sequential(one_layer(spec, index), checkpoint.resolved.run, 1)
-                pair = (pattern, _Ours(checkpoint, model))
-            pair[1].fill(index)
+            if ours is None or ours.window != pattern:
+                ours = OneLayer(checkpoint, spec, checkpoint.resolved.run, index)
+            ours.fill(index, torch.float32)
             ranks = _Ranks(files, spec.layers, index, order)
             generator = torch.Generator().manual_seed(index)
             hidden_SD = torch.randn(length, spec.width, generator=generator)
             hidden_BSD = torch.stack([hidden_SD * scale for scale in _SCALES])
-            results = zip(pair[1].run(hidden_BSD), ranks.run(hidden_BSD.double()).float(), strict=True)
+            results = zip(ours.run(hidden_BSD), ranks.run(hidden_BSD.double()).float(), strict=True)
             for scale, (here, there) in zip(_SCALES, results, strict=True):
                 where = f" {index}, {length} tokens, hidden states of size {scale:g}"
                 figures.compare("layer", here, there, where=where)
-
-
-class _Ours:
-    """A block of neox-model with the final norm.
-
-    Args:
-        weights: those that were written.
-        model: with one block of the kind.
-    """
-
-    def __init__(self, weights: StoredWeights, model: SequentialModel) -> None:
-        self._weights, self._model = weights, model
-
-    def fill(self, index: int) -> None:
-        """Load the weights of a block."""
-        outside = (TOKEN_EMBEDDING, HEAD, "embedding.position_embeddings.weight")
-        with torch.no_grad():
-            for name, parameter in named_logical_parameters(self._model):
-                if name not in outside:
-                    stored = name.replace("layers.0.", f"layers.{index}.", 1)
-                    parameter.copy_(self._weights.whole(stored))
-
-    def run(self, hidden_BSD: Tensor) -> Tensor:
-        """Return the results of the block and the final norm."""
-        _, *stack, _ = self._model.stack
-        hidden_SBD = hidden_BSD.transpose(0, 1)
-        with torch.no_grad():
-            for each in stack:
-                hidden_SBD = each(hidden_SBD)
-        return hidden_SBD.transpose(0, 1)
 
 
 class _Ranks:

@@ -41,8 +41,7 @@ class Unused:
     def __init__(self, *_: Any) -> None:
         """Keep nothing."""
 
-    def __setstate__(self, state: Any) -> None:
-        """Keep nothing."""
+    __setstate__ = __init__
 
 
 _ARGUMENTS = (
@@ -83,7 +82,17 @@ def read_record(path: Path) -> Mapping[str, Any]:
     Raises:
         ConversionError: the file is damaged, has another format, or contains something that is not allowed.
     """
-    _require_format(path)
+    try:
+        # The parts of the archive are mapped.
+        with zipfile.ZipFile(path) as archive:
+            is_stored = all(part.compress_type == zipfile.ZIP_STORED for part in archive.infolist())
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ConversionError(
+            f"cannot read {path} ({error}): it is in torch's format of before version 1.6, or damaged; load "
+            "it with a program that you trust and save it with a later version, or copy it again"
+        ) from error
+    if not is_stored:
+        raise ConversionError(f"{path} was compressed after it was saved; unpack it and save it again")
     allowed: list[Any] = [(Arguments, name) for name in _ARGUMENTS]
     allowed += [(Unused, name) for name in _UNUSED]
     with _allowing_alone(allowed):
@@ -105,19 +114,3 @@ def read_record(path: Path) -> Mapping[str, Any]:
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
         raise ConversionError(f"{path} does not contain a dictionary; copy it again")
     return found
-
-
-def _require_format(path: Path) -> None:
-    """Check that a file is an archive whose parts are not compressed, because they are mapped."""
-    try:
-        if not zipfile.is_zipfile(path):
-            raise ConversionError(
-                f"{path} is in torch's format of before version 1.6, or damaged; load it with a program "
-                "that you trust and save it with a later version, or copy it again"
-            )
-        with zipfile.ZipFile(path) as archive:
-            is_stored = all(part.compress_type == zipfile.ZIP_STORED for part in archive.infolist())
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ConversionError(f"cannot read {path}: {error}; copy it again") from error
-    if not is_stored:
-        raise ConversionError(f"{path} was compressed after it was saved; unpack it and save it again")

@@ -69,10 +69,20 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
     Raises:
         ConversionError: there are none, they are invalid or incomplete, or differ from what is recorded.
     """
-    arguments = files.recorded("args")
+    arguments = files.state.get("args")
     arguments = dict(arguments) if isinstance(arguments, Mapping) else {}
-    read = tuple(given) or _recorded_files(files)
-    config = _configuration(files, given, read, arguments)
+    recorded_files = (files.folder / _CONFIGS).glob("*")
+    read = tuple(given) or tuple(sorted(path for path in recorded_files if path.is_file()))
+    if not read and not all(name in arguments for name in _NEEDED):
+        raise ConversionError(
+            f"{files.folder} records no configuration ({_CONFIGS}/*.yml, or all arguments); pass the files "
+            "that the model was trained with as --config FILE --config FILE ..."
+        )
+    try:
+        config = load_config(read) if read else _of_arguments(arguments)
+    except ConfigError as error:
+        where = "" if given else " that it records; correct a copy and pass it as --config"
+        raise ConversionError(f"{files.folder}: the configuration{where}: {error}") from error
     if _EMBEDDING not in files.parts:
         raise ConversionError(f"{files.folder} does not contain {_EMBEDDING}; copy the checkpoint again")
     rows = sum(shape[0] for shape in files.shapes(_EMBEDDING))
@@ -85,28 +95,6 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
         raise ConversionError(f"the model of {files.folder} cannot be built: {error}") from error
     _refuse_options(files, config.attention, resolved.model.layers)
     return Settings(config, resolved, rows, read)
-
-
-def _recorded_files(files: NeoXFiles) -> tuple[Path, ...]:
-    folder = files.folder / _CONFIGS
-    return tuple(sorted(path for path in folder.iterdir() if path.is_file())) if folder.is_dir() else ()
-
-
-def _configuration(
-    files: NeoXFiles, given: Sequence[Path], read: Sequence[Path], arguments: Mapping[str, Any]
-) -> NeoXConfig:
-    try:
-        if read:
-            return load_config(read)
-        if all(name in arguments for name in _NEEDED):
-            return _of_arguments(arguments)
-    except ConfigError as error:
-        where = "" if given else " that it records; correct a copy and pass it as --config"
-        raise ConversionError(f"{files.folder}: the configuration{where}: {error}") from error
-    raise ConversionError(
-        f"{files.folder} records no configuration ({_CONFIGS}/*.yml, or all arguments); pass the files that "
-        "the model was trained with as --config FILE --config FILE ..."
-    )
 
 
 def _of_arguments(arguments: Mapping[str, Any]) -> NeoXConfig:
@@ -155,60 +143,16 @@ def _stored(files: NeoXFiles, model: ModelSection) -> dict[str, Any]:
         "use_bias_in_norms": model.use_bias_in_norms
         or Key(FIRST_BLOCK, "input_layernorm.bias") in files.parts,
     }
-    width = _mlp_width(files, model)
-    if width is not None:
-        found |= {"mlp_width": width, "intermediate_size": None, "expansion_factor": None}
-        found["mlp_multiple_of"] = 1
-    return found
-
-
-def _mlp_width(files: NeoXFiles, model: ModelSection) -> int | None:
-    """Return the stored inner width of the MLP; versions of GPT-NeoX computed it differently.
-
-    Raises:
-        ConversionError: the configuration states a width, and no version computes the stored one from it.
-    """
     is_gated = ACTIVATION_FACTS[model.activation].is_gated
     names = {"mlp.linear1.weight": is_gated, "mlp.dense_h_to_4h.weight": is_gated, "mlp.w1.weight": False}
     for name, is_double in names.items():
         key = Key(FIRST_BLOCK, name)
         if key in files.parts:
+            # Not that of the configuration: versions of GPT-NeoX computed it differently.
             width = sum(shape[0] for shape in files.shapes(key)) // (2 if is_double else 1)
-            _check_width(files, model, key, width)
-            return width
-    return None
-
-
-def _check_width(files: NeoXFiles, model: ModelSection, key: Key, width: int) -> None:
-    size = model.intermediate_size
-    if model.expansion_factor is not None:
-        size = int(model.expansion_factor * model.hidden_size)
-    facts, multiple = ACTIVATION_FACTS[model.activation], model.mlp_multiple_of
-    computed = facts.mlp_width(model.hidden_size, size, multiple)
-    if model.mlp_width is not None:
-        allowed = {model.mlp_width}
-    elif size is not None:
-        allowed = {computed, size}  # Before September 2024 the size of w1, w2 and w3 was exact.
-    elif key.name == "mlp.dense_h_to_4h.weight" and model.activation == "geglu":
-        # Two in GPT-NeoX's versions 1.0 and 2.0, which round a factor of 8/3 down, and four in 2021.
-        allowed = {computed, 2 * model.hidden_size, 4 * model.hidden_size}
-    elif facts.is_gated:
-        # Half of the size since September 2024, and multiples of 256 in Llama before.
-        half, third = 8 * model.hidden_size // 3 // 2, 8 * model.hidden_size // 3
-        allowed = {computed, _rounded_up(half, multiple), _rounded_up(third, 256)}
-    else:
-        allowed = {computed}
-    if width not in allowed:
-        expected = " or ".join(f"{each:,}" for each in sorted(allowed))
-        raise ConversionError(
-            f"{files.folder}: {key} gives an MLP width of {width:,}, but the configuration {expected} "
-            "(mlp-width, intermediate-size, expansion-factor, activation); pass the configuration that it "
-            "was trained with as --config; if it is that, add mlp-width to a copy of it, and pass the copy"
-        )
-
-
-def _rounded_up(size: int, step: int) -> int:
-    return -(-size // step) * step
+            found |= {"mlp_width": width, "intermediate_size": None, "expansion_factor": None}
+            return found | {"mlp_multiple_of": 1}
+    return found
 
 
 def _refuse_options(files: NeoXFiles, section: AttentionSection, layers: Sequence[Layer]) -> None:

@@ -1,6 +1,18 @@
-"""Our tensors from the parts that GPT-NeoX's tensor-parallel ranks stored."""
+"""Our tensors from the parts that GPT-NeoX's tensor-parallel ranks stored.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+The order of the rows of `query_key_value`, where query heads share keys and values.
+
+| order | rows of a rank |
+| --- | --- |
+| `per-head` | of one query head after the other: its query, its part of the key, its part of the value |
+| `separate` | all queries, then all keys, then all values |
+
+GPT-NeoX computed with the first until commit 96c242e, of 13 November 2024, and with the second since then.
+Checkpoints without `mlp.linear1`, which exists since commit 0d4bdb9, of 6 September 2024, are in the first.
+Between the two commits neither names nor shapes show the order, and a checkpoint does not record the commit.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -14,10 +26,10 @@ from neox_model.convert.differences import attention_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.forms import SEPARATE_QKV
 from neox_model.convert.neox.files import FIRST_BLOCK, Key, NeoXFiles
-from neox_model.convert.neox.qkv_order import PER_HEAD, SEPARATE
 
-__all__ = ["Joined", "joined_tensors"]
+__all__ = ["Joined", "joined_tensors", "order_of"]
 
+PER_HEAD, SEPARATE = "per-head", "separate"
 Shape = tuple[int, ...]
 _TOLERANCE = 2.0**-7
 
@@ -46,24 +58,6 @@ def _divided(shape: Shape, dim: int, ranks: int) -> Shape | None:
 
 def _parts(files: NeoXFiles, key: Key) -> list[Tensor]:
     return [files.whole(key, rank) for rank in range(files.ranks)]
-
-
-def _rows(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
-    return torch.cat(_parts(files, key))
-
-
-def _columns(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
-    return torch.cat(_parts(files, key), dim=1)
-
-
-def _copies(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
-    return files.common(key)
-
-
-def _sum(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
-    """Add the parts: with a parallel residual each rank adds its own before the results are summed."""
-    parts = _parts(files, key)
-    return torch.stack(parts).double().sum(dim=0).to(parts[0].dtype)
 
 
 def _half(number: int) -> Callable[[NeoXFiles, Key, Attention], Tensor]:
@@ -95,9 +89,22 @@ def _both_halves(shape: Shape, ranks: int) -> Shape | None:
     return _divided((2 * shape[0], *shape[1:]), 0, 2 * ranks) and (2 * shape[0] // ranks, *shape[1:])
 
 
-ROWS = Join(lambda shape, ranks: _divided(shape, 0, ranks), _rows, rows_follow=True)
-COLUMNS = Join(lambda shape, ranks: _divided(shape, 1, ranks), _columns)
-COPIES = Join(lambda shape, _: shape, _copies)
+def _sum(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
+    """Add the parts: with a parallel residual each rank adds its own before the results are summed."""
+    parts = _parts(files, key)
+    return torch.stack(parts).double().sum(dim=0).to(parts[0].dtype)
+
+
+ROWS = Join(
+    lambda shape, ranks: _divided(shape, 0, ranks),
+    lambda files, key, _: torch.cat(_parts(files, key)),
+    rows_follow=True,
+)
+COLUMNS = Join(
+    lambda shape, ranks: _divided(shape, 1, ranks),
+    lambda files, key, _: torch.cat(_parts(files, key), dim=1),
+)
+COPIES = Join(lambda shape, _: shape, lambda files, key, _: files.common(key))
 SUM = Join(lambda shape, _: shape, _sum)
 FIRST_HALF, SECOND_HALF = Join(_both_halves, _half(0)), Join(_both_halves, _half(1))
 GROUPED = Join(lambda shape, ranks: _divided(shape, 0, ranks), _grouped)
@@ -167,8 +174,24 @@ def joined_tensors(
     found = []
     for name, shape in shapes.items():
         stored = (rows, *shape[1:]) if name in VOCABULARY else shape
-        _, index, _ = _place(name)
-        key, join = _placed(files, _choices(spec.layers, name, order), name, stored)
+        module, _, kind = name.rpartition(".")
+        _, index, part = _place(module)
+        if index is None:
+            choices = _outside(len(spec.layers), name)
+        elif part == "attention.qkv":
+            by_order: Mapping[str | None, Join] = {None: ROWS, SEPARATE: GROUPED, PER_HEAD: GROUPED_PER_HEAD}
+            choices = [(Key(FIRST_BLOCK + index, f"attention.query_key_value.{kind}"), (by_order[order],))]
+        else:
+            choices = _inside(spec.layers[index], index, part, kind)
+        there = [(key, joins) for key, joins in choices if key in files.parts]
+        if not there:
+            names = " or ".join(dict.fromkeys(str(key) for key, _ in choices)) or f"a place for {name}"
+            raise ConversionError(
+                f"{files.folder} does not contain {names}, which the model of its configuration has; pass "
+                "the configuration that it was trained with as --config, or copy the checkpoint again"
+            )
+        key, joins = there[0]
+        join = _fitting(files, key, joins, stored)
         found.append(Joined(name, shape, key, join, attention_of(spec.layers[index or 0])))
     used = {joined.key for joined in found}
     for key in sorted(files.parts.keys() - used):
@@ -180,32 +203,6 @@ def joined_tensors(
             )
         _check_buffer(files, key, expected)
     return found
-
-
-def _choices(layers: Sequence[Layer], name: str, order: str | None) -> "_Choices":
-    """Return where a tensor of ours may be, and how it may be joined."""
-    module, _, kind = name.rpartition(".")
-    _, index, part = _place(module)
-    if index is None:
-        return _outside(len(layers), name)
-    if part == "attention.qkv":
-        by_order: Mapping[str | None, Join] = {None: ROWS, SEPARATE: GROUPED, PER_HEAD: GROUPED_PER_HEAD}
-        return [(Key(FIRST_BLOCK + index, f"attention.query_key_value.{kind}"), (by_order[order],))]
-    return _inside(layers[index], index, part, kind)
-
-
-def _placed(files: NeoXFiles, choices: "_Choices", name: str, stored: Shape) -> tuple[Key, Join]:
-    """Return where a tensor of ours is, and how it is joined."""
-    if not choices:
-        raise ConversionError(f"GPT-NeoX's checkpoints have no place for {name}; this model cannot be read")
-    for key, joins in choices:
-        if key in files.parts:
-            return key, _fitting(files, key, joins, stored)
-    names = " or ".join(dict.fromkeys(str(key) for key, _ in choices))
-    raise ConversionError(
-        f"{files.folder} does not contain {names}, which the model of its configuration has; pass the "
-        "configuration that it was trained with as --config, or copy the checkpoint again"
-    )
 
 
 _Choices = list[tuple[Key, tuple[Join, ...]]]
@@ -289,23 +286,16 @@ def _buffer(key: Key, attention: Attention, embedding: Embedding, width: int) ->
     if key == Key(0, "position_embeddings.inv_freq") and isinstance(embedding.position, Sinusoidal):
         return _frequencies(width, 10000.0)
     if key.name == "attention.alibi_embed.slopes" and isinstance(position, Alibi):
-        return _slopes(attention.heads)
+        # Powers of two, and between them for other numbers of heads. Source: arXiv:2108.12409, and its code.
+        power = 2 ** (attention.heads.bit_length() - 1)
+        whole = 2.0 ** (-8.0 * torch.arange(1, power + 1, dtype=torch.float64) / power)
+        between = 2.0 ** (-4.0 * torch.arange(1, 2 * power + 1, 2, dtype=torch.float64) / power)
+        return torch.cat([whole, between[: attention.heads - power]])
     return None
 
 
 def _frequencies(channels: int, base: float) -> Tensor:
     return base ** -(torch.arange(0, channels, 2, dtype=torch.float64) / channels)
-
-
-def _slopes(heads: int) -> Tensor:
-    """Return the slopes of ALiBi: powers of two, and between them for other numbers of heads.
-
-    Source: arXiv:2108.12409, and its code for numbers of heads other than powers of two.
-    """
-    power = 2 ** (heads.bit_length() - 1)
-    whole = 2.0 ** (-8.0 * torch.arange(1, power + 1, dtype=torch.float64) / power)
-    between = 2.0 ** (-4.0 * torch.arange(1, 2 * power + 1, 2, dtype=torch.float64) / power)
-    return torch.cat([whole, between[: heads - power]])
 
 
 def _check_buffer(files: NeoXFiles, key: Key, expected: Tensor) -> None:
@@ -322,3 +312,50 @@ def _check_buffer(files: NeoXFiles, key: Key, expected: Tensor) -> None:
         f"{files.folder}: {key} {found}, as the configuration requires (num-attention-heads, rotary-pct, "
         "rotary-emb-base); pass the configuration that it was trained with as --config"
     )
+
+
+def order_of(files: NeoXFiles, attention: Attention, given: str | None) -> str | None:
+    """Return the order of shared keys and values; None if every query head has its own.
+
+    Args:
+        files: the checkpoint.
+        attention: that of any layer.
+        given: what `--qkv-order` states; None if it is not passed.
+
+    Raises:
+        ConversionError: it must be stated and is not, or it is stated and is not possible.
+    """
+    if attention.heads == attention.kv_heads:
+        if given is not None:
+            raise ConversionError(
+                f"--qkv-order has no effect on {files.folder}: every query head of its configuration has its "
+                "own key and value; leave it out, or pass the configuration with num_kv_heads as --config"
+            )
+        return None
+    if Key(FIRST_BLOCK, "mlp.linear1.weight") in files.parts:
+        if given is None:
+            raise ConversionError(
+                f"{files.folder} has num_kv_heads: {attention.kv_heads}, and GPT-NeoX stored query_key_value "
+                "in two orders with the same names and shapes; pass --qkv-order separate if the model was "
+                "trained with commit 96c242e (13 November 2024) or a newer one, and --qkv-order per-head if "
+                "with an older one; logs of GPT-NeoX name the commit as git_hash; if it is not known, "
+                "convert with each order and generate: the wrong one gives text without meaning"
+            )
+        order = given
+    elif given in (None, PER_HEAD):
+        order = PER_HEAD
+    else:
+        raise ConversionError(
+            f"--qkv-order {given} is not possible for {files.folder}: layer {FIRST_BLOCK:02d} contains no "
+            "mlp.linear1.weight, so that GPT-NeoX wrote it before September 2024, in the order "
+            f"{PER_HEAD}; leave the option out"
+        )
+    width = attention.head_width
+    sharing = attention.heads // attention.kv_heads
+    if order == PER_HEAD and width % sharing:
+        raise ConversionError(
+            f"{files.folder} cannot be in the order {PER_HEAD}: a head has {width} channels, and {sharing} "
+            "query heads share a key, each of which would store an equal part of it; pass the configuration "
+            "that it was trained with as --config, or the other --qkv-order"
+        )
+    return order

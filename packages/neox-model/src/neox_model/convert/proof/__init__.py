@@ -23,7 +23,7 @@ from neox_model.convert.proof.tensors import compare_tensors
 from neox_model.convert.proof.tokens import compare_tokenizers, parts_replaced
 from neox_model.convert.proof.whole import compare_whole
 from neox_model.convert.tokenizer_files import read_json
-from neox_model.convert.tying import open_weights
+from neox_model.convert.weights import open_weights
 from neox_model.versions import package_versions
 
 __all__ = ["WHOLE_LIMIT", "Sides", "prove", "provenance"]
@@ -63,7 +63,9 @@ def prove(
     files, theirs = open_weights(sides.folder, sides.family, stated)
     compare_architectures(sides, model, theirs)
     counted = check_keys(sides, files)
-    texts = compare_tokenizers(sides.tokenizers)  # First: the next comparisons use ids of the tokenizer.
+    texts = compare_tokenizers(
+        sides.tokenizer, sides.folder, rows=sides.rows, as_stored=sides.as_stored
+    )  # First: the next comparisons use ids of the tokenizer.
     rounded = compare_tensors(sides, model, files)
     compare_layers(sides, model, run, files, figures)
     if counted["parameters"] <= whole_limit:
@@ -78,13 +80,13 @@ def prove(
         "limit": figures.limit,
         "compared_as_a_whole": counted["parameters"] <= whole_limit,
         "texts_tokenized_alike": texts,
-        **({"tokenizer_as_stored": parts_replaced(sides.tokenizers)} if sides.as_stored else {}),
+        **({"tokenizer_as_stored": parts_replaced(sides.tokenizer, sides.folder)} if sides.as_stored else {}),
         **provenance(source, output, packages=("transformers", "tokenizers")),
     }
 
 
 def provenance(
-    source: Path, output: Path, *, packages: Iterable[str], read: Sequence[Path] | None = None
+    source: Path, output: Path, *, packages: Iterable[str], read: Sequence[Path] = ()
 ) -> dict[str, Any]:
     """Return what was converted with which versions, for `verification.json`.
 
@@ -92,18 +94,17 @@ def provenance(
         source: the folder that was converted.
         output: the folder that was written.
         packages: names of the packages that took part, in addition to ours.
-        read: the files that were read, in the source or not; None: all files of the source.
+        read: the files that were read, in the source or not; none: all files of the source.
     """
-    hashes = _hashes(source) if read is None else {_name_in(source, path): _hash(path) for path in read}
+    inside = {
+        path: path.relative_to(source) if path.is_relative_to(source) else path.absolute() for path in read
+    }
+    hashes = {str(name): _hash(path) for path, name in inside.items()} or _hashes(source)
     return {
         "versions": {**package_versions(), **{package: version(package) for package in packages}},
         "source": {"folder": str(source.absolute()), "sha256": hashes},
         "sha256": _hashes(output),
     }
-
-
-def _name_in(folder: Path, path: Path) -> str:
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path.absolute())
 
 
 def _hashes(folder: Path) -> dict[str, str]:

@@ -7,16 +7,15 @@ value.
 from math import prod
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.spec.model import ModelSpec
 from neox_model.convert.differences import differences
 from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.sides import Sides
-from neox_model.convert.reference import meta_model, parameter_name
-from neox_model.convert.tying import HEAD
-from neox_model.convert.weights import WeightFiles
+from neox_model.convert.reference import meta_model
+from neox_model.convert.weights import HEAD, WeightFiles
 
 __all__ = ["check_keys", "compare_architectures"]
 
@@ -83,7 +82,8 @@ def _check_vocabulary(sides: Sides, files: WeightFiles, model: Any) -> None:
         )
     pairs = {TOKEN_EMBEDDING: embedding} if is_tied else {TOKEN_EMBEDDING: embedding, HEAD: head}
     for ours, weight in pairs.items():
-        name = parameter_name(model, weight)
+        named = model.named_parameters(remove_duplicate=False)
+        name = next((name for name, each in named if each is weight), None)
         theirs = None if name is None else sides.family.stored_name(name, files.tensors)
         if theirs is None or not _are_rows(sides, files, ours, theirs):
             types = f"{sides.weights.dtype(ours)} in {sides.weights.folder}"
@@ -102,8 +102,4 @@ def _are_rows(sides: Sides, files: WeightFiles, ours: str, theirs: str) -> bool:
         return False
     dtype = files.tensors[theirs].dtype
     pairs = zip(sides.weights.row_chunks(ours, sides.rows), files.row_chunks(theirs, sides.rows), strict=True)
-    return all(_same(one.to(dtype), other) for one, other in pairs)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return bool((one == other).all())
+    return all(torch.equal(one.to(dtype), other) for one, other in pairs)

@@ -6,7 +6,7 @@ large as what they are added to, so that a wrong one shows.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,17 +16,18 @@ from neox_config.counted import counted
 from neox_config.spec.model import ModelSpec, Pattern, Window
 from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
-from neox_model.convert.checkpoints import build_sequential
+from neox_model.convert.checkpoints import VOCABULARY, build_sequential
 from neox_model.convert.differences import patterns
 from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.reference import computed, one_layer_model
+from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import WeightFiles
 from neox_model.layers.positions import RotaryPosition
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["Lengths", "compare_layers", "lengths_of", "one_layer"]
+__all__ = ["OneLayer", "compare_layers", "lengths_of", "one_layer"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,24 +37,16 @@ _SCALES = (1.0, 1e-3)
 _TABLE = 2**17
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Lengths of sequences that are compared.
+def lengths_of(model: ModelSpec) -> tuple[int, int]:
+    """Return lengths of sequences to compare.
 
-    Args:
-        longest: that of the model, or what can be compared in minutes.
-        beyond_windows: one at which all windows hide tokens; 0 without windows.
+    Returns:
+        The longest: that of the model, or what can be compared in minutes; and one at which all windows hide
+        tokens, 0 without windows.
     """
-
-    longest: int
-    beyond_windows: int
-
-
-def lengths_of(model: ModelSpec) -> Lengths:
-    """Return the lengths of sequences to compare."""
     windows = [each.before for each in patterns(model) if isinstance(each, Window)]
     beyond = max((before + 9 for before in windows), default=0)
-    return Lengths(min(model.max_positions, max(_LONGEST, beyond)), beyond)
+    return min(model.max_positions, max(_LONGEST, beyond)), beyond
 
 
 def compare_layers(
@@ -67,94 +60,101 @@ def compare_layers(
     windows, short = patterns(model), min(_SHORT, model.max_positions)
     dtype = dtype_of(sides, files)
     seen: set[Pattern | None] = set()
-    pair = None
+    ours, theirs = None, None
     logger.info("comparing %s", counted(len(windows), "layer"))
     with tracked(enumerate(windows), len(windows), "layers compared") as each:
         for layer, window in each:
-            if pair is None or pair.window != window:
-                pair = None  # Release one pair before the next is built.
-                pair = _Pair(sides, model, run, layer)
-            pair.fill(sides, files, layer, dtype)
-            for length in sorted({short} if window in seen else {short, lengths_of(model).longest}):
+            if ours is None or ours.window != window:
+                ours, theirs = None, None  # Release one pair before the next is built.
+                ours = OneLayer(sides.weights, model, run, layer)
+                theirs = one_layer_model(sides.config, sides.family, layer)
+            ours.fill(layer, dtype)
+            _fill(theirs, sides, files, layer)
+            for length in sorted({short} if window in seen else {short, lengths_of(model)[0]}):
+                generator = torch.Generator().manual_seed(layer)
+                hidden_BSD = torch.randn(1, length, model.width, generator=generator)
                 for scale in _SCALES:
                     where = f" {layer}, {length} tokens, hidden states of size {scale:g}"
-                    figures.compare("layer", *pair.run(layer, length, scale), where=where)
+                    inputs = {"inputs_embeds": hidden_BSD * scale, "use_cache": False}
+                    with torch.no_grad():
+                        found = computed(theirs, **inputs).last_hidden_state
+                    mine = ours.run(hidden_BSD * scale, adds_positions=True)
+                    figures.compare("layer", mine, found, where=where)
             if window not in seen:
-                pair.compare_rotary(figures)
+                _compare_rotary(ours, theirs, figures)
             seen.add(window)
 
 
-class _Pair:
-    """One layer of each side with the final norm.
+class OneLayer:
+    """A model of ours with one layer and the final norm, without its vocabulary.
 
     Args:
-        sides: both models.
+        weights: those of the whole model.
         model: ours.
         run: how it runs.
         layer: a layer of the kind.
     """
 
-    def __init__(self, sides: Sides, model: ModelSpec, run: RunSpec, layer: int) -> None:
-        self.window, self._width, self._positions = patterns(model)[layer], model.width, model.max_positions
-        self._ours = build_sequential(one_layer(model, layer), run, 1)
-        self._theirs: Any = one_layer_model(sides.config, sides.family, layer)
+    def __init__(self, weights: StoredWeights, model: ModelSpec, run: RunSpec, layer: int) -> None:
+        self.window, self.length = patterns(model)[layer], model.max_positions
+        self.model = build_sequential(one_layer(model, layer), run, 1)
+        self._weights = weights
 
-    def fill(self, sides: Sides, files: WeightFiles, layer: int, dtype: torch.dtype) -> None:
-        """Load the weights of a layer.
-
-        Raises:
-            ProofError: one of theirs is missing.
-        """
-        weights = sides.weights
+    def fill(self, layer: int, dtype: torch.dtype) -> None:
+        """Load the weights of a layer, rounded to a dtype."""
         with torch.no_grad():
-            for name, parameter in named_logical_parameters(self._ours):
-                if parameter.shape[0] == 1 and weights.shapes.get(name, (1,))[0] != 1:
-                    continue  # The vocabulary of one entry.
-                stored = name.replace("layers.0.", f"layers.{layer}.", 1)
-                parameter.copy_(weights.whole(stored).to(dtype))
-            prefix = sides.family.base_prefix
-            first, here = sides.family.layer.format(0), sides.family.layer.format(layer)
-            for name, parameter in self._theirs.named_parameters():
-                wanted = prefix + name
-                if wanted.startswith(first):
-                    wanted = here + wanted.removeprefix(first)
-                elif parameter is self._theirs.get_input_embeddings().weight:
-                    continue
-                found = sides.family.stored_name(wanted, files.tensors)
-                if found is None:
-                    raise ProofError(f"{sides.folder} lacks {wanted}")
-                parameter.copy_(files.whole(found))
+            for name, parameter in named_logical_parameters(self.model):
+                if name not in VOCABULARY:
+                    stored = name.replace("layers.0.", f"layers.{layer}.", 1)
+                    parameter.copy_(self._weights.whole(stored).to(dtype))
 
-    def run(self, layer: int, length: int, scale: float) -> tuple[Tensor, Tensor]:
-        """Return the results of both sides for the same random hidden states."""
-        generator = torch.Generator().manual_seed(layer)
-        hidden_BSD = torch.randn(1, length, self._width, generator=generator) * scale
-        embedding, *stack, _ = self._ours.stack
+    def run(self, hidden_BSD: Tensor, *, adds_positions: bool = False) -> Tensor:
+        """Return the results for hidden states, to which the embedding's positions may be added first."""
+        embedding, *stack, _ = self.model.stack
         position: Any = embedding.position_embeddings
+        hidden_SBD = hidden_BSD.transpose(0, 1)
         with torch.no_grad():
-            ours = hidden_BSD.transpose(0, 1)
-            if position is not None:
-                ours = ours + position(torch.arange(length).unsqueeze(1))
+            if adds_positions and position is not None:
+                hidden_SBD = hidden_SBD + position(torch.arange(len(hidden_SBD)).unsqueeze(1))
             for each in stack:
-                ours = each(ours)
-            theirs = computed(self._theirs, inputs_embeds=hidden_BSD, use_cache=False).last_hidden_state
-        return ours.transpose(0, 1), theirs
+                hidden_SBD = each(hidden_SBD)
+        return hidden_SBD.transpose(0, 1)
 
-    def compare_rotary(self, figures: Figures) -> None:
-        """Compare sines and cosines at all positions."""
-        position = next((each for each in self._ours.modules() if isinstance(each, RotaryPosition)), None)
-        rotary = getattr(self._theirs, "rotary_emb", None)
-        if (position is None) != (rotary is None):
-            raise ProofError("one of the two models has rotary position embeddings, and the other has not")
-        if position is None or rotary is None:
-            return
-        length = min(_TABLE, self._positions)
-        ids = torch.arange(length).unsqueeze(0)
-        theirs = rotary(torch.zeros(1, length, 1), ids)
-        ours = position.tables(length, torch.device("cpu"), torch.float32)
-        for what, mine, other in zip(("cosines", "sines"), ours, theirs, strict=True):
-            half = other[0, :, : other.shape[-1] // 2]
-            figures.compare("rotary tables", mine[:length], half, where=f" ({what})")
+
+def _fill(theirs: Any, sides: Sides, files: WeightFiles, layer: int) -> None:
+    """Load the weights of a layer into a model of transformers with one.
+
+    Raises:
+        ProofError: one is missing.
+    """
+    first, here = sides.family.layer.format(0), sides.family.layer.format(layer)
+    for name, parameter in theirs.named_parameters():
+        wanted = sides.family.base_prefix + name
+        if wanted.startswith(first):
+            wanted = here + wanted.removeprefix(first)
+        elif parameter is theirs.get_input_embeddings().weight:
+            continue
+        found = sides.family.stored_name(wanted, files.tensors)
+        if found is None:
+            raise ProofError(f"{sides.folder} lacks {wanted}")
+        with torch.no_grad():
+            parameter.copy_(files.whole(found))
+
+
+def _compare_rotary(ours: OneLayer, theirs: Any, figures: Figures) -> None:
+    """Compare sines and cosines at all positions."""
+    position = next((each for each in ours.model.modules() if isinstance(each, RotaryPosition)), None)
+    rotary = getattr(theirs, "rotary_emb", None)
+    if (position is None) != (rotary is None):
+        raise ProofError("one of the two models has rotary position embeddings, and the other has not")
+    if position is None or rotary is None:
+        return
+    length = min(_TABLE, ours.length)
+    tables = position.tables(length, torch.device("cpu"), torch.float32)
+    found = rotary(torch.zeros(1, length, 1), torch.arange(length).unsqueeze(0))
+    for what, mine, other in zip(("cosines", "sines"), tables, found, strict=True):
+        half = other[0, :, : other.shape[-1] // 2]
+        figures.compare("rotary tables", mine[:length], half, where=f" ({what})")
 
 
 def one_layer(spec: ModelSpec, layer: int) -> ModelSpec:

@@ -40,16 +40,11 @@ class Comparison:
 
     def why(self, names: tuple[str, str]) -> str:
         """Return what the dtypes have to do with a difference; empty if they are the same."""
-        one, other = self.dtypes
+        one, other = map(_name, self.dtypes)
         if one == other:
             return ""
-        what = f" ({names[0]} is {_name(one)} and {names[1]} {_name(other)}; "
-        if self.rounded is not None:
-            return f"{what}{names[self.rounded]} is the other rounded, and lost precision)"
-        what += "neither is the other rounded"
-        if {one, other} == {torch.float16, torch.bfloat16}:
-            what += ", and each may be that of the same model: compare both with it"
-        return f"{what})"
+        which = "neither" if self.rounded is None else names[self.rounded]
+        return f" ({names[0]} is {one} and {names[1]} {other}; {which} is the other rounded)"
 
 
 def compare_values(

@@ -5,18 +5,15 @@ query, and positions beyond a long sequence are not computed. A tensor that was 
 """
 
 import logging
-from collections.abc import Iterator
 from functools import reduce
 
 import torch
-from torch import Tensor
 
 from neox_config.counted import counted
 from neox_config.spec.model import ModelSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY
 from neox_model.convert.errors import ProofError
-from neox_model.convert.families.family import Tensors
 from neox_model.convert.proof.rounding import Roundings, compare_values
 from neox_model.convert.proof.sides import Sides
 from neox_model.convert.weights import WeightFiles
@@ -48,7 +45,13 @@ def compare_tensors(sides: Sides, model: ModelSpec, files: WeightFiles) -> list[
             names = [name for name in stored if name is not None]
             if len(names) < len(stored):
                 raise ProofError(f"{sides.folder} lacks a part of {', '.join(tensor.theirs)}")
-            pairs = _pairs(sides, files, tensor, names)
+            if tensor.form.is_same:
+                rows = tensor.shape[0]
+                ours = sides.weights.row_chunks(tensor.ours, rows)
+                pairs = zip(ours, files.row_chunks(names[0], rows), strict=True)
+            else:
+                parts = tuple(files.whole(name) for name in names)
+                pairs = zip([sides.weights.whole(tensor.ours)], [tensor.joined(parts)], strict=True)
             # Of parts with several, the one that holds all: nothing is rounded before it is compared.
             theirs = reduce(torch.promote_types, (files.tensors[name].dtype for name in names))
             found = compare_values(pairs, (sides.weights.dtype(tensor.ours), theirs))
@@ -59,16 +62,3 @@ def compare_tensors(sides: Sides, model: ModelSpec, files: WeightFiles) -> list[
                 apart = counted(found.apart, f"value {where} is not that", f"values {where} are not those")
                 raise ProofError(f"{apart} of {tensor.ours}{why}")
     return roundings.described()
-
-
-def _pairs(
-    sides: Sides, files: WeightFiles, tensor: Tensors, names: list[str]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield parts of our tensor with theirs."""
-    if tensor.form.is_same:
-        rows = tensor.shape[0]
-        chunks = sides.weights.row_chunks(tensor.ours, rows), files.row_chunks(names[0], rows)
-        yield from zip(*chunks, strict=True)
-        return
-    parts = tuple(files.whole(name) for name in names)
-    yield sides.weights.whole(tensor.ours), tensor.joined(parts)

@@ -11,7 +11,7 @@ from neox_config.spec.model import ModelSpec
 from neox_config.spec.run import RunSpec
 from neox_model.convert.checkpoints import build_sequential, load_into
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.layers import Lengths, lengths_of
+from neox_model.convert.proof.layers import lengths_of
 from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.proof.texts import real_text
 from neox_model.convert.reference import computed, load_model
@@ -36,12 +36,14 @@ def compare_whole(sides: Sides, model: ModelSpec, run: RunSpec, files: WeightFil
     compare_logits(sides, lengths_of(model), ours, theirs, figures)
 
 
-def compare_logits(sides: Sides, lengths: Lengths, ours: nn.Module, theirs: Any, figures: Figures) -> None:
+def compare_logits(
+    sides: Sides, lengths: tuple[int, int], ours: nn.Module, theirs: Any, figures: Figures
+) -> None:
     """Compare the logits of two models in memory for several inputs.
 
     Args:
         sides: the tokenizer and the vocabulary.
-        lengths: of inputs.
+        lengths: of inputs, as `lengths_of` returns them.
         ours: a model of neox-model.
         theirs: a model of transformers.
         figures: collects the differences.
@@ -49,29 +51,25 @@ def compare_logits(sides: Sides, lengths: Lengths, ours: nn.Module, theirs: Any,
     Raises:
         ProofError: logits differ.
     """
-    longest_tokens = lengths.longest
+    rows, (longest, beyond_windows) = sides.rows, lengths
     generator = torch.Generator().manual_seed(0)
 
     def random(batch: int, length: int) -> Tensor:
-        return torch.randint(0, sides.rows, (batch, length), generator=generator)
+        return torch.randint(0, rows, (batch, min(length, longest)), generator=generator)
+
+    def compare(what: str, tokens_BS: Tensor) -> None:
+        mine, there = _ours(ours, tokens_BS, rows), _theirs(theirs, tokens_BS, rows)
+        figures.compare(what, mine, there, where=" logits")
 
     text = sides.tokenizer.encode(real_text()[: 8 * _TEXT])
-    inputs = {
-        "real text": torch.tensor([text[: min(_TEXT, longest_tokens)]]),
-        "random ids": random(2, min(_RANDOM, longest_tokens)),
-        "full length": random(1, longest_tokens),
-    }
     with torch.no_grad():
-        for what, tokens_BS in inputs.items():
-            figures.compare(
-                what,
-                _ours(ours, tokens_BS, sides.rows),
-                _theirs(theirs, tokens_BS, sides.rows),
-                where=" logits",
-            )
-        _compare_padded(ours, theirs, random(3, min(_RANDOM, longest_tokens)), sides.rows, figures)
-        _compare_cached(ours, theirs, random(2, min(_CACHED, longest_tokens)), sides.rows, figures)
-        _compare_windows(sides, lengths, ours, theirs, random, figures)
+        compare("real text", torch.tensor([text[: min(_TEXT, longest)]]))
+        compare("random ids", random(2, _RANDOM))
+        compare("full length", random(1, longest))
+        _compare_padded(ours, theirs, random(3, _RANDOM), rows, figures)
+        _compare_cached(ours, theirs, random(2, _CACHED), rows, figures)
+        if beyond_windows:
+            compare("beyond a sliding window", random(1, beyond_windows))
 
 
 def _ours(model: nn.Module, tokens_BS: Tensor, rows: int) -> Tensor:
@@ -115,13 +113,3 @@ def _compare_cached(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, 
     mine = logits_in_parts(ours, tokens_BS, (0, *range(prompt, length), length))[..., :rows]
     figures.compare("cached", mine, cached, where=" logits")
     figures.compare("cached and whole", mine, _theirs(theirs, tokens_BS, rows), where=" logits")
-
-
-def _compare_windows(
-    sides: Sides, lengths: Lengths, ours: nn.Module, theirs: Any, random: Any, figures: Figures
-) -> None:
-    """Compare a sequence that is longer than the window."""
-    if lengths.beyond_windows:
-        tokens_BS = random(1, min(lengths.longest, lengths.beyond_windows))
-        mine, there = _ours(ours, tokens_BS, sides.rows), _theirs(theirs, tokens_BS, sides.rows)
-        figures.compare("beyond a sliding window", mine, there, where=" logits")

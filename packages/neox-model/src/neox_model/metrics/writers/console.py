@@ -43,21 +43,19 @@ class ConsoleWriter:
         # Batches that were left out have no loss.
         mean_loss = {"loss/train": sum(self._losses) / len(self._losses)} if self._losses else {}
         self._losses.clear()
-        logger.info(self._line({**metrics, **mean_loss}, iteration))
+        shown = {**metrics, **mean_loss}
+        parts = [f"iteration {iteration}/{self._last_iteration}"]
+        parts += [
+            text(*(shown[name] for name in names))
+            for names, text in _FIELDS.items()
+            if all(name in shown for name in names)
+        ]
+        if "time/left" in shown:
+            parts.append(f"{format_duration(shown['time/left'])} left")
+        logger.info(" | ".join(parts))
 
     def flush(self) -> None:
         """Do nothing; lines are logged immediately."""
 
     def close(self) -> None:
         """Do nothing; every line has been logged."""
-
-    def _line(self, metrics: Mapping[str, float], iteration: int) -> str:
-        parts = [f"iteration {iteration}/{self._last_iteration}"]
-        parts += [
-            text(*(metrics[name] for name in names))
-            for names, text in _FIELDS.items()
-            if all(name in metrics for name in names)
-        ]
-        if "time/left" in metrics:
-            parts.append(f"{format_duration(metrics['time/left'])} left")
-        return " | ".join(parts)

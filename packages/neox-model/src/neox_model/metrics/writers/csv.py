@@ -66,15 +66,8 @@ def _keep_until(path: Path, step: int) -> int:
     if not whole:
         path.unlink()
         return -1
-    kept = [row for row in whole[1:] if _is_until(step, row)]
+    steps = [(row.partition(",")[0], row) for row in whole[1:]]
+    kept = [(int(text), row) for text, row in steps if text.isdecimal() and int(text) <= step]
     with atomic_write(path) as file:
-        file.writelines([whole[0], *kept])
-    return max(map(_step_of, kept), default=-1)
-
-
-def _is_until(step: int, row: str) -> bool:
-    return row.partition(",")[0].isdecimal() and _step_of(row) <= step
-
-
-def _step_of(row: str) -> int:
-    return int(row.partition(",")[0])
+        file.writelines([whole[0], *(row for _, row in kept)])
+    return max((last for last, _ in kept), default=-1)

@@ -23,8 +23,6 @@ __all__ = ["FORMAT", "JsonlWriter", "read_metrics", "read_records", "superseded_
 logger = logging.getLogger(__name__)
 
 FORMAT = "neox-metrics-1"
-_HEAD = ("time", "attempt", "iteration")
-_BLOCK = 1 << 16
 
 
 class JsonlWriter:
@@ -53,7 +51,9 @@ class JsonlWriter:
         self._recorded: set[str] = set()
         self.attempt = 1
         self._start = iteration
-        if path.exists() and (iteration or _is_of(launch, path)):
+        launches = [start.get("launch") for start in _starts(path)] if path.exists() else []
+        is_same_launch = launch is not None and launches[-1:] == [launch]
+        if path.exists() and (iteration or is_same_launch):
             _drop_truncated_line(path)
             self.attempt, self._recorded = _state_at(path, iteration)
         elif not iteration:
@@ -83,15 +83,12 @@ class JsonlWriter:
 
     def _append(self, iteration: int, content: Mapping[str, Any]) -> None:
         if os.fstat(self._file.fileno()).st_nlink == 0:
-            self._begin_again()
+            logger.warning("%s was deleted during the training: a new one begins here", self._path)
+            self._file.close()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", encoding="utf-8")
         head = {"time": round(self._clock(), 3), "attempt": self.attempt, "iteration": iteration}
         self._file.write(finite_json.dumps({**head, **content}) + "\n")
-
-    def _begin_again(self) -> None:
-        logger.warning("%s was deleted during the training: a new one begins here", self._path)
-        self._file.close()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("a", encoding="utf-8")
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -128,14 +125,6 @@ def superseded_from(path: Path) -> dict[int, int]:
     }
 
 
-def _is_of(launch: str | None, path: Path) -> bool:
-    """Return whether the last attempt in a record is one of this launch."""
-    last = None
-    for start in _starts(path):
-        last = start.get("launch")
-    return launch is not None and last == launch
-
-
 def _starts(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the event with which each attempt begins."""
     with path.open("rb") as lines:
@@ -155,20 +144,24 @@ def _state_at(path: Path, iteration: int) -> tuple[int, set[str]]:
         attempt = record.get("attempt", 1)
         last = max(last, attempt)
         if record["iteration"] == iteration <= limits.get(attempt, iteration) and "event" not in record:
-            recorded |= record.keys() - set(_HEAD)
+            recorded |= record.keys() - {"time", "attempt", "iteration"}
     return last + 1, recorded
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return a line of the record; None if it is damaged."""
+    record = _dict_in(line)
+    has_place = type(record.get("iteration")) is int and type(record.get("attempt", 1)) is int
+    return record if has_place else None
+
+
+def _dict_in(line: bytes) -> dict[str, Any]:
+    """Return the object in a line; an empty one if it is damaged, as by a full disk or a kill."""
     try:
-        record = finite_json.loads(line.decode())
+        found = finite_json.loads(line.decode())
     except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and _has_place(record) else None
-
-
-def _has_place(record: Mapping[str, Any]) -> bool:
-    return type(record.get("iteration")) is int and type(record.get("attempt", 1)) is int
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _drop_truncated_line(path: Path) -> None:
@@ -176,7 +169,7 @@ def _drop_truncated_line(path: Path) -> None:
     with path.open("r+b") as file:
         position = file.seek(0, os.SEEK_END)
         while position:
-            start = max(0, position - _BLOCK)
+            start = max(0, position - 65536)
             file.seek(start)
             end = file.read(position - start).rfind(b"\n")
             if end >= 0:
@@ -192,18 +185,10 @@ def _begin_new_run(record: Path, failures: Path, *, launch: str | None) -> None:
     Failures of this launch, whose earlier attempts have recorded nothing else, remain.
     """
     lines = failures.read_bytes().splitlines(keepends=True) if failures.exists() else []
-    mine = [line for line in lines if launch is not None and _launch_of(line) == launch]
+    mine = [line for line in lines if launch is not None and _dict_in(line).get("launch") == launch]
     if lines and len(mine) == len(lines) and not record.exists():
         return
     set_aside([record, failures])
     if mine:
         with atomic_write(failures) as file:
             file.buffer.writelines(mine)
-
-
-def _launch_of(line: bytes) -> str | None:
-    try:
-        failure = finite_json.loads(line.decode())
-    except (ValueError, RecursionError):
-        return None  # A line that a full disk or a kill cut short.
-    return failure.get("launch") if isinstance(failure, dict) else None

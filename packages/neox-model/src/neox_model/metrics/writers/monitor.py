@@ -40,7 +40,9 @@ class MonitorWriter:
         iterations, samples = self._before
         seen = samples + (iteration - iterations) * self._samples
         if seen // self._interval > (seen - self._samples) // self._interval:
-            self.inner.write(dict(_renamed(name, value) for name, value in metrics.items()), seen)
+            named = {_NAMES.get(name, name): value for name, value in metrics.items() if name not in _TIMES}
+            named |= {_TIMES[name]: 1000 * value for name, value in metrics.items() if name in _TIMES}
+            self.inner.write(named, seen)
 
     def flush(self) -> None:
         """Make all written metrics visible to readers."""
@@ -49,7 +51,3 @@ class MonitorWriter:
     def close(self) -> None:
         """Flush, and close files and connections."""
         self.inner.close()
-
-
-def _renamed(name: str, value: float) -> tuple[str, float]:
-    return (_TIMES[name], 1000 * value) if name in _TIMES else (_NAMES.get(name, name), value)

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from neox_model.metrics.events import EventWriter
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.metrics.writers.monitor import MonitorWriter
 
-__all__ = ["SteadyEventWriter", "SteadyWriter", "steady"]
+__all__ = ["SteadyWriter"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,9 @@ class SteadyWriter:
         self._name = type(inner.inner if isinstance(inner, MonitorWriter) else inner).__name__
         self._has_failed = False
         self._has_failed_since_flush = False
+        # `Events` records with those that have this method.
+        if isinstance(inner, EventWriter):
+            self.event: Callable[..., object] = partial(self._attempt, inner.event)
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Write metrics, if possible."""
@@ -57,20 +61,3 @@ class SteadyWriter:
             self._has_failed = self._has_failed_since_flush = True
             return False
         return True
-
-
-class SteadyEventWriter(SteadyWriter):
-    """A steady writer of events, too."""
-
-    def __init__(self, inner: MetricWriter, event: Callable[[str, int, Mapping[str, Any]], None]) -> None:
-        super().__init__(inner)
-        self._event = event
-
-    def event(self, kind: str, iteration: int, content: Mapping[str, Any]) -> None:
-        """Record an event, if possible."""
-        self._attempt(self._event, kind, iteration, content)
-
-
-def steady(inner: MetricWriter) -> SteadyWriter:
-    """Return a writer that logs failures, and records events if the given one does."""
-    return SteadyEventWriter(inner, inner.event) if isinstance(inner, EventWriter) else SteadyWriter(inner)

@@ -8,14 +8,18 @@ import numpy as np
 
 from neox_config import Resolved
 from neox_config.counted import counted
-from neox_config.derive.curricula import NO_DIFFICULTIES
+from neox_config.derive.curricula import NO_DIFFICULTIES, difficulty_schedule, enabled_curriculum
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_config.schema.sections.data import DataSection
+from neox_config.schema.sections.data_efficiency import DataEfficiencySection
 from neox_config.schema.sections.training import TrainingSection
 from neox_config.spec.run import Batch
 from neox_config.spec.update import DataSpec
+from neox_data.batch_sizes import BatchSizes
 from neox_data.blend import SampleDataset, build_blend
+from neox_data.curriculum.dataset import CurriculumDataset, load_or_build_clusters
+from neox_data.curriculum.metric_index import MetricIndex
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import IndexedDataset, open_indexed
@@ -29,7 +33,6 @@ from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_data.weights import normalise_weights, relative_weights, weights_by_num_documents
 from neox_data.whole_dataset import WholeDocumentDataset
 from neox_launcher.plan.epochs import samples_of_passes
-from neox_model.train.data.curriculum import drawn_by_difficulty
 from neox_model.train.data.position import START, Position
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "build_datasets",
     "check_passes",
     "check_tokenizers",
+    "drawn_by_difficulty",
     "held_out_blocks",
     "num_samples",
 ]
@@ -97,7 +101,14 @@ def build_datasets(
     wanted = {part: count for part, count in counts.items() if count and part in parts}
     make = partial(_dataset, data)
     if data.files.data_path is not None:
-        datasets = _split_one(data.files, data.files.data_path, wanted, make)
+        prefix = data.files.data_path
+        indexed = _open(data.files, prefix)
+        documents = split_documents(data.files.split, len(indexed))
+        datasets = {
+            part: make(_Source(indexed, None, prefix), part, documents[part], count)
+            for part, count in wanted.items()
+            if documents[part]
+        }
     else:
         passes = {"train"} if training.train_epochs is not None else ()
         datasets = {
@@ -115,6 +126,75 @@ def build_datasets(
             difficulties=difficulties,
         )
     return datasets
+
+
+def drawn_by_difficulty(
+    section: DataEfficiencySection,
+    dataset: SampleDataset,
+    position: Position,
+    *,
+    iterations: int,
+    batch: int,
+    difficulties: Mapping[str, DifficultySchedule] = NO_DIFFICULTIES,
+) -> SampleDataset:
+    """Return the training samples in the order of the configured curriculum; unchanged without one.
+
+    The difficulty increases at given iterations, so the samples drawn depend on the batch sizes of all
+    earlier iterations. A checkpoint records these, so that a training resumes at the next sample with any
+    batch size. A checkpoint of an earlier version records one batch size; if this does not match its number
+    of samples, the samples drawn are unknown.
+
+    Args:
+        section: the curricula.
+        dataset: the training samples.
+        position: position in the data from which the training resumes.
+        iterations: updates of the training.
+        batch: samples per update over all devices.
+        difficulties: the schedules of custom curricula, by the name of their block.
+
+    Raises:
+        DataError: an analysis is missing, damaged, of other data or of another order; or the batch sizes of
+            the iterations before `position` are unknown.
+    """
+    curriculum = enabled_curriculum(section)
+    if curriculum is None:
+        return dataset
+    # The analysis of each metric whose difficulty increases by a schedule.
+    indices = {
+        name: MetricIndex(
+            samples=metric.index_to_sample_path,
+            difficulties=metric.index_to_metric_path,
+            kind=metric.difficulty_type,
+            largest=metric.max_difficulty,
+            schedule=difficulty_schedule(metric, difficulties.get(name)),
+        )
+        for name, metric in curriculum.curriculum_metrics.items()
+        if metric.clustering_type == "schedule_based"
+    }
+    if not indices:
+        return dataset
+    if not position.knows_batch_sizes:
+        raise DataError(
+            f"the checkpoint's training read {counted(position.samples, 'sample')} in "
+            f"{counted(position.iteration, 'iteration')} but does not record the batch sizes, so the "
+            "remaining samples of the curriculum are "
+            "unknown; set finetune: true to start the curriculum again, or "
+            "data_efficiency.data_sampling.curriculum_learning.enabled: false to continue without it"
+        )
+    batch_sizes = BatchSizes(position.batch_sizes).then(position.iteration, batch)
+    assert curriculum.data_cluster_path is not None, "needed when the block is enabled"
+    clusters = load_or_build_clusters(
+        indices, dataset, iterations=iterations, folder=curriculum.data_cluster_path
+    )
+    efficiency = section.data_efficiency
+    return CurriculumDataset(
+        dataset,
+        clusters,
+        batch_sizes=batch_sizes,
+        num_samples=max(position.samples, batch_sizes.first_item(iterations)),
+        num_epochs=efficiency.data_sampling.num_epochs,
+        seed=efficiency.seed,
+    )
 
 
 def check_passes(
@@ -194,18 +274,13 @@ def _weights(data: DataSection, part: str, sources: Sequence[IndexedDataset]) ->
     return checked(weights, len(sources)).tolist()
 
 
-def _split_one(data: DataSection, prefix: str, wanted: dict[str, int], make: "_Make") -> Datasets:
-    indexed = _open(data, prefix)
-    parts = split_documents(data.split, len(indexed))
-    return {
-        part: make(_Source(indexed, None, prefix), part, parts[part], count)
-        for part, count in wanted.items()
-        if parts[part]
-    }
-
-
 def _blend(data: DataSection, part: str, count: int, make: "_Make", *, counts_passes: bool) -> SampleDataset:
-    sources = _sources(data, part)
+    prefixes = _paths(data, part)
+    given: list[IndexedDataset | None] = [_open(data, label) for label in _labels(data, part)]
+    labels = given or [None] * len(prefixes)
+    sources = [
+        _Source(_open(data, prefix), label, prefix) for prefix, label in zip(prefixes, labels, strict=True)
+    ]
 
     def build(number: int, share: int) -> SampleDataset:
         source = sources[number]
@@ -227,15 +302,6 @@ class _Source(NamedTuple):
 
 # (source, name, documents, number of samples) -> dataset
 _Make = Callable[[_Source, str, range, int], SampleDataset]
-
-
-def _sources(data: DataSection, part: str) -> list[_Source]:
-    prefixes = _paths(data, part)
-    given: list[IndexedDataset | None] = [_open(data, label) for label in _labels(data, part)]
-    labels = given or [None] * len(prefixes)
-    return [
-        _Source(_open(data, prefix), label, prefix) for prefix, label in zip(prefixes, labels, strict=True)
-    ]
 
 
 def _dataset(data: DataSpec, source: _Source, name: str, documents: range, count: int) -> SampleDataset:
@@ -296,23 +362,20 @@ def held_out_blocks(data: DataSpec) -> tuple[str, dict[str, Blocks]]:
     Raises:
         DataError: there are no such documents, or they have no block.
     """
+    files = data.files
     for part in ("test", "valid"):
-        documents = _documents_of(data.files, part)
+        if files.data_path is None:
+            documents = {prefix: range(len(_open(files, prefix))) for prefix in _paths(files, part)}
+        else:
+            count = len(_open(files, files.data_path))
+            documents = {files.data_path: split_documents(files.split, count)[part]}
         if any(documents.values()):
             return part, {
-                prefix: _blocks(data, _open(data.files, prefix), each) for prefix, each in documents.items()
+                prefix: _blocks(data, _open(files, prefix), each) for prefix, each in documents.items()
             }
-    if data.files.data_path is None:
+    if files.data_path is None:
         raise DataError("there is no document for the test or validation; set valid-data-paths")
     raise DataError("split leaves no document for the test or validation; give one of them a share")
-
-
-def _documents_of(data: DataSection, part: str) -> dict[str, range]:
-    prefixes = _paths(data, part) if data.data_path is None else (data.data_path,)
-    counts = {prefix: len(_open(data, prefix)) for prefix in prefixes}
-    if data.data_path is None:
-        return {prefix: range(count) for prefix, count in counts.items()}
-    return {prefix: split_documents(data.split, count)[part] for prefix, count in counts.items()}
 
 
 def _gpt_neox(indexed: IndexedDataset, *, documents: range, **settings: Any) -> GPTDataset:

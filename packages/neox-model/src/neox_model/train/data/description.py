@@ -10,7 +10,6 @@ from neox_config.errors import NeoXError
 from neox_config.estimate.setup import fewest_devices
 from neox_config.facts.topology import Topology
 from neox_config.schema.sections.checkpoint import CheckpointSection
-from neox_config.spec.run import Layout
 from neox_data.batch_sizes import BatchSizes
 from neox_data.errors import DataError
 from neox_data.tokenizers import build_tokenizer
@@ -53,16 +52,11 @@ def describe_training_data(
 
 def _position_at(checkpoint: str, section: CheckpointSection) -> Position:
     kept = find_kept(checkpoint, (section.save, section.load), option="--checkpoint")
-    if "batch_sizes" not in kept.training:
-        raise DataError(
-            f"{kept.path} was written by an earlier version, which did not record batch sizes; give a newer "
-            "checkpoint"
-        )
-    position = Position.from_state(kept.training)
+    position = Position.from_state({"batch_sizes": (), **kept.training})
     if not position.knows_batch_sizes:
         raise DataError(
-            f"{kept.path} does not record the batch sizes of its first iterations, because its training was "
-            "resumed from a checkpoint of an earlier version; trace without --checkpoint, which assumes the "
+            f"{kept.path} does not record the batch sizes of all iterations, because it or one before "
+            "it was written by an earlier version; trace without --checkpoint, which assumes the "
             "configuration's batch size for every iteration"
         )
     return position
@@ -79,6 +73,8 @@ def training_data_of(resolved: Resolved, position: Position = START) -> Training
         DataError: the data is missing or damaged.
     """
     training, data, batch = resolved.config.training, resolved.data, resolved.run.batch
+    layout = resolved.run.layout
+    topology = Topology(pipe=layout.stages, data=layout.data, model=layout.tensor)
     tokenizer, schedule = data.tokenizer, length_schedule(data.efficiency)
     return TrainingData(
         datasets=build_datasets(resolved, position=position),
@@ -88,8 +84,8 @@ def training_data_of(resolved: Resolved, position: Position = START) -> Training
         batch_sizes=BatchSizes(position.batch_sizes).then(position.iteration, batch.whole),
         micro_batch=batch.micro,
         accumulation=batch.accumulation,
-        data_parallel_size=resolved.run.layout.data,
-        data_parallel_ranks=_data_parallel_ranks(resolved.run.layout),
+        data_parallel_size=layout.data,
+        data_parallel_ranks=[topology.index_along("data", rank) for rank in range(topology.world_size)],
         build_tokenizer=partial(
             build_tokenizer,
             tokenizer.tokenizer_type,
@@ -101,9 +97,3 @@ def training_data_of(resolved: Resolved, position: Position = START) -> Training
         ),
         left_out=position.left_out,
     )
-
-
-def _data_parallel_ranks(layout: Layout) -> list[int]:
-    """Return the data-parallel rank of each process."""
-    topology = Topology(pipe=layout.stages, data=layout.data, model=layout.tensor)
-    return [topology.index_along("data", rank) for rank in range(topology.world_size)]

@@ -64,7 +64,17 @@ def samples_of_objective(datasets: Datasets, data: DataSpec, tokenizer: Tokenize
 
 
 def _masking(section: ObjectiveSection, tokenizer: Tokenizer) -> Masking:
-    mask = _mask_token(section, tokenizer)
+    if section.mask_token is not None:
+        mask = _needed(tokenizer, "mask-token", section.mask_token)
+    else:
+        known = [tokenizer.token_id(token) for token in _MASK_TOKENS]
+        found = [number for number in known if number is not None]
+        if not found:
+            raise TokenizerError(
+                f"objective: masked: the vocabulary has no mask token ({', '.join(_MASK_TOKENS)}); name the "
+                f"one that it has with mask-token, or {_ADD}"
+            )
+        mask = found[0]
     text_ids = sorted(set(range(tokenizer.vocab_size)) - tokenizer.special_ids - {mask})
     return Masking(
         mask=mask,
@@ -74,20 +84,6 @@ def _masking(section: ObjectiveSection, tokenizer: Tokenizer) -> Masking:
         padding=tokenizer.end_of_document if tokenizer.padding is None else tokenizer.padding,
         words=WordEdges(tokenizer) if section.mask_whole_words else None,
     )
-
-
-def _mask_token(section: ObjectiveSection, tokenizer: Tokenizer) -> int:
-    given = section.mask_token
-    if given is not None:
-        return _needed(tokenizer, "mask-token", given)
-    found = (tokenizer.token_id(token) for token in _MASK_TOKENS)
-    number = next((each for each in found if each is not None), None)
-    if number is None:
-        raise TokenizerError(
-            f"objective: masked: the vocabulary has no mask token ({', '.join(_MASK_TOKENS)}); name the one "
-            f"that it has with mask-token, or {_ADD}"
-        )
-    return number
 
 
 def _middle_tokens(section: ObjectiveSection, tokenizer: Tokenizer) -> MiddleTokens:

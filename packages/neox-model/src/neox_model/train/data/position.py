@@ -1,12 +1,12 @@
 """The position of a training in its data. Without torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from neox_data.batch_sizes import BatchSizes
 
-__all__ = ["START", "Position", "Ranges", "as_ranges"]
+__all__ = ["START", "Position", "Ranges", "as_ranges", "merged"]
 
 Ranges = tuple[tuple[int, int], ...]
 """Ranges of samples: the first of each, and the one after its last."""
@@ -57,6 +57,11 @@ class Position:
 def as_ranges(pairs: Sequence[Sequence[int]]) -> Ranges:
     """Return the ranges that JSON stores as lists."""
     return tuple((int(first), int(stop)) for first, stop in pairs)
+
+
+def merged(*ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return all ranges, each once, in order."""
+    return tuple(sorted({each for some in ranges for each in some}))
 
 
 START = Position()

@@ -1,7 +1,7 @@
 """Open streams of batches from datasets: this rank's samples, from a given sample on."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 
 from torch import Tensor
@@ -33,33 +33,13 @@ __all__ = ["Stream", "build_datasets", "choose_weighting", "num_samples", "open_
 logger = logging.getLogger(__name__)
 
 
-class Stream:
-    """Iterates over the micro-batches of one rank, from a given sample on.
+Stream = PrefetchLoader[Batch] | Generator[Batch]
+"""Iterates over the micro-batches of one rank, from a given sample on; must be closed."""
 
-    Args:
-        loader: yields the micro-batches; None on ranks without tokens, which have an empty stream.
-    """
 
-    def __init__(self, loader: PrefetchLoader[Batch] | None) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        """Return the next micro-batch.
-
-        Raises:
-            DataError: it contains a token or label outside the model's vocabulary.
-        """
-        if self._loader is None:
-            raise StopIteration
-        return next(self._loader)
-
-    def close(self) -> None:
-        """Stop prefetching."""
-        if self._loader is not None:
-            self._loader.close()
+def _no_batches() -> Generator[Batch]:
+    """Yield nothing, on ranks without tokens."""
+    yield from ()
 
 
 def _as_checked_batch(
@@ -180,7 +160,7 @@ def open_streams(
 
     def open_stream(part: str, dataset: SampleDataset, samples: int, iteration: int = 0) -> Stream:
         if not needs_tokens:
-            return Stream(None)
+            return _no_batches()
         sampler = BatchSampler(
             len(dataset),
             micro_batch=batch.micro,
@@ -189,7 +169,7 @@ def open_streams(
             accumulation=batch.accumulation,
             start=samples,
         )
-        loader = PrefetchLoader(
+        return PrefetchLoader(
             dataset,
             sampler,
             num_threads=(data.files if sampling is None or part != "train" else sampling).num_workers,
@@ -198,7 +178,6 @@ def open_streams(
             else lambda since: schedule(iteration + since) - added,
             prepare=prepare,
         )
-        return Stream(loader)
 
     return {part: partial(open_stream, part, dataset) for part, dataset in datasets.items()}
 

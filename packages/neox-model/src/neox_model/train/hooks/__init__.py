@@ -1,1 +1,1 @@
-"""Actions of the training loop besides training, one hook per file."""
+"""Actions of the training loop besides training."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
+from torch.distributed import ReduceOp
 
 from neox_config.counted import counted
 from neox_config.errors import NeoXError
@@ -15,18 +16,20 @@ from neox_model.checkpoint.logical import computing_fragments, engine_fragments
 from neox_model.checkpoint.outcome import gather
 from neox_model.checkpoint.replica_states import is_replica_state, replicas_differ, shared_weight
 from neox_model.engine.contract import Engine
+from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.fingerprint import fingerprint
 from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import is_stage_copy
 from neox_model.train.hooks.base import Hook
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 
 __all__ = ["CopiesDifferError", "CopiesHook"]
 
 logger = logging.getLogger(__name__)
 
 _SHOWN = 5
+# The least number, which is its own negative.
+_ABSENT = torch.iinfo(torch.int64).min
 _ADVICE = (
     "a device or the memory of that host may be faulty, or an operation is not deterministic; check the "
     "hosts with neox-launch doctor, leave out a faulty one (exclude), and resume from the latest checkpoint, "
@@ -72,24 +75,6 @@ class _Copy:
     value: int
 
 
-# Global ranks of the group that has copies, and the fingerprints: of all pieces in order, or by name.
-_Whole = tuple[tuple[int, ...], tuple[int, ...]]
-_Tied = tuple[tuple[int, ...], dict[str, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What a rank sends to the others of its replica.
-
-    Args:
-        whole: what tensor-parallel ranks do not split.
-        tied: weights that several stages hold.
-    """
-
-    whole: _Whole
-    tied: _Tied
-
-
 class CopiesHook(Hook):
     """Compares copies at the end of each interval, and when `compare` is called before a save.
 
@@ -122,7 +107,8 @@ class CopiesHook(Hook):
         self._interval = interval
         self._before_end = before_end
         self._compared: int | None = None
-        copies = [] if engine.update.splits_over_data else _names_of_stage_copies(engine)
+        fragments = [] if engine.update.splits_over_data else computing_fragments(engine)
+        copies = [fragment.name for fragment in fragments if is_stage_copy(fragment.held.param)]
         self._tied = sorted({name for names in gather(groups.control, copies) for name in names})
         has_copies = groups.data.size > 1 or groups.model.size > 1 or bool(self._tied)
         if not has_copies and groups.world.rank == 0:
@@ -146,46 +132,24 @@ class CopiesHook(Hook):
         if self._compared == iteration:
             return
         self._compared = iteration
-        different, differ_anywhere = self._different()
-        if differ_anywhere:
-            reports = gather(self._groups.control, (socket.gethostname(), different))
+        different, control = self._different(), self._groups.control
+        if all_reduce(torch.tensor(len(different)), control, ReduceOp.MAX):
+            reports = gather(control, (socket.gethostname(), different))
             self._before_end()
             raise CopiesDifferError(_describe(reports, iteration))
 
-    def _different(self) -> tuple[list[_Copy], bool]:
-        """Return this rank's copies that differ, and whether any rank's do. Collective over all ranks."""
-        pieces = list(_pieces(self._engine))
-        prints = [fingerprint(piece.values).to(self._engine.device) for piece in pieces]
-        compare = self._among_replicas if self._groups.data.size > 1 else self._within_replica
-        return compare(pieces, prints)
-
-    def _among_replicas(self, pieces: Sequence[_Piece], prints: Sequence[Tensor]) -> tuple[list[_Copy], bool]:
-        """Compare all pieces of this rank with those of the other replicas."""
-        group, control = self._groups.data, self._groups.control
-        values = torch.stack(list(prints)) if prints else torch.empty(0, dtype=torch.int64)
-        found = [
-            _Copy(pieces[index].name, group.ranks, int(values[index])) for index in _differing(values, group)
-        ]
-        count = torch.tensor(len(found))
-        distributed.all_reduce(count, distributed.ReduceOp.MAX, group=control.process_group)
-        return found, bool(count)
-
-    def _within_replica(self, pieces: Sequence[_Piece], prints: Sequence[Tensor]) -> tuple[list[_Copy], bool]:
-        """Compare what tensor-parallel ranks do not split, and the tied weights of stages, in one gather."""
-        values = torch.stack(list(prints)).tolist() if prints else []
-        known = list(zip(pieces, values, strict=True))
-        mine = _Held(
-            whole=(self._groups.model.ranks, tuple(value for piece, value in known if not piece.is_split)),
-            tied=(
-                self._groups.pipe.ranks,
-                {piece.name: value for piece, value in known if piece.is_used and piece.name in self._tied},
-            ),
+    def _different(self) -> list[_Copy]:
+        """Return this rank's copies that differ from those of another rank. Collective over all ranks."""
+        groups, device = self._groups, self._engine.device
+        known = [(piece, fingerprint(piece.values).to(device)) for piece in _pieces(self._engine)]
+        if groups.data.size > 1:
+            return _differing([(piece.name, value) for piece, value in known], groups.data)
+        found = _differing(
+            [(piece.name, value) for piece, value in known if not piece.is_split], groups.model
         )
-        everywhere = gather(self._groups.control, mine)
-        names = [piece.name for piece in pieces if not piece.is_split]
-        found = _unequal(names, mine.whole, [held.whole for held in everywhere])
-        found += _unequal_tied(mine.tied, [held.tied for held in everywhere])
-        return found, _any_differ(everywhere)
+        used = {piece.name: value for piece, value in known if piece.is_used}
+        absent = torch.full((), _ABSENT, dtype=torch.int64, device=device)
+        return found + _differing([(name, used.get(name, absent)) for name in self._tied], groups.pipe)
 
 
 def _pieces(engine: Engine) -> Iterator[_Piece]:
@@ -208,55 +172,22 @@ def _pieces(engine: Engine) -> Iterator[_Piece]:
                 yield _Piece(f"{fragment.name}/{key}", value, is_split, is_used=False)
 
 
-def _names_of_stage_copies(engine: Engine) -> list[str]:
-    found = computing_fragments(engine)
-    return [fragment.name for fragment in found if is_stage_copy(fragment.held.param)]
+def _differing(prints: Sequence[tuple[str, Tensor]], group: Group) -> list[_Copy]:
+    """Return the pieces of which other ranks of a group have other fingerprints. Collective over the group.
 
-
-def _differing(prints: Tensor, group: Group) -> list[int]:
-    """Return the indices at which the ranks of a group have different fingerprints. Collective over it."""
-    if not prints.numel():
+    Args:
+        prints: name of each piece, the same on all ranks, and its fingerprint, _ABSENT if it is not held
+            here.
+        group: the ranks.
+    """
+    if not prints or group.size == 1:
         return []
+    values = torch.stack([value for _, value in prints])
     # One reduction gives the largest and the smallest.
-    extremes = torch.stack([prints, -prints])
-    distributed.all_reduce(extremes, distributed.ReduceOp.MAX, group=group.process_group)
-    return (extremes[0] != -extremes[1]).nonzero().flatten().tolist()
-
-
-def _unequal(names: Sequence[str], mine: _Whole, everywhere: Sequence[_Whole]) -> list[_Copy]:
-    """Return the pieces whose fingerprints are not those of all ranks of this rank's group."""
-    members, values = mine
-    others = [found for ranks, found in everywhere if ranks == members]
-    return [
-        _Copy(name, members, value)
-        for name, value, *copies in zip(names, values, *others, strict=True)
-        if any(copy != value for copy in copies)
-    ]
-
-
-def _unequal_tied(mine: _Tied, everywhere: Sequence[_Tied]) -> list[_Copy]:
-    """Return the tied weights whose fingerprints are not those of all stages that hold them."""
-    members, values = mine
-    others = [found for ranks, found in everywhere if ranks == members]
-    return [
-        _Copy(name, members, value)
-        for name, value in values.items()
-        if any(found.get(name, value) != value for found in others)
-    ]
-
-
-def _any_differ(everywhere: Sequence[_Held]) -> bool:
-    """Return True if any copies of any two ranks differ."""
-    seen: dict[tuple[object, ...], object] = {}
-    for held in everywhere:
-        ranks, values = held.whole
-        if seen.setdefault(("whole", ranks), values) != values:
-            return True
-        stages, tied = held.tied
-        for name, value in tied.items():
-            if seen.setdefault(("tied", stages, name), value) != value:
-                return True
-    return False
+    extremes = all_reduce(torch.stack([values, -values]), group, ReduceOp.MAX)
+    differ = (extremes[0] != -extremes[1]) & (values != _ABSENT)
+    places = differ.nonzero().flatten().tolist()
+    return [_Copy(prints[place][0], group.ranks, int(values[place])) for place in places]
 
 
 def _describe(reports: Sequence[tuple[str, Sequence[_Copy]]], iteration: int) -> str:

@@ -1,23 +1,25 @@
-"""Validate every `eval_interval` iterations, and validate and test when the training is complete."""
+"""Evaluate every `eval_interval` iterations and when the training is complete: losses, tasks and texts."""
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from neox_model.generate.forward import Forward
 from neox_model.metrics.events import NO_EVENTS, Events
-from neox_model.metrics.timers import Timers
-from neox_model.metrics.writers.base import MetricWriter
-from neox_model.scoring.endings import StoppedError
+from neox_model.scoring.endings import NotFiniteError, StoppedError
+from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.evaluate import PARTS, Evaluator
-from neox_model.train.hooks.base import Hook
+from neox_model.train.hooks.base import Hook, Write
 from neox_model.train.hooks.stop import StopHook
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 
-__all__ = ["EvaluateHook", "ReserveHook"]
+__all__ = ["EvaluateHook", "ReserveHook", "evaluate_texts"]
 
 logger = logging.getLogger(__name__)
+
+Evaluating = Callable[[str], AbstractContextManager[object]]
+"""Returns a context manager around the evaluation of this name."""
 
 
 class ReserveHook(Hook):
@@ -41,6 +43,44 @@ class ReserveHook(Hook):
             state.due_validation = first if state.iteration < state.last_iteration else None
 
 
+def evaluate_texts(
+    evaluation: TextEvaluation,
+    forward: Callable[[], Forward],
+    state: TrainState,
+    *,
+    writes_files: bool,
+    write: Write,
+    is_stopping: Callable[[], bool],
+    evaluating: Evaluating,
+) -> None:
+    """Evaluate the weights of the moment on tasks and texts, and write and log the results. Collective.
+
+    Args:
+        evaluation: what is evaluated.
+        forward: returns the forward pass of a copy of the model.
+        state: counts the iterations.
+        writes_files: write a file of each evaluation.
+        write: receives the results as metrics.
+        is_stopping: returns whether a signal has requested the end of the training on this rank.
+        evaluating: context of the evaluation.
+
+    Raises:
+        StoppedError: a signal requested the end of the training.
+    """
+    try:
+        with evaluating("tasks and texts"):
+            results = evaluation.run(forward, iteration=state.iteration, is_stopping=is_stopping)
+    except NotFiniteError as error:
+        logger.warning("iteration %d: no results of tasks and texts: %s", state.iteration, error)
+        return
+    if results is None:
+        return
+    write(results.metrics(), state.iteration)
+    if writes_files:
+        evaluation.write(results, checkpoint=None)
+    logger.info("iteration %d: evaluation in %.1f s\n%s", state.iteration, results.seconds, results)
+
+
 class EvaluateHook(Hook):
     """Evaluates, writes the losses and logs them, except those at the end, which are the training's result.
 
@@ -52,10 +92,8 @@ class EvaluateHook(Hook):
         stop: has the stop requests.
         texts: evaluates on tasks and texts, after the validation; raises StoppedError.
         save_last: saves a state from which no further iteration follows, unless it is saved already.
-        writers: receive the losses.
-        timers: measures evaluation as the activity `evaluate`.
-        before_evaluation: called first, so that training metrics are written before the evaluation's.
-        while_evaluating: function of the name of the evaluation that returns a context manager around it.
+        write: receives the losses.
+        evaluating: context of each evaluation.
         events: records each evaluation.
     """
 
@@ -66,19 +104,15 @@ class EvaluateHook(Hook):
         stop: StopHook,
         texts: Callable[[TrainState], None] = lambda state: None,
         save_last: Callable[[TrainState], None] = lambda state: None,
-        writers: Sequence[MetricWriter],
-        timers: Timers,
-        before_evaluation: Callable[[], None],
-        while_evaluating: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        write: Write,
+        evaluating: Evaluating = nullcontext,
         events: Events = NO_EVENTS,
     ) -> None:
         self._events = events
         self._evaluator, self._stop = evaluator, stop
         self._texts, self._save_last = texts, save_last
-        self._writers = writers
-        self._timers = timers
-        self._before_evaluation = before_evaluation
-        self._while_evaluating = while_evaluating
+        self._write = write
+        self._evaluating = evaluating
 
     def on_start(self, state: TrainState) -> None:
         """Evaluate if it was due when the checkpoint was saved."""
@@ -125,16 +159,12 @@ class EvaluateHook(Hook):
             self._stop.end_evaluation(state)
 
     def _evaluate(self, part: str, first: int, state: TrainState) -> None:
-        name = PARTS[part]
         if not self._evaluator.has(part):
             return
-        self._before_evaluation()
-        began = time.monotonic()
-        with self._timers.measure("evaluate"), self._while_evaluating(name):
+        with self._evaluating(PARTS[part]):
+            began = time.monotonic()
             evaluation = self._evaluator.evaluate(part, first, self._stop.is_stopping)
-        for writer in self._writers:
-            writer.write(evaluation.metrics(name), state.iteration)
-            writer.flush()
+        self._write(evaluation.metrics(PARTS[part]), state.iteration)
         self._events.record(
             "evaluation",
             state.iteration,

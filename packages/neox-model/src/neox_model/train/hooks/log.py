@@ -13,9 +13,7 @@ from neox_model.metrics.timers import Phases, Timers
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.train.hooks.base import Hook
-from neox_model.train.read_back import read_back
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState, read_back
 
 __all__ = ["LogHook"]
 
@@ -25,13 +23,13 @@ logger = logging.getLogger(__name__)
 _SKIPPED, _SPIKE = "optimizer/skipped_iterations", "loss/spike"
 # Infinite while too few losses are known.
 _LIMIT = "loss/spike_limit"
-_SILENCE_SECONDS = 30.0
 
 
 class LogHook(Hook):
     """Collects the report of each iteration and writes them, one line per iteration, once per interval.
 
-    During a longer interval the number of the iteration is logged every 30 seconds, so that no log is silent.
+    During a longer interval the number of the iteration is logged after the first one and every 30 seconds,
+    so that no log is silent.
 
     The reports' numbers are on the device. They are read together and one iteration late, while the device is
     busy with the next iteration. `write_pending` reads immediately; call it before a synchronization.
@@ -71,14 +69,10 @@ class LogHook(Hook):
 
     def on_start(self, state: TrainState) -> None:
         """Start the timer."""
-        self._timers.read()
-        if self._phases is not None:
-            self._phases.read(0.0)
-        self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
-        self._written_tokens, self._written_iteration = state.tokens, state.iteration
         self._pace = Pace(self._clock)
-        self._first_iteration, self._started = state.iteration + 1, self._clock()
-        self._logged = self._started
+        self.on_resume(state)
+        self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
+        self._first, self._logged = state.iteration + 1, self._clock()
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Write the reports of a completed interval, and store this one."""
@@ -101,30 +95,18 @@ class LogHook(Hook):
             if seconds_per_iteration is not None:
                 metrics["time/left"] = seconds_per_iteration * (state.last_iteration - state.iteration)
             self._logged = self._clock()
-        elif state.iteration == self._first_iteration:
+        elif state.iteration == self._first or self._clock() - self._logged >= 30.0:
             # The first one may compile for minutes, and a line of metrics follows only after the interval.
             logger.info(
-                "iteration %d finished in %.1f s; the next line, with the mean of the losses since the last "
-                "line, follows iteration %d",
-                state.iteration,
-                self._clock() - self._started,
-                self._next_line(state),
-            )
-            self._logged = self._clock()
-        elif self._clock() - self._logged >= _SILENCE_SECONDS:
-            self._logged = self._clock()
-            logger.info(
-                "iteration %d/%d; the next line of metrics follows iteration %d",
+                "iteration %d/%d after %.1f s; the next line of metrics follows iteration %d",
                 state.iteration,
                 state.last_iteration,
-                self._next_line(state),
+                self._clock() - self._logged,
+                min(state.last_iteration, (state.iteration // self._interval + 1) * self._interval),
             )
+            self._logged = self._clock()
         self._pending.append((state.iteration, metrics))
         self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
-
-    def _next_line(self, state: TrainState) -> int:
-        """Return the iteration after which metrics are written next."""
-        return min(state.last_iteration, (state.iteration // self._interval + 1) * self._interval)
 
     def on_pause(self, state: TrainState) -> None:
         """Write the reports so far."""
@@ -159,6 +141,13 @@ class LogHook(Hook):
                 writer.write(known, iteration)
         self._pending.clear()
         for writer in self._writers:
+            writer.flush()
+
+    def write(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """Write metrics of another hook, after the stored reports."""
+        self.write_pending()
+        for writer in self._writers:
+            writer.write(metrics, iteration)
             writer.flush()
 
     def _speed(self, state: TrainState) -> dict[str, Tensor | float | None]:

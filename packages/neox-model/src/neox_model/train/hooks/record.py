@@ -22,12 +22,9 @@ from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.replica_states import replicas_differ
 from neox_model.train.data.batch import Batch
 from neox_model.train.hooks.base import Hook
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 
 __all__ = ["RecordHook", "digest", "sample_digests"]
-
-_DIGEST_BYTES = 8
 
 
 class RecordHook(Hook):
@@ -112,6 +109,8 @@ class RecordHook(Hook):
             self._save()
 
     def _write_state(self, state: TrainState) -> None:
+        differ = replicas_differ(self._engine.update.optimizer)
+        suffix = f" of replica {self._parts.groups.data.rank}" if differ else ""
         self._write(
             "state",
             iteration=state.iteration,
@@ -119,7 +118,11 @@ class RecordHook(Hook):
             counters=self._counters(state),
             random=_random_digests(),
             kept=self._kept_tensors(),
-            used=self._used_weights(),
+            # Those of replicas with different weights have different names.
+            used={
+                f"{_place(fragment)}{suffix}": digest(fragment.weight)
+                for fragment in computing_fragments(self._engine)
+            },
         )
 
     def _optimizer_settings(self) -> list[dict[str, Any]]:
@@ -167,18 +170,6 @@ class RecordHook(Hook):
                         found[f"{place}/{key}"] = str(_number(value))
         return found
 
-    def _used_weights(self) -> dict[str, str]:
-        """Return digests of this rank's model weights, except those partitioned by ZeRO 3.
-
-        Those of replicas with different weights have different names.
-        """
-        differ = replicas_differ(self._engine.update.optimizer)
-        suffix = f" of replica {self._parts.groups.data.rank}" if differ else ""
-        return {
-            f"{_place(fragment)}{suffix}": digest(fragment.weight)
-            for fragment in computing_fragments(self._engine)
-        }
-
     def _write(self, kind: str, **content: Any) -> None:
         self._file.write(finite_json.dumps({"kind": kind, **content}) + "\n")
         self._file.flush()
@@ -196,7 +187,7 @@ def digest(values: Tensor) -> str:
 
 
 def _joined(tensors: Iterable[Tensor]) -> str:
-    state = blake2b(digest_size=_DIGEST_BYTES)
+    state = blake2b(digest_size=8)
     for values in tensors:
         flat = values.detach().to("cpu").contiguous().reshape(-1)
         state.update(memoryview(flat.view(torch.uint8).numpy()))  # type: ignore[arg-type]

@@ -1,9 +1,17 @@
-"""End the training early, on a signal or at `exit_interval`, on all ranks at the same iteration.
+"""End the training early, on all ranks alike: on a signal, at `exit_interval`, or at a service's request.
 
 A signal reaches each process at a different time, so all ranks exchange the received signals every iteration.
 The result is read in the next iteration, so that no rank waits for it.
+
+The service is the module `userlib.auto_resume` of NVIDIA's ADLR cluster, which Megatron-LM and GPT-NeoX
+import. It is part of the cluster; any object with these functions can take its place:
+
+- `init()`: called once by every rank, before the first iteration;
+- `termination_requested()`: returns True if the job must end; called by every rank;
+- `request_resume()`: requests another start; called by rank 0 after the checkpoint is complete.
 """
 
+import importlib
 import logging
 import signal
 import threading
@@ -11,15 +19,19 @@ import time
 from types import FrameType
 from typing import Any
 
+import torch
+from torch.distributed import ReduceOp
+
 from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, name_of, unblock_warning
 from neox_launcher.worker.reporting import requested_signal
+from neox_model.errors import ModelError
+from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.delayed_exchange import DelayedExchange
 from neox_model.parallel.groups import Group
 from neox_model.train.hooks.base import Hook
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.state import StepReport, TrainState
 
-__all__ = ["StopHook"]
+__all__ = ["AutoresumeHook", "StopHook", "find_service"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +75,7 @@ class StopHook(Hook):
 
     def on_start(self, state: TrainState) -> None:
         """Install the signal handlers; end the training if a signal is pending."""
-        self._install()
+        self.on_resume(state)
         if state.finished:
             return
         self._send()
@@ -87,7 +99,12 @@ class StopHook(Hook):
             state.request_stop(f"exit_interval is {self._exit_interval}")
         if state.stop_reason is not None:
             logger.info(
-                "stopping after iteration %d: %s; %s", state.iteration, state.stop_reason, self._what_is_saved
+                "stopping after iteration %d: %s; %s",
+                state.iteration,
+                state.stop_reason,
+                "no checkpoint is saved, because `save` is not set"
+                if self._save is None
+                else f"saving a checkpoint in {self._save}",
             )
         if not state.finished:
             self._send()
@@ -97,8 +114,11 @@ class StopHook(Hook):
         self._restore()
 
     def on_resume(self, state: TrainState) -> None:
-        """Install the signal handlers again."""
-        self._install()
+        """Install the signal handlers."""
+        # Python handles signals in its main thread alone; a program may train in another one.
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+            self._mask = unblock_warning()
 
     def is_stopping(self) -> bool:
         """Return whether a rank had received a signal at the last call, or before. Collective."""
@@ -124,12 +144,6 @@ class StopHook(Hook):
         """Return whether this rank has received a signal."""
         return self._received is not None
 
-    @property
-    def _what_is_saved(self) -> str:
-        if self._save is None:
-            return "no checkpoint is saved, because `save` is not set"
-        return f"saving a checkpoint in {self._save}"
-
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received = self._received or number
         if number == WARNING_SIGNAL:
@@ -141,12 +155,6 @@ class StopHook(Hook):
             self._restore()
             signal.raise_signal(number)
 
-    def _install(self) -> None:
-        # Python handles signals in its main thread alone; a program may train in another one.
-        if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
-            self._mask = unblock_warning()
-
     def _restore(self) -> None:
         if self._previous:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
@@ -157,3 +165,67 @@ class StopHook(Hook):
     def _send(self) -> None:
         """Start exchanging received signals: the result is the highest number, 0 if no rank received one."""
         self._signals.send(0 if self._received is None else int(requested_signal(self._received)))
+
+
+def find_service(name: str) -> Any:
+    """Import the service.
+
+    Args:
+        name: `MODULE:OBJECT`; the object is a class or an instance with the functions above.
+
+    Raises:
+        ModelError: it cannot be imported, or lacks a method.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(
+            f"adlr-autoresume: {name} cannot be imported ({error}); add the folder of {module} to "
+            "PYTHONPATH, or name another object in adlr-autoresume-service"
+        ) from error
+    missing = [
+        method
+        for method in ("init", "termination_requested", "request_resume")
+        if not callable(getattr(found, method, None))
+    ]
+    if missing:
+        raise ModelError(
+            f"adlr-autoresume: {name} has no {' and no '.join(missing)}; define these functions, or name "
+            "another object in adlr-autoresume-service"
+        )
+    return found
+
+
+class AutoresumeHook(Hook):
+    """Ends the training on all ranks if the service requests it of any, and requests another start.
+
+    Must precede the hook that saves: the last iteration is saved, then rank 0 requests another start.
+
+    Args:
+        service: the service.
+        control: CPU group of all ranks.
+        interval: iterations between two questions.
+    """
+
+    def __init__(self, service: Any, control: Group, *, interval: int) -> None:
+        self._service = service
+        self._control = control
+        self._interval = interval
+        self._is_requested = False
+        service.init()
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Ask at the end of each interval. Collective over the control group."""
+        if state.finished or state.iteration % self._interval:
+            return
+        flag = torch.tensor(int(bool(self._service.termination_requested())))
+        if all_reduce(flag, self._control, ReduceOp.MAX).item():
+            self._is_requested = True
+            state.request_stop("the autoresume service requests it", is_hurried=True)
+            logger.info("stopping after iteration %d: %s", state.iteration, state.stop_reason)
+
+    def on_end(self, state: TrainState) -> None:
+        """Request another start if the service ended the training."""
+        if self._is_requested and self._control.rank == 0:
+            self._service.request_resume()

@@ -2,7 +2,10 @@
 
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median_low
 
 from neox_config.schema.sections.logging import LoggingSection
 from neox_model.checkpoint.outcome import collect
@@ -10,19 +13,87 @@ from neox_model.engine.contract import Engine
 from neox_model.metrics.compute_time import HOST_CLOCK, Clock, ComputeTime, device_clock
 from neox_model.metrics.events import Events
 from neox_model.metrics.memory import peak_bytes
-from neox_model.metrics.ranks import RankReport, Slowest, largest_memory, slowest
-from neox_model.metrics.writers.base import MetricWriter
 from neox_model.parallel.groups import Groups
-from neox_model.train.hooks.base import Hook
-from neox_model.train.state import TrainState
-from neox_model.train.step import StepReport
+from neox_model.train.hooks.base import Hook, Write
+from neox_model.train.state import StepReport, TrainState
 
-__all__ = ["StragglersHook", "straggler_hooks"]
+__all__ = ["RankReport", "StragglersHook", "slowest", "straggler_hooks"]
 
 logger = logging.getLogger(__name__)
 
-# Memory is reported again when it has grown by this factor: it always grows a little.
-_GROWTH = 1.1
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What one rank reports.
+
+    Args:
+        rank: the rank.
+        host: name of its host.
+        stage: its pipeline stage.
+        members: the tensor-parallel ranks that share its layers' matrices; they wait for each other.
+        seconds: mean time that it computed in an iteration; None if no iteration was measured.
+        peak_bytes: the most memory that it has used.
+    """
+
+    rank: int
+    host: str
+    stage: int
+    members: tuple[int, ...]
+    seconds: float | None
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowest:
+    """The ranks that compute slowest, compared with others that do the same work.
+
+    Args:
+        ranks: one rank, or the tensor-parallel ranks that share a layer.
+        hosts: their hosts, without repetition.
+        seconds: their time.
+        median: median time of all ranks with the same work.
+    """
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    seconds: float
+    median: float
+
+    @property
+    def factor(self) -> float:
+        """Return how many times as long as the median they computed."""
+        return self.seconds / self.median
+
+    def __str__(self) -> str:
+        ranks = ", ".join(map(str, self.ranks))
+        return f"rank{'s' if len(self.ranks) > 1 else ''} {ranks} ({', '.join(self.hosts)})"
+
+
+def slowest(reports: Iterable[RankReport]) -> Slowest | None:
+    """Return the slowest ranks compared with the median of their pipeline stage; None without comparison.
+
+    Of two values the median is the smaller one, so that one of two ranks can be much slower than the median.
+    """
+    stages: defaultdict[int, defaultdict[tuple[int, ...], list[RankReport]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for report in reports:
+        if report.seconds:
+            stages[report.stage][report.members].append(report)
+    found = []
+    for replicas in stages.values():
+        times = [max(report.seconds or 0.0 for report in members) for members in replicas.values()]
+        members = list(replicas.values())[times.index(max(times))]
+        if len(replicas) > 1:
+            found.append(
+                Slowest(
+                    ranks=tuple(report.rank for report in members),
+                    hosts=tuple(dict.fromkeys(report.host for report in members)),
+                    seconds=max(times),
+                    median=median_low(times),
+                )
+            )
+    return max(found, key=lambda each: each.factor, default=None)
 
 
 class StragglersHook(Hook):
@@ -37,9 +108,8 @@ class StragglersHook(Hook):
         peak: returns the most memory that this rank has used, in bytes.
         threshold: factor above the median from which a rank is slow.
         interval: iterations between two comparisons.
-        writers: receive the metrics; empty on all ranks except rank 0.
+        write: receives the metrics.
         events: records slow ranks and the largest memory.
-        before_writing: called before metrics are written, to write pending ones of earlier iterations.
     """
 
     def __init__(
@@ -50,18 +120,16 @@ class StragglersHook(Hook):
         peak: Callable[[], float],
         threshold: float,
         interval: int,
-        writers: Sequence[MetricWriter],
+        write: Write,
         events: Events,
-        before_writing: Callable[[], None],
     ) -> None:
         self._groups = groups
         self._time = time
         self._peak, self._largest = peak, 0.0
         self._threshold = threshold
         self._interval = interval
-        self._writers = writers
+        self._write = write
         self._events = events
-        self._before_writing = before_writing
         self._named: Slowest | None = None
         self._reported_bytes = 0.0
         self._is_first = True
@@ -74,27 +142,23 @@ class StragglersHook(Hook):
         else:
             self._time.end_iteration()
         if state.iteration % self._interval == 0:
-            reports = collect(self._groups.control, self._report())
+            # Since the start of the attempt: the log resets the device's peak on rank 0.
+            self._largest = max(self._largest, self._peak())
+            mine = RankReport(
+                rank=self._groups.world.rank,
+                host=socket.gethostname(),
+                stage=self._groups.pipe.rank,
+                members=self._groups.model.ranks,
+                seconds=self._time.read(),
+                peak_bytes=self._largest,
+            )
+            reports = collect(self._groups.control, mine)
             if reports:
                 self._compare(reports, state.iteration)
 
-    def _report(self) -> RankReport:
-        return RankReport(
-            rank=self._groups.world.rank,
-            host=socket.gethostname(),
-            stage=self._groups.pipe.rank,
-            members=self._groups.model.ranks,
-            seconds=self._time.read(),
-            peak_bytes=self._largest_so_far(),
-        )
-
-    def _largest_so_far(self) -> float:
-        """Return the peak since the start of the attempt; the log resets the device's peak on rank 0."""
-        self._largest = max(self._largest, self._peak())
-        return self._largest
-
     def _compare(self, reports: Sequence[RankReport], iteration: int) -> None:
-        found, memory = slowest(reports), largest_memory(reports)
+        # Of equal reports max returns that of the lowest rank.
+        found, memory = slowest(reports), max(reports, key=lambda report: report.peak_bytes)
         metrics: dict[str, float] = {
             "ranks/largest_memory_bytes": memory.peak_bytes,
             "ranks/largest_memory_rank": memory.rank,
@@ -102,9 +166,7 @@ class StragglersHook(Hook):
         if found is not None:
             metrics["ranks/slowest_seconds"], metrics["ranks/median_seconds"] = found.seconds, found.median
             metrics["ranks/slowest_factor"], metrics["ranks/slowest_rank"] = found.factor, found.ranks[0]
-        self._before_writing()
-        for writer in self._writers:
-            writer.write(metrics, iteration)
+        self._write(metrics, iteration)
         self._name_memory(memory, iteration)
         if found is not None:
             self._name_slowest(found, iteration)
@@ -139,7 +201,8 @@ class StragglersHook(Hook):
 
     def _name_memory(self, memory: RankReport, iteration: int) -> None:
         """Log and record the largest memory if it has grown."""
-        if memory.peak_bytes < self._reported_bytes * _GROWTH:
+        # It always grows a little.
+        if memory.peak_bytes < self._reported_bytes * 1.1:
             return
         self._reported_bytes = memory.peak_bytes
         size = memory.peak_bytes / 2**30
@@ -152,9 +215,8 @@ def straggler_hooks(
     engine: Engine,
     groups: Groups,
     *,
-    writers: Sequence[MetricWriter],
+    write: Write,
     events: Events,
-    before_writing: Callable[[], None],
     clock: Clock | None = None,
 ) -> Iterator[Hook]:
     """Yield the hook if `straggler_threshold` is set. It must precede the log, which resets peaks of memory.
@@ -165,9 +227,8 @@ def straggler_hooks(
         section: the threshold and the interval.
         engine: the engine, whose phases are measured from now on.
         groups: this rank's process groups.
-        writers: receive the metrics.
+        write: receives the metrics.
         events: records slow ranks and the largest memory.
-        before_writing: called before metrics are written.
         clock: measures the phases; None: that of the engine's device.
     """
     threshold = section.straggler_threshold
@@ -186,7 +247,6 @@ def straggler_hooks(
         peak=lambda: peak_bytes(engine.device),
         threshold=threshold,
         interval=section.log_interval,
-        writers=writers,
+        write=write,
         events=events,
-        before_writing=before_writing,
     )

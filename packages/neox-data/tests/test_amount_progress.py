@@ -5,7 +5,7 @@ import pty
 
 import pytest
 
-from neox_data.preprocess.progress import Counts, report_progress
+from neox_data.amount_progress import Counts, report_progress
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:

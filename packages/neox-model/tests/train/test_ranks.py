@@ -1,9 +1,9 @@
 import pytest
 
-from neox_model.metrics.ranks import RankReport, largest_memory, slowest
+from neox_model.train.hooks.stragglers import RankReport, slowest
 
 
-def reports(seconds, *, stages=1, tensor=1, memory=None):
+def reports(seconds, *, stages=1, tensor=1):
     """Report times in the order of ranks: stage, then replica, then tensor-parallel rank."""
     per_stage = len(seconds) // stages
     return [
@@ -13,7 +13,7 @@ def reports(seconds, *, stages=1, tensor=1, memory=None):
             stage=rank // per_stage,
             members=tuple(range(rank - rank % tensor, rank - rank % tensor + tensor)),
             seconds=time,
-            peak_bytes=(memory or [0.0] * len(seconds))[rank],
+            peak_bytes=0.0,
         )
         for rank, time in enumerate(seconds)
     ]
@@ -50,7 +50,3 @@ def test_ranks_without_a_measurement_are_left_out():
     assert slowest(reports([None, None])) is None
     assert slowest(reports([None, 2.0])) is None
     assert slowest(reports([None, 2.0, 3.0])).factor == 1.5
-
-
-def test_the_largest_memory_is_named():
-    assert largest_memory(reports([1.0] * 3, memory=[5.0, 7.0, 7.0])).rank == 1

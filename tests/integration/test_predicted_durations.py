@@ -1,12 +1,18 @@
-"""Predicted times of updates: the work that is added costs what it should."""
+"""benchmarks/predicted_durations.py: the work that is added costs what it should."""
 
+import sys
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
-from neox_config.estimate.duration import Execution, predict
-from neox_config.facts.devices import DEVICES
 from support.setups import make, on
+from support.sources import ROOT
+
+spec = spec_from_file_location("predicted_durations", ROOT / "benchmarks" / "predicted_durations.py")
+durations = sys.modules[spec.name] = module_from_spec(spec)
+spec.loader.exec_module(durations)
+DEVICES, Execution, predict = durations.DEVICES, durations.Execution, durations.predict
 
 SETUP = on(make(24, 4096, 32, 2048, 51_200), accumulation=16)
 A100, PLAIN = DEVICES["A100-80"], Execution()

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neox_model.metrics.noise_scale import AveragedNoiseScale, NoiseScale, estimate
-from neox_model.train.hooks.gradients import NoiseScaleHook
+from neox_model.train.hooks.tensors import AveragedNoiseScale, GradientNoise, NoiseScale, estimate
 
 
 def test_the_estimates_are_unbiased():
@@ -40,15 +39,8 @@ def test_the_average_forgets_old_estimates():
 
 
 def test_a_weight_that_is_trained_later_had_no_gradient_before():
-    calls, written = [], []
-    hook = NoiseScaleHook(
-        SimpleNamespace(before=calls.append),
-        count=2,
-        on_host=False,
-        writers=[SimpleNamespace(write=lambda metrics, iteration: written.append(metrics))],
-        interval=2,
-        before_writing=lambda: None,
-    )
+    calls, state = [], SimpleNamespace(samples_per_iteration=8)
+    scale = GradientNoise(SimpleNamespace(before=calls.append), state, count=2, on_host=False)
     for gradients in (
         {"old": torch.tensor([3.0])},
         {"new": torch.tensor([4.0, 0.0]), "old": torch.tensor([3.0])},
@@ -60,8 +52,8 @@ def test_a_weight_that_is_trained_later_had_no_gradient_before():
                 norm_of=lambda sums: torch.cat(list(sums.values())).norm(),
             )
         )
-    hook.on_step(SimpleNamespace(iteration=2, samples_per_iteration=8), None)
+    found = scale.metrics()
     # The mean gradient of both updates is (3, 2, 0).
     expected = estimate(small=8, small_square=(9 + 25) / 2, large=16, large_square=13)
-    assert written[0]["gradient_noise_scale/noise"] == pytest.approx(expected.noise)
-    assert written[0]["gradient_noise_scale/signal"] == pytest.approx(expected.signal)
+    assert found["gradient_noise_scale/noise"] == pytest.approx(expected.noise)
+    assert found["gradient_noise_scale/signal"] == pytest.approx(expected.signal)
