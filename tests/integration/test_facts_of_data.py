@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
+from neox_config.errors import LaunchError
 from neox_config.facts import corpora
 from neox_config.facts.splits import PARTS, empty_parts, parts_with_documents, training_documents
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
@@ -26,12 +27,12 @@ def test_the_smallest_vocabulary_is_the_same():
 
 
 def test_a_folder_with_the_result_of_other_texts_is_known_by_the_exit_code():
-    assert PreparationError(OtherResultError.exit_code).is_other_result
+    assert PreparationError(OtherResultError.exit_code).exit_code == LaunchError.exit_code
     others = {
         each.exit_code for each in (DataError, *DataError.__subclasses__()) if each is not OtherResultError
     }
     assert others
-    assert not any(PreparationError(each).is_other_result for each in others)
+    assert all(PreparationError(each).exit_code == each for each in others)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,7 @@ def replicated(training) -> list[Tensor]:
 
 def count_bytes(optimizer: str, updates: int, params: dict) -> dict:
     """Return the bytes that this rank sends in an update before and after the freeze, and those of a ring."""
-    from neox_model.optim import gradient_norm
-    from neox_model.parallel import gradient_reduction
+    from neox_model.parallel import collectives, gradient_reduction
 
     training, batches = started({}, optimizer=optimizer, params=params, hidden_size=66, num_attention_heads=6)
     mixed, reduced = training.engine.update.mixed, []
@@ -82,7 +81,7 @@ def count_bytes(optimizer: str, updates: int, params: dict) -> dict:
         return reduce(tensor, *arguments, **settings)
 
     size, sent = training.groups.data.size, []
-    modules = (gradient_norm.distributed, gradient_reduction.distributed)
+    modules = (collectives.dist, gradient_reduction.distributed)
     with patch.object(modules[0], "all_reduce", counting), patch.object(modules[1], "all_reduce", counting):
         for _ in range(updates):
             before = average.sent_bytes

@@ -669,7 +669,7 @@ def test_a_file_in_place_of_a_folder_or_a_configuration_is_named(tmp_path):
 
 def test_two_values_in_python_are_replaced_by_overrides(tmp_path, data):
     path = write_job(tmp_path, SETTINGS | {"data_path": data, "seed": 3})
-    with pytest.raises(neox_model.ConfigError, match=r"replace both with overrides=\{'seed': 4\}$"):
+    with pytest.raises(neox_model.ConfigError, match="has a different value in"):
         neox_model.load_config(path, {"seed": 4})
     assert neox_model.load_config(path, overrides={"seed": 4}).training.seed == 4
 

@@ -77,7 +77,7 @@ class HalfNorm(Norm):
     def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE_RANK) -> None:
         super().__init__(_half_norm)
         self.epsilon = epsilon
-        self.weight = logical_parameter((width,), init=_one_init, group=group)
+        self.weight = logical_parameter((width,), init=one_init, group=group)
 
     def _arguments(self) -> tuple[Tensor, float]:
         return self.weight, self.epsilon
@@ -312,7 +312,7 @@ RECIPES = {
             Edit(
                 "neox_model/layers/norms.py",
                 NORM,
-                after="        self.weight = logical_parameter((1,), init=_one_init, group=group)\n\n"
+                after="        self.weight = logical_parameter((1,), init=one_init, group=group)\n\n"
                 "    def _arguments(self) -> tuple[Tensor, float]:\n"
                 "        return self.weight, self.epsilon\n\n\n",
             ),

@@ -28,6 +28,8 @@ __all__ = [
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
 _FAILURE, _INVALID, _INTERRUPTED = 1, 2, 130
+# Why a standard output cannot be written to; other errors are not about it.
+_OUTPUT_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXIT_CODES = {
     0: "success",
     _FAILURE: "failure",
@@ -148,6 +150,8 @@ class DataCommand(click.Command):
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
+            if error.errno not in _OUTPUT_LOST:
+                raise
             sys.stderr.write(f"standard output cannot be written to: {error.strerror}\n")
             # Python would try to write the rest again when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 Commands import what they use, because torch takes seconds to import.
 """
 
+import errno
 import importlib
 import logging
 import os
@@ -27,6 +28,8 @@ _DTYPES = {
 }
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
 _INTERRUPTED = 130
+# Why a standard output cannot be written to; other errors are not about it.
+_OUTPUT_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXIT_CODES = (
     ("0", "success"),
     ("1", "failure"),
@@ -51,7 +54,7 @@ class _Command(click.Command):
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
-            if error.filename is not None:
+            if error.filename is not None or error.errno not in _OUTPUT_LOST:
                 raise
             sys.stderr.write(f"standard output cannot be written to: {error.strerror}\n")
             # Python would try to write the rest again when it exits.

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ def decide(key: str, find: Callable[[], Availability]) -> Availability:
         aside.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
         aside.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
         logger.warning("the choice of a kernel is not stored, and may be another one next time: %s", error)
     return found

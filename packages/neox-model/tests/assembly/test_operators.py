@@ -303,7 +303,7 @@ def test_the_trial_of_the_rotation_has_the_heads_and_pairs_of_the_model(calls, m
 
     def timed(operator, args):
         tried.append(shapes(args))
-        return trial.Timing(fused_ms=1.0, reference_ms=2.0)
+        return (1.0, 2.0)
 
     monkeypatch.setattr(trial, "time_forms", timed)
     settings = {"pos_emb": "rotary", "rotary_pct": 0.5, "num_kv_heads": 2, "rope_fusion": "auto"}
@@ -314,7 +314,7 @@ def test_the_trial_of_the_rotation_has_the_heads_and_pairs_of_the_model(calls, m
 
 
 def test_compiled_layers_take_the_plain_form_of_an_operator_under_auto(calls, monkeypatch):
-    monkeypatch.setattr(trial, "time_forms", lambda *_: trial.Timing(fused_ms=1.0, reference_ms=2.0))
+    monkeypatch.setattr(trial, "time_forms", lambda *_: (1.0, 2.0))
     settings = {**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, "auto")}
     model = model_of(settings)
     calls.clear()
@@ -458,7 +458,7 @@ def test_scores_that_are_made_anyway_take_the_faster_softmax(calls, monkeypatch,
 
     def timed(operator, args):
         tried.append((operator.name, tuple(args[0].shape)))
-        return trial.Timing(fused_ms=fused_ms, reference_ms=2.0)
+        return (fused_ms, 2.0)
 
     monkeypatch.setattr(trial, "time_forms", timed)
     model = model_of({name: "auto", "apply_query_key_layer_scaling": True})
@@ -496,7 +496,7 @@ def test_all_ranks_choose_the_same(calls, monkeypatch, all_can):
         flag.fill_(int(all_can))
 
     monkeypatch.setattr(distributed, "all_reduce", all_reduce)
-    monkeypatch.setattr(trial, "time_forms", lambda *_: trial.Timing(fused_ms=1.0, reference_ms=2.0))
+    monkeypatch.setattr(trial, "time_forms", lambda *_: (1.0, 2.0))
     two = Group(0, 2, "control", (0, 1))
     chosen = choose_operators(
         *specs_from({"bias_gelu_fusion": "auto", "norm": "apexlayernorm"}),

@@ -98,6 +98,7 @@ class Listener:
         self._authenticated: set[_Guest] = set()
         # A port scanner causes many refusals.
         self._num_unreported, self._next_report = 0, 0.0
+        self._resume_at: float | None = None
         self._most_guests = min(_MOST_GUESTS, _allow_many_connections() // 4)
         self._socket = _listen(Endpoint(address=_LOOPBACK) if is_local else endpoint)
         self._socket.setblocking(False)
@@ -116,6 +117,9 @@ class Listener:
         now = time.monotonic()
         for guest in list(itertools.takewhile(lambda guest: guest.leave_by < now, self._unauthenticated)):
             self._dismiss(guest, f"it did not authenticate within {_PROOF_SECONDS:g} s")
+        if self._resume_at is not None and self._resume_at < now:
+            self._resume_at = None
+            self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
         """Close the port and the connections of all guests. May be called again."""
@@ -124,7 +128,9 @@ class Listener:
         for guest in [*self._unauthenticated, *self._authenticated]:
             self._forget(guest)
             guest.channel.close()
-        self._selector.unregister(self._socket)
+        if self._resume_at is None:
+            self._selector.unregister(self._socket)
+        self._resume_at = None
         self._socket.close()
 
     def _accept(self) -> None:
@@ -146,8 +152,9 @@ class Listener:
             self._dismiss(guest, f"{error.strerror} (ulimit -n)")
         if not waiting:
             self._report("an agent", f"{error.strerror}; raise ulimit -n on this machine")
-        # The connections that still wait wake the selector again.
-        time.sleep(_PAUSE_SECONDS)
+        # The connections that still wait would wake the selector again at once.
+        self._selector.unregister(self._socket)
+        self._resume_at = time.monotonic() + _PAUSE_SECONDS
 
     def _meet(self, connection: socket.socket, address: str) -> None:
         if len(self._unauthenticated) >= self._most_guests:

@@ -333,7 +333,7 @@ MORE = [
     (
         [f"{COMPRESSION}.weight_quantization.different_groups=5"],
         f"{COMPRESSION}.weight_quantization.different_groups",
-        "must be a mapping of named blocks",
+        "must be a block of parameters",
     ),
 ]
 

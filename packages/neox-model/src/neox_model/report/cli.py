@@ -55,8 +55,18 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     on the page.
     """
     page = output or _beside(runs[0], "report.html")
-    found = read_runs(runs)
-    text = render_page(found)
+    try:
+        found = read_runs(runs)
+        text = render_page(found)
+    except RecordError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Every value of a record is used somewhere; none is checked before.
+        named = ", ".join(map(str, runs))
+        raise RecordError(
+            f"a record in {named} has a value of another kind than this version writes "
+            f"({type(error).__name__}: {error}); restore the file, or remove the line that was changed"
+        ) from error
     with atomic_write(page) as file:
         file.write(text)
     click.echo(click.format_filename(page))

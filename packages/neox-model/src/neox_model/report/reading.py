@@ -299,7 +299,8 @@ def _failures(path: Path) -> Iterator[dict[str, Any]]:
                 failure = json.loads(line)
             except ValueError:  # A line that a full disk or a kill cut short.
                 continue
-            yield failure
+            if isinstance(failure, dict) and isinstance(failure.get("time"), int | float):
+                yield failure
 
 
 def _add_checkpoints(run: Run) -> None:

@@ -82,6 +82,22 @@ class _Result:
     relative: float = 0.0
 
 
+def _first_sample(steps: Steps, iteration: int) -> int:
+    """Return the index of the first sample of an iteration."""
+    counters = _first(steps.expected, iteration)["counters"]
+    return int(counters.get("training.samples", iteration * steps.samples)) - steps.samples
+
+
+def _instead(steps: Steps, found: str, iteration: int) -> str:
+    """Describe which sample was read instead, if the uninterrupted training read it in another iteration."""
+    for other in sorted(steps.expected.steps, key=lambda other: abs(other - iteration)):
+        samples, _ = steps.expected.samples(other)
+        if found in samples:
+            number = _first_sample(steps, other) + samples.index(found)
+            return f"sample {number:,} of iteration {other:,} was read instead"
+    return "other tokens were read, which the uninterrupted training read in no iteration"
+
+
 def _data(steps: Steps, iteration: int) -> _Result:
     wanted, _ = steps.expected.samples(iteration)
     found, apart = steps.found.samples(iteration)
@@ -92,10 +108,9 @@ def _data(steps: Steps, iteration: int) -> _Result:
             f"data: iteration {iteration:,} read {counted(len(found), 'sample')} instead of {len(wanted):,}"
         )
         return _Result(len(found), [text])
-    counters = _first(steps.expected, iteration)["counters"]
-    first = int(counters.get("training.samples", iteration * steps.samples)) - steps.samples
     texts = [
-        f"data: sample {first + place:,} of iteration {iteration:,}: other tokens were read"
+        f"data: sample {_first_sample(steps, iteration) + place:,} of iteration {iteration:,}: "
+        f"{_instead(steps, there, iteration)}"
         for place, (here, there) in enumerate(zip(wanted, found, strict=True))
         if here != there
     ]

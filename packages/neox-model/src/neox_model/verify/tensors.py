@@ -12,7 +12,7 @@ from torch import Tensor
 from neox_config.counted import counted
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
 from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.verify.rounding import Limits
@@ -94,7 +94,8 @@ def differences(expected: State, found: State, *, of_weights: bool) -> Iterator[
             difference.add(one, other)
         if difference.count:
             shape = expected.manifest.tensors[name].shape
-            yield TensorDifference(name, difference.describe(shape), difference.relative)
+            text = difference.describe(shape) + _explain(expected, found, name)
+            yield TensorDifference(name, text, difference.relative)
 
 
 def _compared(expected: State, found: State, *, of_weights: bool) -> list[str]:
@@ -164,6 +165,23 @@ def is_same(expected: Tensor, found: Tensor) -> Tensor:
         return expected == found
     bits = BITS[expected.element_size()]
     return expected.view(bits) == found.view(bits)
+
+
+def _explain(expected: State, found: State, name: str) -> str:
+    """Describe the values found, if they are recognized: zeros, another tensor's, rounded."""
+    if all(not values.any() for values in found.chunks(name)):
+        return "; all are zero"
+    shape = expected.manifest.tensors[name].shape
+    for other, record in expected.manifest.tensors.items():
+        if other != name and record.shape == shape:
+            pairs = zip(expected.chunks(other), found.chunks(name), strict=True)
+            if all(bool(is_same(one, values).all()) for one, values in pairs):
+                return f"; they are those of {other}"
+    for dtype in (torch.bfloat16, torch.float16):
+        pairs = zip(expected.chunks(name), found.chunks(name), strict=True)
+        if all(torch.equal(one.to(dtype).double(), values.double()) for one, values in pairs):
+            return f"; they are rounded to {DTYPE_NAMES[dtype]}"
+    return ""
 
 
 def differences_beyond_rounding(
