@@ -12,7 +12,7 @@ from neox_launcher.verify_layout.verify import LayoutVerification, verify_layout
 
 __all__ = ["verify_layout"]
 
-_VERIFICATION = "Verification"
+_VERIFICATION, _OUTPUT = "Verification", "Output"
 
 
 @click.command(
@@ -59,8 +59,8 @@ _VERIFICATION = "Verification"
 @option(
     "--full", heading=_VERIFICATION, is_flag=True, help="Keep the sizes of the model, which may take long."
 )
-@option("--json", "as_json", heading=_VERIFICATION, is_flag=True, help="Print the result as JSON.")
-@option("--keep", heading=_VERIFICATION, is_flag=True, help="Keep the temporary files.")
+@option("--json", "as_json", heading=_OUTPUT, is_flag=True, help="Print the result as JSON.")
+@option("--keep", heading=_OUTPUT, is_flag=True, help="Keep the temporary files.")
 @directory_option
 @set_option
 def verify_layout(

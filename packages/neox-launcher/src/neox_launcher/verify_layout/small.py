@@ -311,7 +311,7 @@ def with_settings(config: NeoXConfig, changed: Mapping[str, Any], *, name: str) 
     settings = {key: value for values in config.given().values() for key, value in values.items()}
     for key, value in changed.items():
         _put(settings, key, value)
-    return load_config([], texts=[Text(json.dumps(as_written(settings)), name=name)])
+    return load_config([], texts=[Text(json.dumps(as_written(settings), allow_nan=False), name=name)])
 
 
 _SMALLER: tuple[Callable[[NeoXConfig, Sizes], dict[str, Any]], ...] = (
