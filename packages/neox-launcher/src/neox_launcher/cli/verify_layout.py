@@ -98,4 +98,6 @@ def verify_layout(
     except NeoXError as error:
         print_message(f"{error}\n")
         sys.exit(error.exit_code)
+    if outcome.first_failure is not None:
+        print_message(f"\n{outcome.first_failure}\n")
     sys.exit(outcome.exit_code)
