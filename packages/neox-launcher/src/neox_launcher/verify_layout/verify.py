@@ -116,7 +116,7 @@ def _case(wanted: LayoutVerification, layout: str) -> _Case:
     facts = OPTIMIZER_FACTS.get(resolved.update.optimizer.kind)
     if facts is not None and facts.replica_states and sizes.data > 1:
         raise LaunchError(
-            f"optimizer.type {resolved.update.optimizer.type} compresses what each replica sends, so that its "
+            f"{resolved.update.optimizer.type} compresses what each replica sends, so that its "
             "updates depend on the number of replicas; add dp=1 to --layout, or set another optimizer"
         )
     why_not = _why_not_float64(resolved)
