@@ -14,7 +14,7 @@ PROGRAMS = {
     for name, entry in tomllib.loads(path.read_text())["project"]["scripts"].items()
 }
 # Written by the command itself, not by click.
-MORE = {"neox-config": ("docs",)}
+MORE = {"neox-config": ("docs",), "neox-data": ("count", "--input", str(PACKAGES.parent / "README.md"))}
 FULL = "standard output cannot be written to: No space left on device\n"
 
 
@@ -34,7 +34,7 @@ def test_a_full_disk_is_one_line_and_exit_code_1(name):
         assert (result.returncode, result.stderr) == (1, FULL)
 
 
-@pytest.mark.parametrize(("name", "copies"), [("interrupts.py", 3)])
+@pytest.mark.parametrize(("name", "copies"), [("interrupts.py", 3), ("output.py", 2)])
 def test_every_package_has_the_same_handling(name, copies):
     """Copies differ in the name of their package alone."""
     paths = list(PACKAGES.glob(f"*/src/*/{name}"))

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from neox_config.facts.attention import ATTENTION_FACTS, GMLP_TYPES
+from neox_config.facts.attention import ATTENTION_FACTS, WITHOUT_HEADS
 from neox_config.facts.curves import CURVES
 from neox_config.facts.learning_rate import DECAY_STYLES, FINAL_DECAYS
 from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
@@ -93,7 +93,7 @@ def choices(name: str) -> set[str]:
 # name -> (what may be written, what is implemented). gelu_tanh is what openai_gelu asks for.
 IMPLEMENTED = {
     "activation": (choices("activation"), {*ACTIVATIONS, *GATED_ACTIVATIONS} - {"gelu_tanh"}),
-    "attention_config": (set(ATTENTION_FACTS), {"global", "local", *PATTERNS, *GMLP_TYPES}),
+    "attention_config": (set(ATTENTION_FACTS), {"global", "local", *PATTERNS, *WITHOUT_HEADS}),
     "data_impl": (choices("data_impl") - {"infer"}, set(IMPLEMENTATIONS)),
     "hf_family": (choices("hf_family"), set(FAMILIES)),
     "init_method": (choices("init_method"), set(INIT_METHODS)),

@@ -17,13 +17,13 @@ from neox_data.indexed import layout
 from neox_data.preprocess.inputs import ENDINGS, format_of
 from neox_data.splits import split_documents
 from neox_data.tokenizers import TOKENIZERS, build_tokenizer
-from neox_data.tokenizers.train import FEWEST_ENTRIES
+from neox_data.tokenizers.train import FEWEST_ENTRIES, MOST_ENTRIES
 from neox_launcher.init.texts import PreparationError
 from neox_launcher.plan import dataset_files
 
 
-def test_the_smallest_vocabulary_is_the_same():
-    assert corpora.FEWEST_ENTRIES == FEWEST_ENTRIES
+def test_the_smallest_and_largest_vocabulary_are_the_same():
+    assert (corpora.FEWEST_ENTRIES, corpora.MOST_ENTRIES) == (FEWEST_ENTRIES, MOST_ENTRIES)
 
 
 def test_a_folder_with_the_result_of_other_texts_is_known_by_the_exit_code():

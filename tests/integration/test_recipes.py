@@ -201,7 +201,6 @@ class DecayMixer(Cached):
 
 DECAY = """
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decay:
     kind: str = of("attention_config", compare=False)
@@ -214,9 +213,6 @@ class Decay:
 
     def settings(self) -> Settings:
         return {"mixer-decay": self.decay}
-
-
-Mixer = Mixer | Decay
 """
 
 COST = """    Decay: Cost(
@@ -246,7 +242,6 @@ BUILT = """    Decay: lambda mixer, index, run, *, width, init, output_init, gro
 
 RAMP = """
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ramp:
     @classmethod
@@ -255,9 +250,6 @@ class Ramp:
 
     def settings(self) -> Settings:
         return {}
-
-
-AddedPosition = AddedPosition | Ramp
 """
 
 PENALTY = """    def _penalty(self, hidden_SBD: Tensor, weights_SB: Tensor) -> Tensor:
@@ -465,7 +457,8 @@ RECIPES = {
         most_files=4,
         edits=(
             Edit("neox_model/layers/positions/ramp.py", POSITION),
-            Edit("neox_config/spec/positions.py", RAMP, after="AddedPosition = Learned | Sinusoidal"),
+            Edit("neox_config/spec/positions.py", RAMP, after="\nSettings = dict[str, Any]\n"),
+            Edit("neox_config/spec/positions.py", "Ramp | ", after="\nAddedPosition = "),
             Edit(
                 "neox_config/spec/positions.py",
                 '    "ramp": Ramp,\n',
@@ -532,7 +525,8 @@ RECIPES = {
                 "from neox_model.layers.decay_mixer import DecayMixer\n",
                 after="from neox_model.initialization import build_init_method\n",
             ),
-            Edit("neox_config/spec/mixers.py", DECAY, after="Mixer = Attention | SpatialMLP"),
+            Edit("neox_config/spec/mixers.py", DECAY, after="\nSettings = dict[str, Any]\n"),
+            Edit("neox_config/spec/mixers.py", "Decay | ", after="\nMixer = "),
             Edit(
                 "neox_config/spec/mixers.py",
                 '"decay": Decay, ',
@@ -546,7 +540,7 @@ RECIPES = {
             ),
             Edit(
                 "neox_config/facts/attention.py",
-                '    "decay": AttentionFacts(),\n',
+                '    "decay": AttentionFacts(has_heads=False),\n',
                 after="ATTENTION_FACTS: Mapping[str, AttentionFacts] = {\n",
             ),
             Edit(
@@ -808,3 +802,27 @@ def test_what_the_recipe_adds_works_on_layouts_resumes_and_generates(name, copie
         run("neox-launch", "generate", "--config", "job.yml", *sets, folder=alone, sources=sources)
         texts.append([json.loads(line)["text"] for line in output.read_text().splitlines()])
     assert texts[0] == texts[1] != []
+
+
+# Without attention there are notes on widths in 16 bits, and the MLP's operator is chosen.
+ALONE = {
+    "attention_config": [[["decay"], "all"]],
+    "pos_emb": "none",
+    "activation": "swiglu",
+    "glu_fusion": "auto",
+    "precision": "bfloat16",
+}
+
+
+@pytest.mark.recipe
+def test_a_mixer_may_be_the_only_one_of_a_model(copied, tmp_path):
+    recipe, sources, folder = RECIPES["mixer"], copied("mixer alone"), tmp_path / "alone"
+    for edit in recipe.edits:
+        apply(edit, sources)
+    train(folder, {**recipe.settings, **ALONE}, sources)
+    assert len(losses(folder)) == 3
+    assert all(map(math.isfinite, losses(folder)))
+    log = (folder / "log" / "output" / "rank-00000.log").read_text()
+    assert "bias_swiglu: " in log
+    for command in ("check", "estimate"):
+        assert run("neox-config", command, "job.yml", folder=folder, sources=sources)

@@ -64,6 +64,11 @@ def test_non_numeric_weights_are_refused(prefixes) -> None:
     assert "'a,b' is not a list of numbers" in result.stderr
 
 
+def test_no_more_samples_than_a_blend_can_have(prefixes) -> None:
+    result = run(*prefixes, "--num-samples", 10**18, "--seq-length", 10)
+    assert (result.exit_code, "is not in the range" in result.stderr) == (2, True)
+
+
 def test_weights_may_follow_the_documents(prefixes) -> None:
     result = run(*prefixes, "--alpha", 1, "--num-samples", 90, "--seq-length", 10)
     assert [line.split()[2] for line in result.stdout.splitlines()[1:]] == ["66.67%", "33.33%"]

@@ -69,6 +69,16 @@ def test_a_path_that_cannot_be_used_is_an_invalid_request(number: int, code: int
     assert (found.exit_code, found.output) == (code, f"Error: a/b: {message}\n")
 
 
+def test_too_little_memory_is_one_sentence() -> None:
+    @click.command(cls=DataCommand)
+    def failing() -> None:
+        raise MemoryError("4 GiB")
+
+    found = CliRunner().invoke(failing)
+    text = "Error: out of memory (4 GiB); use a host with more, or less data\n"
+    assert (found.exit_code, found.output) == (1, text)
+
+
 COMMANDS = {
     "prepare": (main, "prepare", "--input", "{source}", "--output", "{output}"),
     "count": (main, "count", "--input", "{output}"),

@@ -41,6 +41,31 @@ def test_inspect_shows_the_contents_of_a_dataset(write_dataset) -> None:
     ]
 
 
+def test_a_picture_replaces_no_file_of_another_format(write_dataset, tmp_path: Path) -> None:
+    given = tmp_path / "good.yml"
+    given.write_text("a: 1")
+    result = run("inspect", write_dataset([[1]]), "--png", given)
+    assert (result.exit_code, given.read_text()) == (2, "a: 1")
+    assert f"{given}: choose a name that ends in .png" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--vocab-size", 10**20], "is not in the range"),
+        (["--special-token", "\udcff"], "is not UTF-8"),
+        ([], "the corpus has no text"),
+    ],
+)
+def test_no_useless_tokenizer_is_trained(tmp_path: Path, words: list[object], text: str) -> None:
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
+    result = run(
+        "train-tokenizer", "--input", tmp_path / "empty.jsonl", "--output", tmp_path / "t.json", *words
+    )
+    assert (result.exit_code, (tmp_path / "t.json").exists()) == (2, False)
+    assert text in result.stderr
+
+
 def test_inspect_shows_an_empty_dataset(write_dataset) -> None:
     assert "sequences    0" in run("inspect", write_dataset([])).stdout
 

@@ -48,7 +48,7 @@ def test_the_parts_are_all_documents_once(shares: list[float], num_documents: in
     assert parts[1][1] == parts[2][0]
 
 
-@pytest.mark.parametrize("split", ["", "a,b", "0,0,0", "-1,2", "nan", "inf,1", "969;30;1"])
+@pytest.mark.parametrize("split", ["", "a,b", "0,0,0", "-1,2", "nan", "inf,1", "1e308,1e308,1", "969;30;1"])
 def test_invalid_splits_are_refused(split: str) -> None:
     with pytest.raises(DataError, match=r'split .* write it like "969, 30, 1"'):
         split_documents(split, 10)

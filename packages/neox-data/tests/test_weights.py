@@ -61,7 +61,9 @@ def test_a_large_alpha_leaves_the_largest() -> None:
     assert weights_by_num_documents([10, 90], 1e4).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(("counts", "alpha"), [([0, 0], 0.3), ([1, 2], -1.0), ([1, 2], float("nan"))])
+@pytest.mark.parametrize(
+    ("counts", "alpha"), [([0, 0], 0.3), ([1, 2], -1.0), ([1, 2], float("nan")), ([1, 2], float("inf"))]
+)
 def test_impossible_counts_are_refused(counts: list[int], alpha: float) -> None:
     with pytest.raises(DataError, match="weighted_sampler_alpha"):
         weights_by_num_documents(counts, alpha)

@@ -616,11 +616,54 @@ def test_with_an_output_nothing_is_written_to_the_log_folder(tmp_path):
     result = CliRunner().invoke(main, [str(log), "--output", str(pages / "r.html")])
     assert result.output.split() == [str(pages / "r.html"), str(pages / "r.png")]
     assert [path.name for path in log.iterdir()] == ["metrics.jsonl"]
-    os.mkfifo(pages / "pipe")
-    refused = CliRunner().invoke(main, [str(log), "--output", str(pages / "pipe")])
-    assert (refused.exit_code, (pages / "pipe").is_fifo()) == (2, True)
-    assert "pipe: not a regular file; give another path" in refused.stderr
-    assert sorted(path.name for path in pages.iterdir()) == ["pipe", "r.html", "r.png"]
+    os.mkfifo(pages / "pipe.html")
+    refused = CliRunner().invoke(main, [str(log), "--output", str(pages / "pipe.html")])
+    assert (refused.exit_code, (pages / "pipe.html").is_fifo()) == (2, True)
+    assert "pipe.html: not a regular file; give another path" in refused.stderr
+    assert sorted(path.name for path in pages.iterdir()) == ["pipe.html", "r.html", "r.png"]
+
+
+def test_no_output_replaces_a_file_of_another_format_or_is_written_without_the_other(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_record(tmp_path, [{"iteration": n, "loss/train": 9.0 / n} for n in range(1, 9)])
+    record = tmp_path / "metrics.jsonl"
+    text = record.read_text()
+    for option, format_ in (("--output", ".html"), ("--png", ".png")):
+        refused = CliRunner().invoke(main, [str(tmp_path), option, str(record)])
+        assert (refused.exit_code, record.read_text()) == (2, text)
+        assert f"{record}: choose a name that ends in {format_}" in refused.stderr
+    page, nowhere = tmp_path / "r.html", tmp_path / "none"
+    for words in (
+        ["--output", str(nowhere / "x.html")],
+        ["--output", str(page), "--png", f"{nowhere}/x.png"],
+    ):
+        failed = CliRunner().invoke(main, [str(tmp_path), *words])
+        assert (failed.exit_code, failed.output) == (1, f"Error: {words[-1]}: No such file or directory\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00\n", b'{"iteration": 1, "attempt": %d}\n' % 10**30])
+def test_a_file_without_a_line_of_a_record_is_refused(tmp_path, content):
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    failed = CliRunner().invoke(main, [str(tmp_path)])
+    assert (failed.exit_code, [path.name for path in tmp_path.iterdir()]) == (2, ["metrics.jsonl"])
+    assert f"no line of {tmp_path}/metrics.jsonl is a record" in failed.stderr
+
+
+DAMAGES = ("text", None, 1e308, float("nan"), [], {}, -1, [1], {"a": None}, 10**26, 10**400)
+
+
+@pytest.mark.parametrize("name", ["time", "iteration", "restart", "event", *about(), "attention"])
+def test_a_changed_value_is_shown_or_refused_in_a_sentence(tmp_path, name):
+    write_run(tmp_path)
+    record = tmp_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    at = next(n for n, line in enumerate(lines) if line.get("event") == "start")
+    for value in DAMAGES:
+        write_record(tmp_path, [*lines[:at], lines[at] | {name: value}, *lines[at + 1 :]])
+        # With several runs nothing is drawn, and they are compared.
+        done = CliRunner().invoke(main, [str(tmp_path)] * 2)
+        assert done.exit_code in (0, 2), (value, done.exception)
 
 
 def test_the_mean_is_over_a_twentieth_of_the_points():
@@ -630,7 +673,7 @@ def test_the_mean_is_over_a_twentieth_of_the_points():
 
 
 def test_a_record_without_losses_has_a_page_and_no_plot(tmp_path):
-    write_record(tmp_path, [])
+    write_record(tmp_path, [{"iteration": 0, "optimizer/learning_rate": 1.0}])
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 0
     assert "training loss: no iteration was logged yet" in (tmp_path / "report.html").read_text()

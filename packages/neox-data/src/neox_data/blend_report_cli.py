@@ -17,6 +17,9 @@ from neox_data.weights import weights_by_num_documents
 
 __all__ = ["blend_report"]
 
+# The order of a blend has an entry in memory for every sample.
+_SIZE = click.IntRange(1, 2**32)
+
 
 @click.command(
     "blend-report",
@@ -29,10 +32,8 @@ __all__ = ["blend_report"]
 @click.argument("prefixes", nargs=-1, metavar="[PREFIX...]")
 @config_options
 @verbose_option
-@click.option(
-    "--num-samples", type=click.IntRange(1), help="Number of samples: train_iters times train_batch_size."
-)
-@click.option("--seq-length", type=click.IntRange(1), help="Tokens per sample.")
+@click.option("--num-samples", type=_SIZE, help="Number of samples: train_iters times train_batch_size.")
+@click.option("--seq-length", type=_SIZE, help="Tokens per sample.")
 @click.option("--weights", help="Comma-separated relative weights, one per dataset.  [default: equal]")
 @click.option(
     "--alpha",

@@ -14,6 +14,7 @@ from neox_data.analyze_cli import analyze
 from neox_data.blend_report_cli import blend_report
 from neox_data.command import (
     DataCommands,
+    NamedPath,
     corpus_files_option,
     jsonl_key_option,
     log_interval_option,
@@ -41,7 +42,7 @@ from neox_data.preprocess.stdlib_corpus import write_stdlib_corpus
 from neox_data.sources import cut_offsets, merge_offsets
 from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, Tokenizer, build_tokenizer
 from neox_data.tokenizers.added import add_special_tokens
-from neox_data.tokenizers.train import FEWEST_ENTRIES, train_byte_level_bpe
+from neox_data.tokenizers.train import FEWEST_ENTRIES, MOST_ENTRIES, train_byte_level_bpe
 from neox_data.trace_cli import trace
 
 __all__ = ["main"]
@@ -69,7 +70,7 @@ def main() -> None:
     )
 )
 @click.argument("prefix")
-@click.option("--png", type=click.Path(path_type=Path), help="Plot the document lengths to this PNG file.")
+@click.option("--png", type=NamedPath(".png"), help="Plot the document lengths to this PNG file.")
 @click.option(
     "--show",
     type=click.IntRange(0),
@@ -256,6 +257,17 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
         click.get_current_context().exit(1)
 
 
+def _checked_tokens(
+    context: click.Context, parameter: click.Parameter, tokens: tuple[str, ...]
+) -> tuple[str, ...]:
+    if "" in tokens:
+        raise click.UsageError("a special token is empty; give its text")
+    for token in tokens:
+        if token != token.encode(errors="replace").decode():
+            raise click.UsageError(f"the special token {token!r} is not UTF-8; write it in UTF-8")
+    return tokens
+
+
 @main.command(
     "train-tokenizer",
     several=("--input",),
@@ -268,7 +280,7 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
 @jsonl_key_option
 @click.option(
     "--vocab-size",
-    type=click.IntRange(FEWEST_ENTRIES),
+    type=click.IntRange(FEWEST_ENTRIES, MOST_ENTRIES),
     default=8192,
     help="Vocabulary size, including the special tokens.",
 )
@@ -277,6 +289,7 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
     "special",
     multiple=True,
     metavar="TOKEN",
+    callback=_checked_tokens,
     help='Another special token, such as "<|mask|>"; repeat the option for each.',
 )
 @click.option("--output", type=click.Path(path_type=Path), default="tokenizer.json", help="File to write.")
@@ -294,8 +307,6 @@ def train_tokenizer(
     quiet: bool,
 ) -> None:
     """Train a byte-level BPE vocabulary, for HFTokenizer."""
-    if "" in special:
-        raise click.UsageError("a special token is empty; give its text")
     started = time.monotonic()
     passed_over = PassedOver()
     paths = find_inputs(inputs, passed_over)
@@ -328,15 +339,13 @@ def train_tokenizer(
     ),
 )
 @click.argument("source", metavar="TOKENIZER.json", type=click.Path(path_type=Path))
-@click.argument("tokens", metavar="TOKEN...", nargs=-1, required=True)
+@click.argument("tokens", metavar="TOKEN...", nargs=-1, required=True, callback=_checked_tokens)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="File to write.")
 def add_tokens(source: Path, tokens: tuple[str, ...], output: Path) -> None:
     """Add special tokens behind the vocabulary of TOKENIZER.json; all other ids stay the same.
 
     Tokenize data with the new tokenizer: a dataset records the tokenizer it was made with.
     """
-    if "" in tokens:
-        raise click.UsageError("a special token is empty; give its text")
     _refuse_existing_tokenizer(output)
     added = add_special_tokens(source, tokens, output)
     for token, number in added.items():

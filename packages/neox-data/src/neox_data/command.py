@@ -1,22 +1,22 @@
 """Shared parts of the package's commands: help, exit codes, error messages, and options."""
 
 import errno
-import io
 import logging
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from neox_data.errors import DataError
+from neox_data.output import checked_output
 from neox_data.whole_files import NO_ROOM
 
 __all__ = [
     "DataCommand",
     "DataCommands",
     "GivenPath",
+    "NamedPath",
     "corpus_files_option",
     "jsonl_key_option",
     "log_interval_option",
@@ -28,8 +28,6 @@ __all__ = [
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
 _FAILURE, _INVALID, _INTERRUPTED = 1, 2, 130
-# Why a standard output cannot be written to; other errors are not about it.
-_OUTPUT_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXIT_CODES = {
     0: "success",
     _FAILURE: "failure",
@@ -69,6 +67,20 @@ class GivenPath(click.Path):
         """Check that there is a path."""
         if not str(value):
             self.fail("is empty; give a path (. is the current folder)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class NamedPath(GivenPath):
+    """A path to write, whose name must end as files of its format do: no other file can be overwritten."""
+
+    def __init__(self, ending: str) -> None:
+        super().__init__(path_type=Path, dir_okay=False, readable=False)
+        self.ending = ending
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check the ending."""
+        if not str(value).lower().endswith(self.ending):
+            self.fail(f"{value}: choose a name that ends in {self.ending}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -144,18 +156,8 @@ class DataCommand(click.Command):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; a standard output that cannot be written to, such as a full disk, is reported."""
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            # Bytes of file names, and characters that its encoding lacks, are escaped.
-            sys.stdout.reconfigure(errors="backslashreplace")
-        try:
+        with checked_output():
             return super().main(*args, **kwargs)
-        except OSError as error:
-            if error.errno not in _OUTPUT_LOST:
-                raise
-            sys.stderr.write(f"standard output cannot be written to: {error.strerror}\n")
-            # Python would try to write the rest again when it exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(_FAILURE)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -165,6 +167,11 @@ class DataCommand(click.Command):
             # After the terminal's ^C.
             click.echo("\ninterrupted", err=True)
             ctx.exit(_INTERRUPTED)
+        except BrokenPipeError:
+            raise
+        except MemoryError as error:
+            click.ClickException(f"out of memory ({error}); use a host with more, or less data").show()
+            ctx.exit(_FAILURE)
         except DataError as error:
             click.ClickException(str(error)).show()
             ctx.exit(error.exit_code)
@@ -172,8 +179,6 @@ class DataCommand(click.Command):
             click.ClickException(f"{error}; write it in UTF-8, or set PYTHONUTF8=1").show()
             ctx.exit(_INVALID)
         except OSError as error:
-            # This raises the error of standard output, if it is one.
-            click.echo(nl=False)
             place = f"{error.filename}: " if error.filename else ""
             remedy = _MAKE_ROOM if error.errno in NO_ROOM else _REMEDIES.get(error.errno or 0)
             text = f"{place}{error.strerror or error}" + (f"; {remedy}" if remedy else "")

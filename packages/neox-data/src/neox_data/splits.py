@@ -21,7 +21,7 @@ def split_documents(split: str, num_documents: int) -> dict[str, range]:
         num_documents: number of documents.
 
     Raises:
-        DataError: a share is not a number of at least 0, or all are 0.
+        DataError: a share is not a number of at least 0, all are 0, or their sum is not finite.
 
     Source: Megatron-LM's split, rounding included: the boundaries are rounded one by one, and what the last
         one exceeds `num_documents` by is taken from all but the first.
@@ -30,9 +30,10 @@ def split_documents(split: str, num_documents: int) -> dict[str, range]:
         shares = [float(word) for word in re.split(r"[,/]", split)[: len(PARTS)]]
     except ValueError:
         raise DataError(f'split {split!r} is not a list of numbers; write it like "969, 30, 1"') from None
-    if not all(math.isfinite(share) and share >= 0 for share in shares) or not sum(shares):
+    if not (min(shares) >= 0 and 0 < plain_sum(shares) < math.inf):
         raise DataError(
-            f'split {split!r} must have shares of at least 0, one of them above 0; write it like "969, 30, 1"'
+            f"split {split!r} must have shares of at least 0, one of them above 0, and their sum finite; "
+            'write it like "969, 30, 1"'
         )
     shares += [0.0] * (len(PARTS) - len(shares))
     total = plain_sum(shares)

@@ -84,16 +84,16 @@ def weights_by_num_documents(num_documents: Sequence[int], alpha: float) -> np.n
     1 gives each document the same probability, 0 each dataset; large values select the largest dataset.
 
     Raises:
-        DataError: no dataset has a document, or alpha is below 0.
+        DataError: no dataset has a document, or alpha is below 0 or not finite.
 
     Source: `weighted_sampler_alpha` in GPT-NeoX's configuration reference (p ~ |L|^alpha, from
         arXiv:1911.02116).
     """
     counts = np.asarray(num_documents, dtype=np.float64)
-    if not counts.sum() > 0 or not alpha >= 0:
+    if not counts.sum() > 0 or not 0 <= alpha < math.inf:
         raise DataError(
-            f"weighted_sampler_alpha {alpha} with {counts.tolist()} documents: alpha must be at least 0 and "
-            "there must be documents; correct alpha or the data"
+            f"weighted_sampler_alpha {alpha} with {counts.tolist()} documents: alpha must be finite and at "
+            "least 0, and there must be documents; correct alpha or the data"
         )
     # Relative to the largest: the power of a share underflows for a large alpha, the power of 1 does not.
     return normalise_weights(((counts / counts.max()) ** alpha * (counts > 0)).tolist(), len(counts))

@@ -13,6 +13,7 @@ __all__ = ["atomic_write", "flush_file", "flush_folder", "set_aside", "write_new
 
 # Some file systems have no hard links, such as those of USB sticks and object stores.
 _NO_LINKS_HERE = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NotAFileError(OSError):
@@ -55,14 +56,18 @@ def atomic_write(path: Path, *, mode: int = 0o666, is_durable: bool = False) -> 
 
 @contextmanager
 def _replacing(path: Path, aside: Path) -> Iterator[None]:
-    """Rename one path to the other after the block; if it raises, remove the first."""
+    """Rename one path to the other after the block; if it raises, remove the first, which no error names."""
     try:
-        yield
         _refuse_others(path)
+        yield
         aside.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):  # The first error is the useful one.
             aside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            is_full = error.filename is None and error.errno in _NO_ROOM
+            if is_full or error.filename in (aside, str(aside)):
+                raise type(error)(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import click
@@ -22,6 +23,7 @@ __all__ = [
     "Command",
     "GivenPath",
     "Group",
+    "NamedPath",
     "Option",
     "about_encoding",
     "option",
@@ -91,6 +93,20 @@ class GivenPath(click.Path):
         """Check that there is a path."""
         if not str(value):
             self.fail("is empty; give a path (. is the current folder)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class NamedPath(GivenPath):
+    """A path to write, whose name must end as files of its format do: no other file can be overwritten."""
+
+    def __init__(self, ending: str) -> None:
+        super().__init__(path_type=Path, dir_okay=False, readable=False)
+        self.ending = ending
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check the ending."""
+        if not str(value).lower().endswith(self.ending):
+            self.fail(f"{value}: choose a name that ends in {self.ending}", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -27,6 +27,12 @@ def test_a_valid_file_is_reported_as_valid(minimal):
     )
 
 
+@pytest.mark.parametrize("name", ["", "/"])
+def test_a_path_without_a_name_is_reported(name):
+    result = run("check", name)
+    assert (result.exit_code, "is a directory, not a file" in result.output) == (2, True)
+
+
 @pytest.mark.parametrize("encoding", ["0", "1"])
 def test_a_name_that_the_environment_cannot_encode_is_reported(minimal, tmp_path, encoding):
     (tmp_path / "more.yml").write_text('data-path: "l\u00e4uf/corpus"\n', encoding="utf-8")

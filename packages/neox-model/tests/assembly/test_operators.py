@@ -134,6 +134,17 @@ def test_a_fused_operator_is_called_and_changes_no_result(calls, settings, names
         torch.testing.assert_close(given, wanted, atol=2e-6, rtol=1e-4)
 
 
+def test_the_operator_of_the_mlp_is_chosen_without_attention(calls):
+    resolved = resolved_from({"glu_fusion": True, "activation": "swiglu"})
+    # Of no class that the choice knows.
+    layers = tuple(dataclasses.replace(layer, mixer=object()) for layer in resolved.model.layers)
+    spec = dataclasses.replace(resolved.model, layers=layers)
+    device = torch.device("cpu")
+    found = choose_operators(spec, resolved.run, SINGLE_PROCESS, device=device, dtype=torch.float32)
+    assert found.gated_activation is operators.bias_swiglu.fused
+    assert (found.softmax, found.rotary, found.flex_unusable) == (None, None, None)
+
+
 def shapes(args):
     return [tuple(arg.shape) if isinstance(arg, torch.Tensor) else arg for arg in args]
 

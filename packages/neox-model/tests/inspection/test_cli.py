@@ -262,6 +262,10 @@ def with_a_folder_for_a_shard(folder: Path) -> None:
     (folder / SHARD).mkdir()
 
 
+def with_another_kind_of_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text("[]")
+
+
 def without_counters(folder: Path) -> None:
     edit_manifest(folder, "engine", {}, without=Manifest.read(folder).engine.keys())
 
@@ -326,6 +330,7 @@ DAMAGES = [
     (of_another_iteration, ["iteration is 3, but training / iteration is 5"]),
     (with_an_incomplete_tensor, [f"the pieces of {WEIGHT} are not the whole tensor"]),
     (without_the_manifest, [f"cannot read {{folder}}/{MANIFEST}: No such file or directory"]),
+    (with_another_kind_of_manifest, ["is damaged: it is not the text of a manifest; restore it"]),
     (with_a_changed_manifest, ["is damaged: its checksum does not match its contents"]),
 ]
 

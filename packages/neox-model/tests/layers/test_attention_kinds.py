@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
+from neox_config.facts.attention import WITHOUT_HEADS
 from neox_model.assembly.model import build_model
 from neox_model.layers.attention import (
     BlockPattern,
@@ -59,7 +60,7 @@ KINDS = {
     "amlp": [{}],
 }
 CASES = [(kind, sparsity) for kind, choices in KINDS.items() for sparsity in choices]
-PATTERNED = [case for case in CASES if case[0] not in ("global", "gmlp", "amlp")]
+PATTERNED = [case for case in CASES if case[0] not in ("global", *WITHOUT_HEADS)]
 
 
 def model_of(**settings) -> nn.Module:

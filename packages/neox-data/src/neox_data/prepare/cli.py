@@ -8,7 +8,7 @@ from neox_data.command import DataCommand, GivenPath, jsonl_key_option, log_inte
 from neox_data.prepare.run import RESULT
 from neox_data.prepare.run import prepare as run
 from neox_data.preprocess.inputs import ENDINGS
-from neox_data.tokenizers.train import FEWEST_ENTRIES
+from neox_data.tokenizers.train import FEWEST_ENTRIES, MOST_ENTRIES
 
 __all__ = ["prepare"]
 
@@ -43,7 +43,7 @@ __all__ = ["prepare"]
 )
 @click.option(
     "--vocab-size",
-    type=click.IntRange(FEWEST_ENTRIES),
+    type=click.IntRange(FEWEST_ENTRIES, MOST_ENTRIES),
     help="Entries of the tokenizer that is trained.  [default: by the size of the corpus, 512 to 32,768]",
 )
 @log_interval_option

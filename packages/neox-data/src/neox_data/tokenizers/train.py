@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from threading import current_thread, main_thread
 
@@ -16,12 +17,14 @@ from neox_data.errors import TokenizerError
 from neox_data.tokenizers.huggingface import END_OF_DOCUMENT, PADDING
 from neox_data.whole_files import written_aside
 
-__all__ = ["FEWEST_ENTRIES", "ended_by_ctrl_c", "train_byte_level_bpe", "write_words"]
+__all__ = ["FEWEST_ENTRIES", "MOST_ENTRIES", "ended_by_ctrl_c", "train_byte_level_bpe", "write_words"]
 
 _SPECIAL = [END_OF_DOCUMENT, PADDING]
 
 FEWEST_ENTRIES = 256 + len(_SPECIAL)
 """Size of the smallest vocabulary: all bytes, and the tokens for the ends of documents and for padding."""
+MOST_ENTRIES = 2**24
+"""Size of the largest one: the library reserves memory for all entries."""
 
 
 def train_byte_level_bpe(
@@ -39,7 +42,8 @@ def train_byte_level_bpe(
         special: special tokens in addition to those of the ends of documents and of padding.
 
     Raises:
-        TokenizerError: `vocab_size` is too small for the bytes and the special tokens.
+        TokenizerError: `vocab_size` is too small for the bytes and the special tokens, or no text has a
+            character.
     """
     alphabet = ByteLevel.alphabet()
     special = list(dict.fromkeys((*_SPECIAL, *special)))
@@ -50,6 +54,10 @@ def train_byte_level_bpe(
             "tokens; "
             f"use at least {least}"
         )
+    texts = filter(None, texts)
+    first = next(texts, None)
+    if first is None:
+        raise TokenizerError("the corpus has no text to train a tokenizer on; give files with texts")
     tokenizer = LibraryTokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -57,7 +65,7 @@ def train_byte_level_bpe(
         vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     with ended_by_ctrl_c():
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(chain((first,), texts), trainer)
     output.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(output) as file:
         file.write(tokenizer.to_str(pretty=True).encode())

@@ -7,7 +7,7 @@ from neox_config.derive.attention_layers import expand_attention
 from neox_config.derive.widths import mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
-from neox_config.facts.compression import GATED_MATRICES, LAYER_MATRICES
+from neox_config.facts.compression import GATED_MATRICES, HEADS_MATRICES, LAYER_MATRICES
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.compression import (
     ActivationQuantizationGroup,
@@ -62,6 +62,7 @@ def compressible_matrices(config: NeoXConfig) -> list[str]:
         if not ATTENTION_FACTS[kind].is_gmlp
         for name in LAYER_MATRICES
         if has_gate or name not in GATED_MATRICES
+        if ATTENTION_FACTS[kind].has_heads or name not in HEADS_MATRICES
     ]
 
 

@@ -80,7 +80,8 @@ def _of_layers(resolved: Resolved) -> Iterator[Problem]:
         remedy = f"set hidden-size: {aligned}, or another num-attention-heads"
         yield from _note("num_attention_heads", gives, attention.head_width, remedy)
     else:
-        numbers = gcd(model.width, gates[0].width // ranks)
+        widths = [each.width if isinstance(each, SpatialMLP) else model.width for each in mixers]
+        numbers = gcd(model.width, *(each // ranks for each in widths))
         remedy = f"set hidden-size: {aligned}"
         yield from _note("hidden_size", "is the width of all matrices", numbers, remedy)
     channel = next((layer.channel for layer in model.layers if layer.channel is not None), None)

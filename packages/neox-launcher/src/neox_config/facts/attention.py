@@ -12,6 +12,7 @@ __all__ = [
     "GMLP_TYPES",
     "ROWS_OF_ENCODER",
     "RPE_OF_ENCODER",
+    "WITHOUT_HEADS",
     "AttentionFacts",
     "has_layers",
     "layers_using",
@@ -24,11 +25,14 @@ class AttentionFacts:
 
     Args:
         settings: parameters of `sparsity_config` that have an effect.
-        is_gmlp: True if the layer mixes positions without attention over heads.
+        has_heads: True if the layer has the heads and projections of attention (attention.qkv and
+            attention.dense).
+        is_gmlp: True if the mixer is the whole layer, a gMLP, without an MLP behind it.
         has_inner_attention: True if a gMLP layer has one small attention head.
     """
 
     settings: tuple[str, ...] = ()
+    has_heads: bool = True
     is_gmlp: bool = False
     has_inner_attention: bool = False
 
@@ -63,11 +67,14 @@ ATTENTION_FACTS: Mapping[str, AttentionFacts] = {
             *("different_layout_per_head", "num_random_blocks"),
         ),
     ),
-    "gmlp": AttentionFacts(is_gmlp=True),
-    "amlp": AttentionFacts(is_gmlp=True, has_inner_attention=True),
+    "gmlp": AttentionFacts(has_heads=False, is_gmlp=True),
+    "amlp": AttentionFacts(has_heads=False, is_gmlp=True, has_inner_attention=True),
 }
 
 GMLP_TYPES = tuple(name for name, facts in ATTENTION_FACTS.items() if facts.is_gmlp)
+
+WITHOUT_HEADS = tuple(name for name, facts in ATTENTION_FACTS.items() if not facts.has_heads)
+"""Types of layers whose mixer is not attention over heads."""
 
 
 def layers_using(setting: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 __all__ = [
     "FEED_FORWARD_INPUTS",
     "GATED_MATRICES",
+    "HEADS_MATRICES",
     "HEADS_OUTPUT",
     "LAYER_MATRICES",
     "PERIODS_PER_EIGENVALUE",
@@ -24,6 +25,9 @@ LAYER_MATRICES = ("attention.qkv", "attention.dense", "mlp.up", "mlp.gate", "mlp
 
 GATED_MATRICES = ("mlp.gate",)
 """Those that only layers with a gated activation have."""
+
+HEADS_MATRICES = ("attention.qkv", "attention.dense")
+"""Those that only layers of attention over heads have."""
 
 HEADS_OUTPUT = "attention.dense"
 """The matrix whose inputs are the outputs of the heads."""

@@ -2,7 +2,7 @@
 
 from pathlib import PurePath
 
-__all__ = ["ENDINGS", "FEWEST_ENTRIES", "is_corpus_file"]
+__all__ = ["ENDINGS", "FEWEST_ENTRIES", "MOST_ENTRIES", "is_corpus_file"]
 
 _READABLE = (".jsonl", ".json", ".txt", ".md", ".markdown", ".dat", ".parquet", ".tar", ".zip")
 _PACKED = (".gz", ".zst", ".bz2", ".xz")
@@ -14,6 +14,8 @@ ENDINGS = f"{', '.join(_READABLE)}, optionally followed by {', '.join(_PACKED[:-
 """The endings of files that are read, for messages."""
 FEWEST_ENTRIES = 258
 """Size of the smallest vocabulary of a tokenizer that is trained."""
+MOST_ENTRIES = 2**24
+"""Size of the largest one."""
 
 
 def is_corpus_file(path: PurePath) -> bool:

@@ -190,7 +190,7 @@ def read_override(text: str, reading: Reading, *, option: str = "--set", precede
 
 def _find_file(path: Path, directory: Path | None) -> Path | Problem:
     base = path if directory is None else directory / path
-    for candidate in (base, base.with_name(base.name + ".yml"), base.with_name(base.name + ".yaml")):
+    for candidate in (base, Path(f"{base}.yml"), Path(f"{base}.yaml")):
         if why_not_readable(candidate) is None:
             return candidate
     place = Place(str(base))

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from neox_config.derive.adapters import adapted_matrices
 from neox_config.derive.attention_layers import types_in
-from neox_config.facts.attention import GMLP_TYPES
+from neox_config.facts.attention import WITHOUT_HEADS
+from neox_config.facts.conditions import one_of
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -24,8 +25,9 @@ def adapters_have_matrices(c: NeoXConfig) -> Iterator[Problem]:
     """Require that the model has a matrix that is adapted."""
     if not c.adapters.lora_rank:
         return
-    if types_in(c) & set(GMLP_TYPES):
-        yield Problem("lora_rank", "cannot be used with gmlp or amlp layers", "use other attention types")
+    if types_in(c) & set(WITHOUT_HEADS):
+        what = f"cannot be used with {one_of(WITHOUT_HEADS)} layers"
+        yield Problem("lora_rank", what, "use other attention types")
     if not adapted_matrices(c):
         yield Problem(
             "lora_target_modules",

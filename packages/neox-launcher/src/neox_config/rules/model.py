@@ -6,7 +6,7 @@ from neox_config.derive.attention_layers import expand_attention, types_in
 from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
 from neox_config.derive.layer_sharing import weight_owners
 from neox_config.derive.widths import MLP_SIZES, mlp_width
-from neox_config.facts.attention import GMLP_TYPES
+from neox_config.facts.attention import WITHOUT_HEADS
 from neox_config.facts.fused_operators import FUSED_OPERATORS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -42,7 +42,7 @@ def samples_fit_the_positions(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def shared_weights_fit(c: NeoXConfig) -> Iterator[Problem]:
-    """Require layers that share weights to have the same kind of block: attention, gmlp or amlp."""
+    """Require layers that share weights to have the same kind of block: attention, or one other type."""
     model = c.model
     unique = model.num_unique_layers
     if unique is None or model.num_layers % unique or not types_in(c):
@@ -51,7 +51,7 @@ def shared_weights_fit(c: NeoXConfig) -> Iterator[Problem]:
     owners = weight_owners(model.num_layers, unique, model.param_sharing_style) or ()
     for layer, owner in enumerate(owners):
         kinds = {types[layer], types[owner]}
-        if len(kinds) > 1 and not kinds.isdisjoint(GMLP_TYPES):
+        if len(kinds) > 1 and not kinds.isdisjoint(WITHOUT_HEADS):
             yield Problem(
                 "num_unique_layers",
                 f"gives layer {layer} ({types[layer]}) the weights of layer {owner} ({types[owner]}), "

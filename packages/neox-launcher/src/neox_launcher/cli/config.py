@@ -12,7 +12,7 @@ import click
 
 from neox_config import NeoXConfig, Resolved, engine_json, load_config
 from neox_config.catalogue import find_model, model_names
-from neox_config.command_line import PATH, Group
+from neox_config.command_line import PATH, Group, NamedPath
 from neox_config.counted import counted
 from neox_config.describe import explain as explanations
 from neox_config.describe.display import show_config, show_derived, show_difference
@@ -228,14 +228,12 @@ def diff(one: str, other: str, directory: str | None, devices: int | None, hostf
     "--output",
     "--plot",
     "plot",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPath(".png"),
     metavar="FILE.png",
     help="Also draw the values to this PNG file.",
 )
 def schedule(points: int, at: tuple[int, ...], plot: Path | None, **options: Any) -> None:
     """Print and draw the learning rate, batch size, sequence length, a changing momentum and curricula."""
-    if plot is not None and plot.suffix.lower() != ".png":
-        raise click.UsageError(f"--output {plot}: the picture is a PNG; choose a name that ends in .png")
     resolved = _resolved(**options, requires_data=True)
     show_course(resolved, points=points, at=at, plot=plot)
 

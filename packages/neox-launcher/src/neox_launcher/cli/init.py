@@ -16,7 +16,7 @@ from neox_config.atomic import atomic_write
 from neox_config.command_line import INTERRUPTED, Command, GivenPath, option, quiet_option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
-from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES
+from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES, MOST_ENTRIES
 from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import read_bytes
@@ -148,7 +148,7 @@ def _tokenizer_file(context: click.Context, parameter: click.Parameter, path: Pa
 @option(
     "--vocab-size",
     heading=_TEXTS,
-    type=click.IntRange(FEWEST_ENTRIES),
+    type=click.IntRange(FEWEST_ENTRIES, MOST_ENTRIES),
     help="Entries of the tokenizer that is trained. Default: 512 to 32,768, by the size of the texts.",
 )
 @option(

@@ -3,6 +3,7 @@
 import pytest
 
 from neox_config.derive.compression import compressed_matrices, compressible_matrices, matching
+from neox_config.facts.attention import ATTENTION_FACTS, AttentionFacts
 from neox_config.facts.compression import bits_at, block_of, density_at, is_n_of_m, quantized_share
 
 
@@ -42,6 +43,17 @@ def test_matrices_are_those_of_the_layers(load):
         "layers.0.mlp.down",
     ]
     assert "layers.0.mlp.gate" in compressible_matrices(load("activation: swiglu"))
+
+
+def test_a_layer_without_heads_has_only_the_matrices_of_its_mlp(load, monkeypatch):
+    monkeypatch.setitem(ATTENTION_FACTS, "local", AttentionFacts(has_heads=False))
+    found = compressible_matrices(load("attention-config: [[[local, global], all]]"))
+    assert found[:4] == [
+        "layers.0.mlp.up",
+        "layers.0.mlp.down",
+        "layers.1.attention.qkv",
+        "layers.1.attention.dense",
+    ]
 
 
 def test_patterns_are_searched_in_names():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -150,6 +151,22 @@ def test_the_parameter_behind_a_slow_width_is_noted_with_its_next_good_value(
     found = short(noted(load("", *WIDE, *settings), vocab_size))
     assert found == ([] if expected is None else [expected])
     assert noted(load("", *WIDE, *settings, "precision=fp32"), vocab_size) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (1, []),
+        (4, [("hidden_size: 2064", "is the width of all matrices", "set hidden-size: 2176")]),
+    ],
+)
+def test_the_width_of_another_mixer_is_that_of_the_layers(load, ranks, expected):
+    settings = ("hidden-size=2064", "mlp-width=8192", f"model-parallel-size={ranks}")
+    resolved = resolve(load("", *WIDE, *settings), devices=ranks)
+    # Of no class that the notes know.
+    layers = tuple(replace(layer, mixer=object()) for layer in resolved.model.layers)
+    other = replace(resolved, model=replace(resolved.model, layers=layers))
+    assert short(notes_on_widths(other, vocab_size=None)) == expected
 
 
 def test_several_slow_widths_are_noted_once_each(load):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from neox_config.facts.norms import NORM_FACTS
-from neox_config.spec.model import Attention, Layer, ModelSpec, Retrieval, Rotary
+from neox_config.spec.model import MLP, Attention, ModelSpec, Retrieval, Rotary
 from neox_config.spec.run import Fusion, Fusions, RunSpec
 from neox_kernels import (
     KernelUnavailable,
@@ -122,15 +122,17 @@ def choose_operators(
         norm_of_sum=norm_of_sum,
         norm_with_input=norm_with_input,
     )
-    for layer in spec.layers:
-        if isinstance(layer.mixer, Attention):
-            # Attention and MLP have one shape in all layers.
-            return replace(
-                found,
-                **_of_attention(layer.mixer, fusions, chooser, tokens, ranks, is_encoder=spec.is_encoder),
-                **_of_channel(layer, fusions, chooser, tokens, ranks),
-                flex_unusable=_why_not_flex(layer.mixer.head_width, run.dropout.attention, device),
-            )
+    # Attention and MLP have one shape in all layers that have them.
+    attention = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)), None)
+    if attention is not None:
+        found = replace(
+            found,
+            **_of_attention(attention, fusions, chooser, tokens, ranks, is_encoder=spec.is_encoder),
+            flex_unusable=_why_not_flex(attention.head_width, run.dropout.attention, device),
+        )
+    channel = next((layer.channel for layer in spec.layers if layer.channel is not None), None)
+    if channel is not None:
+        found = replace(found, **_of_channel(channel, fusions, chooser, tokens, ranks))
     return found
 
 
@@ -159,12 +161,9 @@ def _of_attention(
 
 
 def _of_channel(
-    layer: Layer, fusions: Fusions, chooser: "_Chooser", tokens: tuple[int, int], ranks: int
+    channel: MLP, fusions: Fusions, chooser: "_Chooser", tokens: tuple[int, int], ranks: int
 ) -> dict[str, Any]:
     """Choose the activation of the MLP, also for when a gated one is computed again."""
-    channel = layer.channel
-    if channel is None:
-        return {}
     shape_SBF = (*tokens, max(1, channel.width // ranks))
     has_gelu = channel.activation in ("gelu", "gelu_tanh")
     gelu = chooser.fused("bias-gelu-fusion", has_gelu and fusions.bias_gelu, bias_gelu, shape_SBF)

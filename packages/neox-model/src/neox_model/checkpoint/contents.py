@@ -241,8 +241,9 @@ def _parse(content: bytes, path: Path) -> Manifest:
     except ValidationError as error:
         raise DamagedCheckpointError(f"{path} is damaged: {first_problem(error)}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = quoted(f"{type(error).__name__}: {error}")
-        raise DamagedCheckpointError(f"{path} is damaged: {reason}") from error
+        raise DamagedCheckpointError(
+            f"{path} is damaged: it is not the text of a manifest; restore it from a copy"
+        ) from error
 
 
 def first_problem(error: ValidationError, *place: str) -> str:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import click
 
 from neox_config.atomic import atomic_write
-from neox_config.command_line import Command
+from neox_config.command_line import Command, NamedPath
 from neox_model.optional import MissingPackageError
 from neox_model.report.chart import draw_loss_curve
 from neox_model.report.page import render_page
@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 class _Report(Command):
-    reported: ClassVar[tuple[type[Exception], ...]] = (OSError, RecordError)
+    reported: ClassVar[tuple[type[Exception], ...]] = (OSError, MissingPackageError, ValueError)
 
 
 @click.command(
@@ -34,12 +34,12 @@ class _Report(Command):
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=NamedPath(".html"),
     help="Page to write. Default: report.html in the first RUN; report.N.html for metrics.N.jsonl.",
 )
 @click.option(
     "--png",
-    type=click.Path(path_type=Path),
+    type=NamedPath(".png"),
     help="Loss plot to write. Default, for a single RUN: loss.png in it, or OUTPUT with .png.",
 )
 def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
@@ -67,19 +67,24 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
             f"a record in {named} has a value of another kind than this version writes "
             f"({type(error).__name__}: {error}); restore the file, or remove the line that was changed"
         ) from error
-    with atomic_write(page) as file:
-        file.write(text)
-    click.echo(click.format_filename(page))
     picture = png
     if picture is None and len(runs) == 1:
         picture = _beside(runs[0], "loss.png") if output is None else output.with_suffix(".png")
-    if picture is not None:
+    written, failure = [page], None
+    # Without the plot that was asked for, the page is not written either.
+    with atomic_write(page) as file:
+        file.write(text)
+        file.flush()
         try:
-            click.echo(click.format_filename(draw_loss_curve(found[0], picture)))
+            written += [] if picture is None else [draw_loss_curve(found[0], picture)]
         except (MissingPackageError, OSError, ValueError) as error:
             if png is not None:
-                raise click.ClickException(str(error)) from error
-            click.echo(f"no plot: {error}", err=True)
+                raise
+            failure = error
+    for path in written:
+        click.echo(click.format_filename(path))
+    if failure is not None:
+        click.echo(f"no plot: {failure}", err=True)
     for record in (record for run in runs for record in earlier_records(run)):
         command = f"neox-report {shlex.quote(str(record))}"
         click.echo(f"{record} is the record of an earlier training; show it with: {command}", err=True)

@@ -189,7 +189,9 @@ def read_run(source: Path) -> Run:
         for name, value in record.items():
             if name not in _HEAD and isinstance(value, int | float):
                 columns.setdefault(name, Column()).add(iteration, value)
-    run.attempts = sorted(attempts.values(), key=lambda one: one.number) or [Attempt(number=1, first=0)]
+    if not attempts:
+        raise RecordError(f"no line of {path} is a record; restore the file, or pass another folder")
+    run.attempts = sorted(attempts.values(), key=lambda one: one.number)
     _add_failures(run)
     _add_checkpoints(run)
     for what, (prefixes, why) in _WANTED.items():

@@ -17,7 +17,7 @@ from neox_config.problems import in_words
 from neox_config.schema.config import sections
 from neox_config.schema.sections.attention import AttentionSection
 from neox_config.schema.sections.model import ModelSection
-from neox_config.spec.model import Layer, Rotary, SpatialMLP
+from neox_config.spec.model import Attention, Layer, Rotary
 from neox_config.spec.recorded import MODEL_SECTIONS, model_of
 from neox_config.spec.resume import flat_values
 from neox_model.convert.checkpoints import model_parameters
@@ -159,7 +159,7 @@ def _refuse_options(files: NeoXFiles, section: AttentionSection, layers: Sequenc
     """Refuse options that GPT-NeoX does not have, or whose meaning depends on its version."""
     first = layers[0]
     refused = ["apply-residual-connection-post-layernorm: true"] if first.residual_after_norm else []
-    kinds = (layer.mixer.kind for layer in layers if isinstance(layer.mixer, SpatialMLP))
+    kinds = (layer.mixer.kind for layer in layers if not isinstance(layer.mixer, Attention))
     refused += [f"attention-config: {kind}" for kind in dict.fromkeys(kinds)]
     if section.apply_query_key_layer_scaling and section.pos_emb in BIASED_SCORES:
         refused.append(f"apply-query-key-layer-scaling with pos-emb: {section.pos_emb}")

@@ -16,6 +16,7 @@ from typing import Any
 
 from neox_config import finite_json
 from neox_config.atomic import atomic_write, set_aside
+from neox_config.counted import counted, first_few
 from neox_config.facts.records import FAILURES, RECORD
 
 __all__ = ["FORMAT", "JsonlWriter", "read_metrics", "read_records", "superseded_from"]
@@ -23,6 +24,9 @@ __all__ = ["FORMAT", "JsonlWriter", "read_metrics", "read_records", "superseded_
 logger = logging.getLogger(__name__)
 
 FORMAT = "neox-metrics-1"
+# Damaged lines that a warning names.
+_MOST_NAMED = 3
+_ITERATIONS, _ATTEMPTS = range(2**63), range(1, 1_000_000)
 
 
 class JsonlWriter:
@@ -94,17 +98,22 @@ class JsonlWriter:
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield every line of a `metrics.jsonl`, metrics and events, without a truncated last line.
 
-    Damaged lines are skipped with a warning. Lines without an attempt, of an older version, are of the first.
+    Damaged lines are skipped, and counted in one warning. Lines without an attempt, of an older version,
+    are of the first.
     """
+    damaged = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 continue
             record = _parse(line)
             if record is None:
-                logger.warning("%s, line %d is damaged and skipped", path, number)
+                damaged.append(number)
             else:
                 yield record
+    if damaged:
+        total, named = counted(len(damaged), "damaged line"), first_few(damaged, _MOST_NAMED)
+        logger.warning("%s: skipped %s: %s", path, total, named)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -151,8 +160,9 @@ def _state_at(path: Path, iteration: int) -> tuple[int, set[str]]:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """Return a line of the record; None if it is damaged."""
     record = _dict_in(line)
-    has_place = type(record.get("iteration")) is int and type(record.get("attempt", 1)) is int
-    return record if has_place else None
+    iteration, attempt = record.get("iteration"), record.get("attempt", 1)
+    has_place = type(iteration) is int and iteration in _ITERATIONS
+    return record if has_place and type(attempt) is int and attempt in _ATTEMPTS else None
 
 
 def _dict_in(line: bytes) -> dict[str, Any]:
