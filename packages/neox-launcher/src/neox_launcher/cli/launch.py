@@ -25,7 +25,6 @@ from neox_launcher.cli.habits import (
 )
 from neox_launcher.cli.init import init
 from neox_launcher.cli.options import CONFIGURATION, directory_option, set_option
-from neox_launcher.cli.verify_layout import verify_layout
 from neox_launcher.controller.display import Display, open_display
 from neox_launcher.controller.doctor import examine_hosts
 from neox_launcher.controller.dry_run import Form, show_plan
@@ -133,7 +132,6 @@ def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
 
 
 main.add_command(init)
-main.add_command(verify_layout)
 
 
 @main.command(
