@@ -84,9 +84,10 @@ def run_ours(load, tasks, layouts):
     import torch.distributed as dist
 
     from neox_config import load_config, resolve
-    from neox_model.generate.run import load_forward
+    from neox_model.generate.run import job_of, load_forward
     from neox_model.parallel.topology import create_groups
     from neox_model.processes import load_tokenizer
+    from neox_model.scoring import harness
     from neox_model.scoring.evaluation import TextEvaluation
     from neox_model.scoring.scorer import Scorer
 
@@ -108,7 +109,18 @@ def run_ours(load, tasks, layouts):
         forward, _ = load_forward(resolved, load, groups, tokenizer)
         found = [evaluation.run(lambda: forward, iteration=0) for _ in range(2 if settings == () else 1)]  # noqa: B023
         scorer = Scorer(forward, seq_length=96, batch_tokens=200)
-        model = evaluation._model(evaluation._harness, forward, scorer)
+        job = job_of(
+            config.generation,
+            forward,
+            tokenizer,
+            groups,
+            seed=config.training.seed,
+            seq_length=resolved.run.batch.length,
+            reads_every_token=False,
+        )
+        model = harness.HarnessModel(
+            scorer, job.engine, tokenizer, groups, batch_size=job.batch_size, seed=job.seed
+        )
         results[name] = {"tasks": None, **direct(model, model)}
         if found[0] is not None:
             first, second = (plain(one.tasks["results"]) for one in (found[0], found[-1]))

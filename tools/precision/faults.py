@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from neox_config.spec.run import RunSpec
 from neox_model.assembly import as_pipeline
 from neox_model.engine import build_deepspeed, build_own_update, own_update
-from neox_model.engine.torch_engine import TorchEngine
+from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim import mixed_precision
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel import sharding
@@ -218,7 +218,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "accumulation not divided": Fault(
         replace(_PLAIN, accumulation=3),
-        _plants(TorchEngine, "_share_of", lambda original: lambda self, loss: 3 * original(self, loss)),
+        _plants(OwnUpdate, "guard", lambda original: lambda self, loss: 3 * original(self, loss)),
         r"^every update is 3 times what it must be",
     ),
     "accumulation not divided by DeepSpeed": Fault(

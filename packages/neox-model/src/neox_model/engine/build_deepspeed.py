@@ -112,12 +112,17 @@ def _build_zero(
     return inner, ZeroUpdate(inner, min_loss_scale=floor)
 
 
+def _settings(run: RunSpec) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run.engine.settings)
+    return found
+
+
 def _initialize(run: RunSpec, model: Any, groups: Groups, **parts: Any) -> Any:
     with _quiet(), allow_any_precision():
         inner, *_ = deepspeed.initialize(
             model=model,
             mpu=None if run.layout.is_pipeline else model_parallel_unit(groups),
-            config=json.loads(run.engine.settings),
+            config=_settings(run),
             dist_init_required=False,
             **parts,
         )

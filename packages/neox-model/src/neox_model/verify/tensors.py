@@ -12,7 +12,7 @@ from torch import Tensor
 from neox_config.counted import counted
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
+from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.verify.rounding import Limits
@@ -180,7 +180,7 @@ def _explain(expected: State, found: State, name: str) -> str:
     for dtype in (torch.bfloat16, torch.float16):
         pairs = zip(expected.chunks(name), found.chunks(name), strict=True)
         if all(torch.equal(one.to(dtype).double(), values.double()) for one, values in pairs):
-            return f"; they are rounded to {DTYPE_NAMES[dtype]}"
+            return f"; they are rounded to {str(dtype).removeprefix('torch.')}"
     return ""
 
 
