@@ -375,7 +375,7 @@ def test_a_file_without_room_is_named_and_leaves_nothing_behind(tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [("257", "257 is not in the range x>=258."), ("4k", "'4k' is not a valid integer range.")],
+    [("257", "257 is not in the range 258<=x<=16777216."), ("4k", "'4k' is not a valid integer range.")],
 )
 def test_a_vocabulary_without_all_bytes_is_refused_before_texts_are_read(tmp_path, size, message):
     found = prepare("--input", tmp_path / "absent", "--output", tmp_path / "run", "--vocab-size", size)
