@@ -72,8 +72,8 @@ def prepare(
     if vocab_file is not None:
         build_tokenizer(_TYPE, vocab_file=vocab_file)  # Refused before texts are read, which takes long.
     output.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=output):
-        pass  # Refused before texts are read; a lock would be waited for.
+    # A folder that cannot be written to is refused before texts are read; a lock would be waited for.
+    TemporaryFile(dir=output).close()
     with exclusive_lock(output / ".lock", purpose=f"preparing texts in {output}"):
         corpus = _corpus(names, output, key, vocab_file, vocab_size, say)
         # A power of two.

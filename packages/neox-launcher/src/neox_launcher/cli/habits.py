@@ -149,7 +149,7 @@ class LaunchGroup(LaunchCommand, Group):
                 # click would take the word after --dry-run as its value.
                 named.append(f"{DRY_RUN}=text" if word == DRY_RUN else word)
             elif not command and word in self.commands:
-                # A command has options of its own, also after `--`.
+                # A command also takes its own options after `--`.
                 command, may_be_option = word, True
                 named.append(word)
             elif command == "init":

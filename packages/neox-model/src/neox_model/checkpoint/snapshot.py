@@ -120,7 +120,7 @@ class Snapshot:
 
 
 def in_thread(action: Callable[..., None], *arguments: Any) -> "Future[None]":
-    """Start a function in a thread of its own, for which the end of the process waits."""
+    """Start a function in a separate thread, which the process waits for when it exits."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
     future = pool.submit(action, *arguments)
     pool.shutdown(wait=False)
