@@ -135,8 +135,9 @@ def test_the_model_of_a_configuration_is_written_and_read(path: Path) -> None:
     assert written_and_read(spec) == spec
 
 
-def test_drawn_models_are_written_and_read() -> None:
-    for settings, config in drawn_models(300):
+@pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_drawn_models_are_written_and_read(count: int) -> None:
+    for settings, config in drawn_models(count):
         spec = read_model(config)
         read = written_and_read(spec)
         assert (changes(spec, read), read.kinds) == ({}, spec.kinds), settings
