@@ -55,12 +55,14 @@ ROOMS = {
         "controller": {"backends", "plan", "worker", "protocol", "resources"},
         "autotuning": {"controller", "plan", "protocol", "resources"},
         "verify_resume": {"controller", "plan", "protocol", "resources"},
+        "verify_layout": {"controller", "plan", "protocol", "resources"},
         # -- before there is a configuration
         "init": set(),
         "cli": {
             "init",
             "autotuning",
             "verify_resume",
+            "verify_layout",
             "controller",
             "agent",
             "plan",
@@ -127,6 +129,7 @@ ROOMS = {
             *("assembly", "checkpoint", "train", "generate", "parallel", "processes", "worker", "errors"),
         },
         "verify": {"checkpoint", "metrics", "worker", "errors"},
+        "verify_layout": {"assembly", "checkpoint", "engine", "parallel", "train", "worker"},
         # -- programs and notebooks
         "api": {
             *("assembly", "checkpoint", "convert", "generate", "optim", "parallel", "processes", "train"),
@@ -143,6 +146,7 @@ ROOMS = {
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
     *("evaluate", "retrieve", "scoring", "verify", "commands", "inspection", "convert", "serve", "api"),
+    "verify_layout",
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
 # that one handler reports them all; the others have nothing to do with a configuration.
@@ -156,7 +160,7 @@ NOT_CONFIGURATION = tuple(
 )
 READS_DATA = (
     *("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "retrieve", "convert"),
-    "api",
+    *("api", "verify_layout"),
 )
 # What a worker of neox_model may import of the launcher: its own side of it, and the checks before a start,
 # which a worker that was started by hand runs itself.

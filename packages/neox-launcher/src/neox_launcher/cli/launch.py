@@ -25,6 +25,7 @@ from neox_launcher.cli.habits import (
 )
 from neox_launcher.cli.init import init
 from neox_launcher.cli.options import CONFIGURATION, directory_option, set_option
+from neox_launcher.cli.verify_layout import verify_layout
 from neox_launcher.controller.display import Display, open_display
 from neox_launcher.controller.doctor import examine_hosts
 from neox_launcher.controller.dry_run import Form, show_plan
@@ -132,6 +133,7 @@ def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
 
 
 main.add_command(init)
+main.add_command(verify_layout)
 
 
 @main.command(

@@ -27,6 +27,7 @@ PROGRAMS: Mapping[str, str] = {
     "find-blocks": "neox_model.retrieve.find_blocks",
     "doctor": "neox_model.doctor",
     "compare-trainings": "neox_model.verify",
+    "verify-layout": "neox_model.verify_layout",
 }
 _SHOWN_HOSTS = 32
 

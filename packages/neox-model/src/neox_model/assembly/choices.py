@@ -13,7 +13,13 @@ from neox_model.parallel.groups import Group
 
 __all__ = ["DTYPES", "Autocast", "all_ranks_agree", "build_autocast", "computing_device"]
 
-DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: Mapping[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    # Only `neox-launch verify-layout` computes in it.
+    "fp64": torch.float64,
+}
 
 
 def computing_device() -> torch.device:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neox_kernels.precision import widen
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
 from neox_model.parallel.collectives import gather_from_group
 from neox_model.parallel.groups import Group
@@ -79,7 +80,7 @@ class Distillation:
         with torch.no_grad(), _outputs_of([body[place] for place in self._theirs]) as theirs:
             expected_SBD = run_layers(body, inputs, recomputation=None)
             expected_BSV = teachers_head(expected_SBD) if self._share else None
-        weights_BS = targets[1].float()
+        weights_BS = targets[1]
         if logits_BSV is None or expected_BSV is None:
             # Without storing all logits.
             loss = head(hidden_SBD, targets, loss_fn)
@@ -90,7 +91,7 @@ class Distillation:
             )
         if self._weight:
             pairs = zip(own, theirs, strict=True)
-            squares = [(mine.float() - other.float()).square().mean(dim=-1) for mine, other in pairs]
+            squares = [(widen(mine) - widen(other)).square().mean(dim=-1) for mine, other in pairs]
             loss = loss + self._weight * (sum(squares) / len(own) * weights_BS.t()).sum()
         return loss
 
@@ -101,7 +102,7 @@ class Distillation:
         # The vocabulary of one of them may have more padding.
         size = min(vocab_size, *(each.shape[-1] for each in whole))
         found, expected = (
-            (each[..., :size].float() / self._temperature).log_softmax(dim=-1) for each in whole
+            (widen(each[..., :size]) / self._temperature).log_softmax(dim=-1) for each in whole
         )
         divergence_BS = (expected.exp() * (expected - found)).sum(dim=-1)
         return self._temperature**2 * (divergence_BS * weights_BS).sum()

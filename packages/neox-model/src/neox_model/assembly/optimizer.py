@@ -8,6 +8,7 @@ from neox_config.errors import ConfigError
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.schema.sections.optimizer import Optimizer as Chosen
 from neox_config.spec.run import RunSpec
+from neox_model.assembly.choices import DTYPES
 from neox_model.optim import OPTIMIZERS
 from neox_model.optim.adagrad import Adagrad
 from neox_model.optim.param_groups import split_by_kind, split_by_weight_decay
@@ -61,8 +62,8 @@ def build_optimizer(
             linear = (ColumnParallelLinear, RowParallelLinear)
             matrices = {id(module.weight) for module in model.modules() if isinstance(module, linear)}
             groups = split_by_kind(groups, matrices)
-            is_wide = run.precision.weights == "fp32"
-            arguments["iteration_dtype"] = torch.float32 if is_wide else torch.bfloat16
+            is_wide = run.precision.weights in ("fp32", "fp64")
+            arguments["iteration_dtype"] = DTYPES[run.precision.weights] if is_wide else torch.bfloat16
         return own(groups, **{name: values[name] for name in facts.declared}, **arguments)
     if optimizer.kind not in _TORCH_CLASSES:
         known = ", ".join(sorted({*OPTIMIZERS, *_TORCH_CLASSES}))

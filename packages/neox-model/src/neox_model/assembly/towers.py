@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from neox_kernels.precision import widen
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.layers.retrieval import RetrievalLoss
 
@@ -69,4 +70,4 @@ class TowerModel(nn.Module):
             inputs: (tokens, document ids, positions) of the texts.
         """
         embeddings_BE: Tensor = self.towers[SHARED if SHARED in self.towers else tower](inputs)
-        return embeddings_BE.float()
+        return widen(embeddings_BE)

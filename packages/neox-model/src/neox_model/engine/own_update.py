@@ -81,11 +81,15 @@ class OwnUpdate:
             self._losses.append(loss.detach())
         return guard_loss(loss, self.loss_scale)
 
-    def before(self, call: BeforeUpdate) -> None:
-        """Call the function before every update from now on."""
+    def names(self) -> dict[int, str]:
+        """Return the logical name of each parameter that the update changes, by its id."""
         paths = {id(parameter): name for name, parameter in named_logical_parameters(self._model)}
         held = zip(self.mixed.parameters, self._all_held(), strict=True)
-        names = {id(parameter): paths[id(run.param)] for parameter, run in held}
+        return {id(parameter): paths[id(run.param)] for parameter, run in held}
+
+    def before(self, call: BeforeUpdate) -> None:
+        """Call the function before every update from now on."""
+        names = self.names()
         held_as = {names[id(parameter)]: parameter for parameter in self.mixed.parameters}
         if not self.mixed.before_update:
             self.mixed.before_update.append(self._take_losses)
@@ -139,7 +143,7 @@ class OwnUpdate:
     def _mean_loss(self) -> Tensor:
         """Return the mean loss of the batch, the same on every rank. Collective over all ranks."""
         if self._batch_losses:
-            loss = mean_over(self._groups.data, torch.stack(self._batch_losses).float().mean())
+            loss = mean_over(self._groups.data, torch.stack(self._batch_losses).mean())
         else:
             # Only the last stage of a pipeline computes the loss.
             loss = torch.full((), -torch.inf, device=self.mixed.parameters[0].device)

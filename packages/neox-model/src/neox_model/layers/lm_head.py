@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neox_kernels.precision import widen
 from neox_model.parallel.collectives import all_gather
 from neox_model.parallel.cross_entropy import (
     LossOperator,
@@ -106,7 +107,7 @@ class LMLoss:
     def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss, a float32 scalar; 0 if every token is masked."""
         labels_BS, loss_mask_BS = targets
-        return (self.per_token(logits_BSV, labels_BS).float() * loss_mask_BS.float()).sum()
+        return (widen(self.per_token(logits_BSV, labels_BS)) * loss_mask_BS).sum()
 
     def of_hidden(self, hidden_SBD: Tensor, weight_VD: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss from the hidden states of the whole sequence.
@@ -127,7 +128,7 @@ class LMLoss:
             hidden_SBD.flatten(0, 1),
             weight_VD,
             labels_SB.reshape(-1),
-            weights_SB.float().reshape(-1),
+            weights_SB.reshape(-1),
             vocab_size=self.vocab_size,
             group=self.group,
             chunk_rows=self.chunk_rows,

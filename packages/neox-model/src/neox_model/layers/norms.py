@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neox_kernels.precision import widen
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import one_init, zero_init
 from neox_model.parallel.logical import logical_parameter
@@ -129,7 +130,7 @@ class RMSNorm(Norm):
 
 
 def _scale_norm(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    wide = inputs.float()
+    wide = widen(inputs)
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp(min=epsilon)
     return (weight * wide / length).to(inputs.dtype)
 

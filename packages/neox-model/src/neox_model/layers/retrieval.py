@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neox_kernels.precision import widen
 from neox_model.parallel.collectives import gather_from_group, gather_to_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import zero_init
@@ -68,7 +69,7 @@ class RetrievalLoss:
             query_BE: embeddings of this rank's queries.
             block_BE: the embedding of the block of each of them.
         """
-        query_BE, block_BE = query_BE.float(), block_BE.float()
+        query_BE, block_BE = widen(query_BE), widen(block_BE)
         scores_BC = query_BE @ gather_to_group(block_BE, self.group).t()
         own_B = self.group.rank * len(query_BE) + torch.arange(len(query_BE), device=scores_BC.device)
         if self.best and not torch.is_grad_enabled():

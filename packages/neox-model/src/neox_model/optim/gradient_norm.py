@@ -44,8 +44,7 @@ def global_gradient_norm(
     ]
     total = torch.zeros((), device=parameters[0].device)
     if counted:
-        norms = foreach_norm(counted, 2, dtype=torch.float32)
-        total = torch.stack(norms).square().sum().to(total.device)
+        total = torch.stack(_norms(counted)).square().sum().to(total.device)
     for group in (groups.model, groups.pipe, *((groups.data,) if are_sharded else ())):
         total = all_reduce(total, group)
     return total.sqrt()
@@ -133,7 +132,7 @@ def tensor_gradient_norms(
         Name to a float32 scalar on the gradients' device, the same on all tensor-parallel ranks.
     """
     owned = [pair for pair in zip(parameters, gradients, strict=True) if not is_stage_copy(pair[0])]
-    norms = list(foreach_norm([gradient for _, gradient in owned], 2, dtype=torch.float32)) if owned else []
+    norms = _norms([gradient for _, gradient in owned])
     if are_sharded and norms:
         squares = all_reduce(torch.stack(norms).square(), groups.data)
         norms = list(squares.sqrt().unbind())
@@ -150,6 +149,13 @@ def tensor_gradient_norms(
         norms = list(norm_over_replicas(torch.stack(norms), groups.data).unbind())
     factor = 1.0 if scale is None else 1.0 / scale
     return {names[id(parameter)]: norm * factor for (parameter, _), norm in zip(owned, norms, strict=True)}
+
+
+def _norms(gradients: list[Tensor]) -> list[Tensor]:
+    """Return the 2-norm of each tensor, in float32 for 16-bit ones."""
+    if not gradients:
+        return []
+    return list(foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32)))
 
 
 def _counts_here(parameter: Parameter, model: Group) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neox_kernels.precision import widen
 from neox_model.optim.base import Trained, WeightOptimizer
 from neox_model.optim.moments import moment_ratio, update_moments
 from neox_model.optim.split_weights import whole_norms
@@ -87,4 +88,4 @@ class Lamb(WeightOptimizer):
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tensor, dtype=torch.float32)
+    return torch.linalg.vector_norm(widen(tensor))

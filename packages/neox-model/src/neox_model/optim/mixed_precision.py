@@ -31,6 +31,8 @@ from neox_model.torch_compat import foreach_copy_, foreach_mul_, skip_on_device
 
 __all__ = ["BeforeStep", "MixedPrecisionOptimizer", "Tie", "guard_loss", "skips_on_device"]
 
+# Dtypes in which gradients are summed and weights updated; float64 only to verify a layout.
+_WIDE = (torch.float32, torch.float64)
 Tie = tuple[Parameter, ProcessGroup]
 # A function of the parameters, their gradients and the norm of all gradients, each with the loss scale.
 BeforeStep = Callable[[Sequence[Parameter], Sequence[Tensor], Tensor], None]
@@ -96,11 +98,11 @@ class MixedPrecisionOptimizer:
         self._reduce = reduce
         self._groups = groups
         self.parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        self.masters = self.parameters if dtype == torch.float32 else self._make_masters(dtype)
+        self.masters = self.parameters if dtype in _WIDE else self._make_masters(dtype)
         pairs = list(zip(self.parameters, self.masters, strict=True))
         master_of = {id(parameter): master for parameter, master in pairs}
         self._ties = [(parameter, master_of[id(parameter)], group) for parameter, group in ties]
-        self._sums_in_masters = self.masters is not self.parameters and accumulation_dtype == torch.float32
+        self._sums_in_masters = self.masters is not self.parameters and accumulation_dtype in _WIDE
         if self._sums_in_masters:
             for parameter, master in pairs:
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from neox_kernels.precision import widen
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
 
@@ -86,7 +87,7 @@ class BucketPosition(nn.Module):
         buckets_R = distance_buckets(
             distance_R, self.num_buckets, self.max_distance, both_ways=self.both_ways
         )
-        return self.weight.t().float()[:, buckets_R] * self.factor
+        return widen(self.weight.t())[:, buckets_R] * self.factor
 
 
 def alibi_slopes(heads: int) -> Sequence[float]:

@@ -1,0 +1,57 @@
+"""Renders the results of `verify-layout`."""
+
+from collections import Counter
+
+from neox_config.counted import counted
+from neox_config.spec.read_model import read_model
+from neox_launcher.protocol.layout_verification import LayoutAnswer
+from neox_launcher.verify_layout.sizes import Sizes
+from neox_launcher.verify_layout.small import Small
+
+__all__ = ["render_answer", "render_case", "render_kept"]
+
+_HEADER = ("", "compared", "result", "largest error", "limit")
+
+
+def render_case(title: str, sizes: Sizes, in_float64: bool, steps: int) -> str:
+    """Render the heading of a layout."""
+    layout = f"data {sizes.data} x pipe {sizes.stages} x model {sizes.tensor}"
+    precision = "float64" if in_float64 else "the configured precision"
+    return (
+        f"{title}: {layout}, {counted(sizes.processes, 'process')}, {precision}, {counted(steps, 'update')}"
+    )
+
+
+def render_kept(small: Small) -> str:
+    """Render what the small model keeps of the user's, and what it changes."""
+    config, model = small.config, read_model(small.config)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(model.kinds).items())
+    kept = [
+        f"layers {kinds}",
+        f"norm {model.norm.kind}",
+        f"positions {config.attention.pos_emb}",
+        f"activation {config.model.activation}",
+        *(["tied embeddings"] if model.is_tied else []),
+        f"optimizer {config.optimizer.optimizer.type}",
+        f"objective {model.objective}",
+    ]
+    changed = ", ".join(map(str, small.changes)) or "nothing"
+    return f"keeps {', '.join(kept)}\nchanges {changed}\n"
+
+
+def render_answer(answer: LayoutAnswer) -> str:
+    """Render a table of what was compared, the differences with their meaning, and the verdict."""
+    rows = [_HEADER]
+    for part in answer.parts:
+        result = f"DIFFERENT: {part.differing:,}" if part.differing else "agree"
+        rows.append((part.name, f"{part.compared:,}", result, f"{part.worst:.1e}", f"{part.limit:.0e}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    if not answer.findings:
+        return "\n".join([*lines, "", "verdict: the layout computes the same as one process\n"])
+    lines += ["", "verdict: the layout does NOT compute the same as one process"]
+    for finding in answer.findings:
+        lines += [f"  {finding.what}", f"      {finding.meaning}"]
+    return "\n".join([*lines, ""])

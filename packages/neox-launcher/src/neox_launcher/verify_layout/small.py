@@ -1,0 +1,324 @@
+"""Cut a configuration to a small one in which every mechanism of it is at work.
+
+The kinds of layers and their pattern, ties, shared layers, the ratio of heads, norms, positions, biases,
+adapters, objective, optimizer, schedule, loss scaling, accumulation and recomputation stay as they are. Sizes
+become small, and what starts later starts at once.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neox_config import NeoXConfig, Text, load_config
+from neox_config.derive.attention_layers import expand_attention
+from neox_config.derive.pipeline import chunks_per_stage
+from neox_config.derive.widths import mlp_width
+from neox_config.facts.widths import next_aligned
+from neox_config.problems import in_words
+from neox_config.schema.config import as_written
+from neox_launcher.verify_layout.sizes import Sizes
+
+__all__ = ["VOCABULARY", "Change", "Small", "reference_settings", "small_config", "with_settings"]
+
+# A prime: it requires padding on every tensor-parallel size.
+VOCABULARY = 61
+_STEPS = 100
+_LENGTH, _BLOCK = 32, 4
+# Sections that decide nothing of a step.
+_LEFT_OUT = (
+    *("launch", "checkpoint", "tokenizer", "logging", "generation", "serving", "monitors", "autotuning"),
+    "elasticity",
+)
+_HEAD_WIDTHS = (8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A parameter that the small configuration sets to another value."""
+
+    name: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.name.replace('_', '-')} {in_words(self.before)} -> {in_words(self.after)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Small:
+    """A small configuration.
+
+    Args:
+        config: the configuration, without dropout.
+        changes: what differs from the user's.
+        dropout: the user's probabilities of dropout, by parameter.
+    """
+
+    config: NeoXConfig
+    changes: tuple[Change, ...]
+    dropout: Mapping[str, float]
+
+
+def small_config(config: NeoXConfig, sizes: Sizes, *, keeps_sizes: bool = False) -> Small:
+    """Return the small copy of a configuration.
+
+    Args:
+        config: the user's, with the layout to verify.
+        sizes: the parallel sizes to run.
+        keeps_sizes: only what prevents a comparison is changed (`--full`).
+
+    Raises:
+        ConfigError: the small configuration breaks a rule, which the user's does not.
+    """
+    left_out = {name: None for section in _LEFT_OUT for name in config.given().get(section, {})}
+    changed = dict(left_out)
+    for part in (*(() if keeps_sizes else _SMALLER), _comparable):
+        changed |= part(config, sizes)
+    small = with_settings(config, changed, name="the small configuration")
+    dropout = {name: getattr(config.model, name) for name in ("hidden_dropout", "attention_dropout")}
+    return Small(config=small, changes=tuple(_changes(config, small)), dropout=dropout)
+
+
+def _put(settings: dict[str, Any], name: str, value: Any) -> None:
+    """Set a dotted name; None removes it."""
+    *blocks, last = name.split(".")
+    for block in blocks:
+        if value is None and block not in settings:
+            return
+        settings[block] = dict(settings.get(block) or {})
+        settings = settings[block]
+    if value is None:
+        settings.pop(last, None)
+    else:
+        settings[last] = value
+
+
+def _changes(before: NeoXConfig, after: NeoXConfig) -> Iterator[Change]:
+    """Yield the changes of what determines a step."""
+    for name in _flat_names(before, after):
+        values = before.value_of(name), after.value_of(name)
+        if values[0] != values[1]:
+            yield Change(name=name, before=values[0], after=values[1])
+
+
+def _flat_names(*configs: NeoXConfig) -> list[str]:
+    """Return the given parameters of sections that are kept, in order."""
+    names: dict[str, None] = {}
+    for config in configs:
+        for section, values in config.given().items():
+            if section not in _LEFT_OUT:
+                names |= dict.fromkeys(_leaves(values, ""))
+    return list(names)
+
+
+def _leaves(values: Mapping[str, Any], outer: str) -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{outer}{name}.")
+        else:
+            yield f"{outer}{name}"
+
+
+def _heads(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
+    """Keep the ratio of heads to key-value heads, up to 3, and the number of these if it is small."""
+    model, attention = config.model, config.attention
+    shared = model.num_kv_heads or model.num_attention_heads
+    ratio = min(model.num_attention_heads // shared, 3)
+    few = min(shared, 2 * sizes.tensor) if shared % sizes.tensor == 0 else shared
+    part = attention.rotary_pct if attention.pos_emb == "rotary" else 1.0
+    width = next((each for each in _HEAD_WIDTHS if (each * part) % 2 == 0), _HEAD_WIDTHS[-1])
+    return {
+        "num_attention_heads": few * ratio,
+        "num_kv_heads": None if model.num_kv_heads is None else few,
+        "hidden_size": few * ratio * width,
+    }
+
+
+def _widths(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
+    """Keep the ratio of the channels of an MLP to those between layers."""
+    width = _heads(config, sizes)["hidden_size"]
+    inner = max(1, round(mlp_width(config) * width / config.model.hidden_size))
+    return {
+        "mlp_width": next_aligned(inner, ranks=sizes.tensor),
+        **dict.fromkeys(("intermediate_size", "expansion_factor", "mlp_multiple_of")),
+        "gmlp_attn_dim": None if config.model.gmlp_attn_dim is None else 8,
+        "ict_head_size": None if config.objective.ict_head_size is None else 16,
+        "make_vocab_size_divisible_by": 1,
+        "lora_rank": min(config.adapters.lora_rank, 4) or None,
+    }
+
+
+def _layers(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
+    """Keep a period of the pattern of layers, shared layers, and whether stages have unequal shares."""
+    model = config.model
+    kinds = _period(expand_attention(config.attention.attention_config, model.num_layers))
+    chunks = sizes.stages * chunks_per_stage(config)
+    least = max(2, chunks, len(kinds))
+    unique = None if model.num_unique_layers is None else min(model.num_unique_layers, least)
+    if unique is not None:
+        least = -(-max(least, 2 * unique) // unique) * unique
+    elif sizes.stages > 1 and model.num_layers % max(1, config.parallelism.pipe_parallel_size):
+        least += least % sizes.stages == 0
+    pattern = [kinds[index % len(kinds)] for index in range(least)]
+    return {
+        "num_layers": least,
+        "num_unique_layers": unique,
+        "attention_config": None if config.attention.attention_config is None else pattern,
+    }
+
+
+def _period(kinds: Sequence[str]) -> list[str]:
+    """Return the shortest list that repeated gives these; if it is long, each kind once."""
+    for length in range(1, min(len(kinds), 6) + 1):
+        if all(kind == kinds[index % length] for index, kind in enumerate(kinds)):
+            return list(kinds[:length])
+    return list(dict.fromkeys(kinds))
+
+
+def _lengths(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
+    """Make sequences short, and windows and blocks shorter than them."""
+    model, attention = config.model, config.attention
+    longer = model.max_position_embeddings > model.seq_length
+    scaling = attention.rotary_scaling.original_max_position_embeddings
+    blocks = _LENGTH // _BLOCK
+    sparsity = attention.sparsity_config
+    found: dict[str, Any] = {
+        "seq_length": _LENGTH,
+        "max_position_embeddings": _LENGTH * (2 if longer else 1),
+        "sliding_window_width": None if attention.sliding_window_width is None else _LENGTH // 4,
+        "rpe_num_buckets": 8 if attention.pos_emb == "rpe" else None,
+        "rpe_max_distance": 16 if attention.pos_emb == "rpe" else None,
+        "rotary_scaling.original_max_position_embeddings": None if scaling is None else _LENGTH // 2,
+    }
+    if "sparsity_config" in config.attention.model_fields_set or any(
+        kind not in ("global", "local") for kind in expand_attention(attention.attention_config, 1)
+    ):
+        found |= {
+            "sparsity_config.block": _BLOCK,
+            "sparsity_config.num_local_blocks": min(sparsity.num_local_blocks, blocks // 2),
+            "sparsity_config.num_sliding_window_blocks": min(sparsity.num_sliding_window_blocks, 3),
+            "sparsity_config.num_random_blocks": min(sparsity.num_random_blocks, blocks // 2) or None,
+            "sparsity_config.num_global_blocks": min(sparsity.num_global_blocks, blocks // 2),
+        }
+    return found
+
+
+def _batch(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
+    """Keep whether there are several samples per micro-batch, and several micro-batches per update."""
+    training = config.training
+    micro = min(training.train_micro_batch_size_per_gpu or 2, 2)
+    accumulates = (training.gradient_accumulation_steps or 2) > 1 or sizes.stages > 1
+    accumulation = (2 * sizes.stages if sizes.stages > 1 else 2) if accumulates else 1
+    return {
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": accumulation,
+        "train_batch_size": None,
+    }
+
+
+def _starts(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
+    """Start at once what starts at an iteration."""
+    compression = config.compression.compression_training
+    found: dict[str, Any] = {}
+    for name in type(compression).model_fields:
+        block = getattr(compression, name)
+        shared = getattr(block, "shared_parameters", None)
+        if shared is not None and shared.enabled:
+            found[f"compression_training.{name}.shared_parameters.schedule_offset"] = 0
+    params = config.optimizer.optimizer.params
+    for name in ("freeze_step", "var_freeze_step"):
+        if name in params.model_fields_set:
+            found[f"optimizer.params.{name}"] = 1
+    return found
+
+
+def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
+    """Take away what prevents a comparison: dropout, data files, a warmup from 0."""
+    adapters, objective = config.adapters, config.objective
+    return {
+        "model_parallel_size": sizes.tensor,
+        "pipe_parallel_size": sizes.stages if config.parallelism.pipe_parallel_size else 0,
+        "hidden_dropout": 0,
+        "attention_dropout": 0,
+        "lora_dropout": 0 if adapters.lora_rank else None,
+        "lora_base": "drawn" if adapters.lora_rank else None,
+        "train_iters": _STEPS,
+        "train_epochs": None,
+        "warmup": 0,
+        "warmup_iters": None,
+        "lr_decay_iters": None,
+        "lr_decay_fraction": None,
+        "lr_wsd_decay_iters": None,
+        "eval_iters": 0,
+        "exit_interval": None,
+        "planned_seconds": None,
+        "on_spike": None,
+        "sdc_check_interval": None,
+        "adlr_autoresume": None,
+        "num_workers": None,
+        **{
+            name: None
+            for name in type(config.data).model_fields
+            if name.endswith(("_path", "_paths", "_weights"))
+        },
+        **{name: None for name in type(objective).model_fields if name.endswith(("_load", "_path"))},
+        "data_cache_dir": None,
+        "flops_profiler": None,
+        "comms_logger": None,
+        "wall_clock_breakdown": None,
+        "eval_interval": None,
+        "split": "1,0,0",
+        "log_interval": None,
+        "compression_training.layer_reduction": None,
+    }
+
+
+def reference_settings(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
+    """Return the settings with which one process of the torch engine does the same, plainly."""
+    fusions = {name: False for name in type(config.model).model_fields if name.endswith("_fusion")}
+    fusions |= {name: False for name in type(config.attention).model_fields if name.endswith("_fusion")}
+    recomputation = dict.fromkeys(type(config.activation_checkpointing).model_fields)
+    accumulation = config.training.gradient_accumulation_steps or 1
+    return {
+        **fusions,
+        **recomputation,
+        "model_parallel_size": None,
+        "pipe_parallel_size": None,
+        "sequence_parallel": None,
+        "pipeline_schedule": None,
+        "virtual_pipeline_stages": None,
+        "pipe_partition_method": None,
+        "compile": False,
+        "engine": "torch",
+        "deepspeed": None,
+        "zero_optimization": {"stage": 0},
+        "gradient_accumulation_steps": accumulation * sizes.data,
+    }
+
+
+def with_settings(config: NeoXConfig, changed: Mapping[str, Any], *, name: str) -> NeoXConfig:
+    """Return a configuration with other values; None removes one.
+
+    Args:
+        config: the configuration.
+        changed: values by dotted name.
+        name: the name of the result in messages.
+
+    Raises:
+        ConfigError: a rule refuses the result.
+    """
+    settings = {key: value for values in config.given().values() for key, value in values.items()}
+    for key, value in changed.items():
+        _put(settings, key, value)
+    return load_config([], texts=[Text(json.dumps(as_written(settings), allow_nan=False), name=name)])
+
+
+_SMALLER: tuple[Callable[[NeoXConfig, Sizes], dict[str, Any]], ...] = (
+    _heads,
+    _widths,
+    _layers,
+    _lengths,
+    _batch,
+    _starts,
+)

@@ -1,0 +1,202 @@
+"""`neox-launch verify-layout`: compare each layout with one process, and print what agrees."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from neox_config import Resolved, encode_resolved, load_config, resolve
+from neox_config.errors import LaunchError, NeoXError
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_launcher.controller.launch import run_plan
+from neox_launcher.controller.terminal import print_message
+from neox_launcher.plan.environment import travelling_variables
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.protocol.layout_verification import LayoutAnswer, LayoutRequest
+from neox_launcher.protocol.outcome import Outcome
+from neox_launcher.resources.host import Host
+from neox_launcher.resources.world import World
+from neox_launcher.verify_layout.report import render_answer, render_case, render_kept
+from neox_launcher.verify_layout.sizes import Sizes, parse_layout, sizes_of
+from neox_launcher.verify_layout.small import Small, reference_settings, small_config, with_settings
+
+__all__ = ["LayoutVerification", "verify_layouts"]
+
+_DIFFERENT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutVerification:
+    """The options of `verify-layout`.
+
+    Args:
+        paths: configuration files.
+        overrides: settings as `name=value`.
+        directory: directory of the files.
+        layouts: values of `--layout`; empty: the configuration's own.
+        steps: updates to compare.
+        precision: "float64", or "configured" for the configuration's.
+        full: keep the sizes of the model.
+        as_json: print JSON.
+        keep: keep the temporary files.
+    """
+
+    paths: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    directory: str | None = None
+    layouts: tuple[str, ...] = ()
+    steps: int = 3
+    precision: str | None = None
+    full: bool = False
+    as_json: bool = False
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """One layout to verify."""
+
+    title: str
+    small: Small
+    sizes: Sizes
+    in_float64: bool
+
+
+def verify_layouts(wanted: LayoutVerification, *, run: Callable[[LaunchPlan], Outcome] = run_plan) -> Outcome:
+    """Compare every layout with one process, and print the tables and the verdicts.
+
+    Args:
+        wanted: the options.
+        run: runs a plan.
+
+    Returns:
+        The outcome. Its exit code is 0 only if everything agrees; a failed run determines its own.
+
+    Raises:
+        NeoXError: the configuration, a layout, or its small copy is invalid.
+    """
+    # All are checked before the first one runs.
+    cases = [_case(wanted, layout) for layout in wanted.layouts or ("",)]
+    results = []
+    for case in cases:
+        if not wanted.as_json:
+            click.echo(render_case(case.title, case.sizes, case.in_float64, wanted.steps))
+            click.echo(render_kept(case.small))
+        with _work_folder(keep=wanted.keep) as folder:
+            outcome = run(_plan(case, folder, wanted.steps))
+        if outcome.exit_code or outcome.was_stopped:
+            return outcome
+        answer = _answer(outcome)
+        results.append((case, answer))
+        if not wanted.as_json:
+            click.echo(render_answer(answer))
+    if wanted.as_json:
+        click.echo(
+            json.dumps([_as_json(case, answer) for case, answer in results], indent=2, allow_nan=False)
+        )
+    agrees = not any(answer.findings for _, answer in results)
+    return Outcome(exit_code=0 if agrees else _DIFFERENT)
+
+
+def _case(wanted: LayoutVerification, layout: str) -> _Case:
+    given = parse_layout(layout)
+    settings = [f"{name}={value}" for name, value in given.items() if name != "dp"]
+    config = load_config(wanted.paths, overrides=[*wanted.overrides, *settings], directory=wanted.directory)
+    sizes = sizes_of(config, given, is_cut=not wanted.full)
+    small = small_config(config, sizes, keeps_sizes=wanted.full)
+    resolved = resolve(small.config, devices=sizes.processes)
+    facts = OPTIMIZER_FACTS.get(resolved.update.optimizer.kind)
+    if facts is not None and facts.replica_states and sizes.data > 1:
+        raise LaunchError(
+            f"{resolved.update.optimizer.type} compresses what each replica sends, so that its "
+            "updates depend on the number of replicas; add dp=1 to --layout, or set another optimizer"
+        )
+    why_not = _why_not_float64(resolved)
+    if wanted.precision == "float64" and why_not is not None:
+        raise LaunchError(f"--precision float64 is not possible with {why_not}; use --precision configured")
+    in_float64 = wanted.precision != "configured" and why_not is None
+    return _Case(
+        title=layout or "the layout of the configuration", small=small, sizes=sizes, in_float64=in_float64
+    )
+
+
+def _why_not_float64(resolved: Resolved) -> str | None:
+    """Return what computes in less than float64, whatever the tensors are; None if nothing does."""
+    if resolved.run.engine.name == "deepspeed":
+        return "DeepSpeed's engine"
+    return None
+
+
+@contextmanager
+def _work_folder(*, keep: bool) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="verify-layout-"))
+    try:
+        yield folder
+    finally:
+        if keep:
+            print_message(f"temporary files are kept in {folder}\n")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _plan(case: _Case, folder: Path, steps: int) -> LaunchPlan:
+    """Return the plan of the processes of a layout, all on this machine."""
+    files = {
+        "data_path": str(folder / "corpus"),
+        "tokenizer_type": "HFTokenizer",
+        "vocab_file": str(folder / "tokenizer.json"),
+        "exit_interval": steps,
+        "num_workers": 0,
+    }
+    own = with_settings(case.small.config, files, name="the small configuration")
+    plain = with_settings(own, reference_settings(own, case.sizes), name="the configuration of one process")
+    request = LayoutRequest(
+        reference=encode_resolved(resolve(plain, devices=1)),
+        folder=str(folder),
+        in_float64=case.in_float64,
+        dropout=dict(case.small.dropout),
+    )
+    return LaunchPlan(
+        program="verify-layout",
+        launcher="local",
+        world=World(hosts=(Host("localhost", tuple(range(case.sizes.processes))),), gpus=0),
+        hosts_from="verify-layout",
+        devices="",
+        master_addr="127.0.0.1",
+        master_port=0,
+        environment={
+            **travelling_variables(os.environ, home=Path.home(), folder=Path.cwd()),
+            # A thread per process: they share the cores of this machine.
+            "OMP_NUM_THREADS": "1",
+            **request.as_variables(),
+        },
+        resolved=resolve(own, devices=case.sizes.processes),
+        python=sys.executable,
+        working_directory=str(Path.cwd()),
+    )
+
+
+def _answer(outcome: Outcome) -> LayoutAnswer:
+    try:
+        return LayoutAnswer.from_facts(outcome.facts[0])
+    except KeyError as error:
+        raise NeoXError("the workers ended without a result; see their output above") from error
+
+
+def _as_json(case: _Case, answer: LayoutAnswer) -> dict[str, Any]:
+    return {
+        "layout": case.title,
+        "processes": case.sizes.processes,
+        "precision": "float64" if case.in_float64 else "configured",
+        "changed": {change.name: change.after for change in case.small.changes},
+        "agrees": not answer.findings,
+        **asdict(answer),
+    }

@@ -1,0 +1,116 @@
+"""Numbers that say how a part of a tensor differs from the reference's."""
+
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_model.checkpoint.blocks import Block
+
+__all__ = ["KINDS", "Piece", "Place", "Row", "compare_values"]
+
+# What is compared, in the order in which a fault shows.
+KINDS = (
+    *("initial weights", "loss", "gradients", "gradient norm"),
+    *("weights", "optimizer states", "model states"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A rank and its coordinates in the layout."""
+
+    rank: int
+    data: int
+    tensor: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The comparison of one rank's part of a tensor, or of a number.
+
+    Args:
+        step: number of the update, from 1; 0 before the first.
+        kind: one of KINDS.
+        name: logical name.
+        place: the rank.
+        is_split: tensor-parallel ranks hold different parts.
+        expected: 2-norm of the reference's values.
+        found: 2-norm of this rank's values.
+        product: inner product of both.
+        difference: 2-norm of the difference.
+        scale: what the difference is relative to.
+    """
+
+    step: int
+    kind: str
+    name: str
+    place: Place
+    is_split: bool
+    expected: float
+    found: float
+    product: float
+    difference: float
+    scale: float
+
+    @property
+    def error(self) -> float:
+        """The difference, relative to the scale; infinite if a value is not finite."""
+        if not isfinite(self.difference):
+            return float("inf")
+        if not self.scale:
+            return float("inf") if self.difference else 0.0
+        return self.difference / self.scale
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Place in the order in which a fault shows."""
+        return self.step, KINDS.index(self.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part that differs, with its values.
+
+    Args:
+        row: the comparison.
+        block: this rank's block of the tensor.
+        start: first element, row-major in the block.
+        values: the elements, float64, 1-D.
+    """
+
+    row: Row
+    block: Block
+    start: int
+    values: Tensor
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the same elements of a whole tensor, float64, 1-D."""
+        block = whole[tuple(slice(*bounds) for bounds in self.block)].reshape(-1)
+        return block[self.start : self.start + self.values.numel()].double()
+
+
+def compare_values(found: Tensor, expected: Tensor, *, scale: float, **about: Any) -> Row:
+    """Compare a part of a tensor with the reference's.
+
+    Args:
+        found: the values, float64.
+        expected: the reference's, of the same shape, float64.
+        scale: what the difference is relative to.
+        about: what a Row has besides.
+    """
+    return Row(
+        expected=_norm(expected),
+        found=_norm(found),
+        product=float((found * expected).sum()),
+        difference=_norm(found - expected),
+        scale=scale,
+        **about,
+    )
+
+
+def _norm(values: Tensor) -> float:
+    return sqrt(float(torch.square(values).sum()))
