@@ -5,7 +5,7 @@ import binascii
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from neox_config.counted import first_few
@@ -22,7 +22,7 @@ from neox_config.schema.parameter import Section
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.read_model import read_model
 from neox_config.spec.read_run import Sizes, read_data, read_run, read_update
-from neox_config.spec.run import RunSpec
+from neox_config.spec.run import Precision, RunSpec
 from neox_config.spec.update import DataSpec, UpdateSpec
 
 __all__ = [
@@ -73,6 +73,18 @@ class Resolved:
     def replaced(self, **sections: Section) -> Self:
         """Return the same with other sections of the configuration, which are not checked."""
         return self.of(self.config.model_copy(update=sections), self.sizes)
+
+    def in_float64(self) -> Self:
+        """Return the same with all numbers in float64, and a loss without a scale, to compare layouts.
+
+        The engine must be torch's.
+        """
+        run = replace(
+            self.run,
+            precision=Precision(weights="fp64", autocast=None, loss=None),
+            gradients=replace(self.run.gradients, accumulate_in="fp64", reduce_in=None),
+        )
+        return replace(self, run=run, update=replace(self.update, scaling=None))
 
 
 def derived_values(resolved: Resolved) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How the model runs: layout, engine, precision, recomputation and operators, as plain frozen values."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from neox_config.facts.engines import Capability, EngineName, averages_early
@@ -23,12 +23,11 @@ __all__ = [
     "Precision",
     "Recomputation",
     "RunSpec",
-    "in_float64",
 ]
 
 Fusion = bool | Literal["auto"]
 DataType = Literal["fp32", "bf16", "fp16", "fp64"]
-"""A configuration does not choose fp64: only `neox-launch verify-layout` computes in it (`in_float64`)."""
+"""A configuration does not choose fp64: only `neox-launch verify-layout` computes in it (`Resolved.in_float64`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,12 +334,3 @@ class RunSpec:
         """Return True if gradients are averaged during the backward pass (see `averages_early`)."""
         overlaps = False if self.layout.is_pipeline else self.gradients.overlaps
         return averages_early(self.engine.name, self.layout.zero, overlaps=overlaps, on_gpu=on_gpu)
-
-
-def in_float64(run: RunSpec) -> RunSpec:
-    """Return the same with all numbers in float64, to compare layouts: the engine must be torch's."""
-    return replace(
-        run,
-        precision=Precision(weights="fp64", autocast=None, loss=None),
-        gradients=replace(run.gradients, accumulate_in="fp64", reduce_in=None),
-    )

@@ -17,14 +17,14 @@ class LayoutRequest:
         reference: the configuration of one process, encoded.
         folder: folder for the corpus, the tokenizer and the reference's values, which all processes share.
         in_float64: compute in float64 instead of the configuration's precision.
-        dropout: probabilities of dropout of the configuration, by parameter; the comparison has none, but the
-            random numbers that ranks draw are compared.
+        dropping: the configuration with its dropout, encoded, whose random numbers are compared; None if it
+            has none. The comparison itself is without dropout.
     """
 
     reference: str
     folder: str
     in_float64: bool
-    dropout: Mapping[str, float]
+    dropping: str | None
 
     VARIABLE: ClassVar[str] = "NEOX_VERIFY_LAYOUT"
 

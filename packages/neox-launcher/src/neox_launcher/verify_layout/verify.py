@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from neox_config import Resolved, encode_resolved, load_config, resolve
+from neox_config import NeoXConfig, Resolved, encode_resolved, load_config, resolve
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_launcher.controller.launch import run_plan
@@ -158,16 +158,20 @@ def _plan(case: _Case, folder: Path, steps: int) -> LaunchPlan:
     }
     own = with_settings(case.small.config, files, name="the small configuration")
     plain = with_settings(own, reference_settings(own, case.sizes), name="the configuration of one process")
+    processes, dropping = case.sizes.processes, None
+    if any(case.small.dropout.values()):
+        drops = with_settings(own, {**case.small.dropout, "exit_interval": 1}, name="the one with dropout")
+        dropping = encode_resolved(_resolved(drops, processes))
     request = LayoutRequest(
-        reference=encode_resolved(resolve(plain, devices=1)),
+        reference=encode_resolved(_resolved(plain, 1)),
         folder=str(folder),
         in_float64=case.in_float64,
-        dropout=dict(case.small.dropout),
+        dropping=dropping,
     )
     return LaunchPlan(
         program="verify-layout",
         launcher="local",
-        world=World(hosts=(Host("localhost", tuple(range(case.sizes.processes))),), gpus=0),
+        world=World(hosts=(Host("localhost", tuple(range(processes))),), gpus=0),
         hosts_from="verify-layout",
         devices="",
         master_addr="127.0.0.1",
@@ -178,10 +182,16 @@ def _plan(case: _Case, folder: Path, steps: int) -> LaunchPlan:
             "OMP_NUM_THREADS": "1",
             **request.as_variables(),
         },
-        resolved=resolve(own, devices=case.sizes.processes),
+        resolved=_resolved(own, processes),
         python=sys.executable,
         working_directory=str(Path.cwd()),
     )
+
+
+def _resolved(config: NeoXConfig, devices: int) -> Resolved:
+    """Resolve a configuration without the checkpoint of adapters' base, whose values are drawn."""
+    resolved = resolve(config, devices=devices)
+    return resolved.replaced(adapters=resolved.config.adapters.replaced(lora_base=None))
 
 
 def _answer(outcome: Outcome) -> LayoutAnswer:

@@ -20,7 +20,7 @@ from neox_model.parallel.logical import Logical, named_logical_parameters
 from neox_model.parallel.random import mixed_seed
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import StepReport, TrainState
-from neox_model.train.training import Training
+from neox_model.train.training import Additions, Training
 from neox_model.verify_layout.rows import Piece, Place, Row, compare_values
 
 __all__ = ["Comparer", "Recorder", "Values"]
@@ -76,6 +76,11 @@ class _Observer(Hook):
             update.mixed.before_update.append(self._before)
         else:
             update.optimizer.register_step_pre_hook(self._before_step)
+
+    @property
+    def additions(self) -> Additions:
+        """What a training needs to be observed."""
+        return Additions(hooks=[self], fill=self.fill)
 
     def fill(self, model: nn.Module, groups: Groups) -> None:
         """Give every weight its first value."""
@@ -150,7 +155,7 @@ class Recorder(_Observer):
     """
 
     def __init__(self, values: Values, *, rounded_to: torch.dtype) -> None:
-        self._values, self._rounded_to = values, rounded_to
+        self.values, self._rounded_to = values, rounded_to
         self._counts: dict[str, int] = {}
 
     def attach(self, training: Training) -> None:
@@ -171,7 +176,7 @@ class Recorder(_Observer):
             assert parameter.grad is not None
             whole = parameter.grad.detach().clone()
             number = 0 if not self._counts.get(name) else self._counts[name]
-            self._values.put(f"micro-batch {number}", self.step, name, whole - before[0] if number else whole)
+            self.values.put(f"micro-batch {number}", self.step, name, whole - before[0] if number else whole)
             before[:] = [whole]
             self._counts[name] = number + 1
 
@@ -181,22 +186,22 @@ class Recorder(_Observer):
         """Keep the weights; draw those of constant tensors by their name."""
         with torch.no_grad():
             for name, parameter in named_logical_parameters(model):
-                self._values.put("initial weights", 0, name, parameter)
+                self.values.put("initial weights", 0, name, parameter)
                 if parameter.numel() and bool((parameter == parameter.reshape(-1)[0]).all()):
                     generator = torch.Generator().manual_seed(mixed_seed("verify", name))
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.add_(noise.to(parameter) * _SPREAD)
                 parameter.copy_(parameter.to(self._rounded_to))
-                self._values.put("first weights", 0, name, parameter)
+                self.values.put("first weights", 0, name, parameter)
 
     def take_number(self, kind: str, value: float) -> None:
         """Keep a number."""
-        self._values.put(kind, self.step, kind, torch.tensor(value, dtype=torch.float64))
+        self.values.put(kind, self.step, kind, torch.tensor(value, dtype=torch.float64))
 
     def take(self, kind: str, part: Part, target: Tensor, *, is_split: bool, scale: float = 1.0) -> None:
         """Keep a tensor, which is whole."""
         assert part.values.numel() == prod(part.shape), f"{part.name} is not whole in one process"
-        self._values.put(kind, self.step, part.name, part.values.view(part.shape))
+        self.values.put(kind, self.step, part.name, part.values.view(part.shape))
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Keep what an update computed."""
