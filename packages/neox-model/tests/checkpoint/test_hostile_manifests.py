@@ -246,6 +246,10 @@ CASES: dict[str, tuple[Edit, str]] = {
         lambda c: c["engine"].update(cur_iter=0.5),
         "engine / cur_iter is not an integer",
     ),
+    "a counter of more than 64 bits": (
+        lambda c: c["engine"].update(cur_iter=2**70),
+        "engine / cur_iter is not an integer",
+    ),
     "a loss scale that is too large": (
         lambda c: c["engine"].update(cur_scale=1e300),
         "engine / cur_scale is too large",

@@ -18,8 +18,8 @@ def test_progress_is_logged_every_ten_seconds_and_summed_up_at_the_end(caplog):
         progress.add(7, None)
     progress.finish()
     assert caplog.messages == [
-        "1 of 6 results, 14 tokens decoded, 1.4 tokens/s",
-        "3 of 6 results, 28 tokens decoded, 1.3 tokens/s",
+        "1 of 6 results; this replica has decoded 14 tokens, 1.4 tokens/s",
+        "3 of 6 results; this replica has decoded 28 tokens, 1.3 tokens/s",
         "6 prompts in, 4 results out; 28 tokens in 40.0 s (0.7 tokens/s)",
     ]
 
@@ -44,6 +44,6 @@ def test_tokens_are_logged_before_the_first_result(caplog):
     for _ in range(4):
         progress.note(2)
     assert caplog.messages == [
-        "0 of 1 results, 4 tokens decoded, 0.4 tokens/s",
-        "0 of 1 results, 8 tokens decoded, 0.4 tokens/s",
+        "0 of 1 results; this replica has decoded 4 tokens, 0.4 tokens/s",
+        "0 of 1 results; this replica has decoded 8 tokens, 0.4 tokens/s",
     ]

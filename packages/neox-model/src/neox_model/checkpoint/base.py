@@ -105,6 +105,12 @@ def load_base(
                 f"the base {folder} contains a different model: {problems[0]}; set the base's values, or "
                 "lora-base to another folder"
             )
+        for name in manifest.files:
+            if not (folder / name).is_file():
+                raise CheckpointError(
+                    f"the base {folder} lacks {name} on this host; if it was saved with "
+                    "use-node-local-storage, copy the files of all hosts into one folder"
+                )
         reader = ShardReader(folder, manifest)
         check_wanted(frozen, reader)
         digest = manifest_sha256(folder)

@@ -284,8 +284,9 @@ def _problems_of_states(manifest: Manifest) -> Iterator[str]:
     if STORED_TYPES["F32"].largest < abs(manifest.engine.get("cur_scale") or 0) < inf:
         yield "engine / cur_scale is too large"
     for name in _ENGINE_INTEGERS:
-        if not isinstance(manifest.engine.get(name, 0), int | None):
-            yield f"engine / {name} is not an integer"
+        value = manifest.engine.get(name) or 0
+        if not isinstance(value, int) or not -(2**63) <= value < 2**63:
+            yield f"engine / {name} is not an integer of 64 bits"
     if not are_ranges(manifest.training.get("left_out", [])):
         yield "training / left_out is not an ordered list of ranges [first, stop] with first < stop"
     for states in manifest.optimizer_scalars.values():

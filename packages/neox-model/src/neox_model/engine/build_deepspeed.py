@@ -133,6 +133,8 @@ def _initialize(run: RunSpec, model: Any, groups: Groups, **parts: Any) -> Any:
 def _quiet() -> Iterator[None]:
     """Log what DeepSpeed prints while it builds an engine, at level debug."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        yield
-    logger.debug("DeepSpeed: %s", printed.getvalue().strip())
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        logger.debug("DeepSpeed: %s", printed.getvalue().strip())

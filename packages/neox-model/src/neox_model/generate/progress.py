@@ -52,7 +52,7 @@ class Progress:
         if now - self._logged >= _INTERVAL_SECONDS:
             self._logged = now
             logger.info(
-                "%s of %s results, %s decoded, %.1f tokens/s",
+                "%s of %s results; this replica has decoded %s, %.1f tokens/s",
                 f"{self.results:,}",
                 f"{self._prompts:,}",
                 counted(self._decoded, "token"),

@@ -150,9 +150,10 @@ def add_left_out(training: Training) -> None:
                 _left_out_in(folder, owner, save=section.save, load=training.load) for folder in distinct
             ]
     state.left_out = merged(state.left_out, *(ranges for each in gather(control, found) for ranges in each))
+    end = len(training.datasets["train"])
     for first, stop in state.left_out if control.rank == 0 else ():
-        if stop > state.samples:
-            logger.warning("samples %d to %d are left out", first, stop - 1)
+        if stop > state.samples and first < end:
+            logger.warning("samples %d to %d are left out", first, min(stop, end) - 1)
 
 
 def owner_of(training: Training) -> Owner:

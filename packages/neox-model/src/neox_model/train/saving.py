@@ -280,7 +280,7 @@ class CheckpointHook(Hook):
 def _remedy(error: CheckpointError) -> str:
     """Return what to do about a full disk, possibly that of another rank, known by its text; else nothing."""
     if any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT)):
-        return "free disk space (keep-last-n-checkpoints limits the number of checkpoints)"
+        return "free disk space"
     return ""
 
 
