@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neox_config import NeoXConfig
+from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.errors import LaunchError
 
 __all__ = ["MOST_PROCESSES", "Sizes", "parse_layout", "sizes_of"]
@@ -73,13 +74,25 @@ def sizes_of(config: NeoXConfig, given: Mapping[str, Any], *, is_cut: bool) -> S
     tensor, stages = max(1, parallel.model_parallel_size), max(1, parallel.pipe_parallel_size)
     if is_cut:
         tensor, stages = min(tensor, 2), min(stages, 2)
-    copies = str(given.get("dp", 4 if config.zero.zero_optimization.zero_hpz_partition_size > 1 else 2))
+    copies = str(given.get("dp", _copies(config)))
     if not copies.isdecimal() or not int(copies):
         raise LaunchError(f"--layout dp={copies}: must be a number of copies of the model; use dp=2")
     sizes = Sizes(tensor=tensor, stages=stages, data=int(copies))
+    if sizes.data > 1 and optimizer_facts(config).replica_states:
+        raise LaunchError(
+            f"--layout dp={copies}: {config.optimizer.optimizer.type} compresses what each replica sends, so "
+            "that its updates depend on the number of replicas; use dp=1, or another optimizer"
+        )
     if sizes.processes > MOST_PROCESSES:
         raise LaunchError(
             f"the layout tp={tensor},pp={stages},dp={copies} takes {sizes.processes} processes, but "
             f"verify-layout runs at most {MOST_PROCESSES}; use smaller sizes, which have the same mechanisms"
         )
     return sizes
+
+
+def _copies(config: NeoXConfig) -> int:
+    """Return the least number of copies of the model on which data parallelism does all that it does."""
+    if optimizer_facts(config).replica_states:
+        return 1
+    return 4 if config.zero.zero_optimization.zero_hpz_partition_size > 1 else 2

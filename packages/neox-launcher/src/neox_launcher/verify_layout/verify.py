@@ -15,7 +15,6 @@ import click
 
 from neox_config import NeoXConfig, Resolved, encode_resolved, load_config, resolve
 from neox_config.errors import LaunchError, NeoXError
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_launcher.controller.launch import run_plan
 from neox_launcher.controller.terminal import print_message
 from neox_launcher.plan.environment import travelling_variables
@@ -113,12 +112,6 @@ def _case(wanted: LayoutVerification, layout: str) -> _Case:
     sizes = sizes_of(config, given, is_cut=not wanted.full)
     small = small_config(config, sizes, keeps_sizes=wanted.full)
     resolved = resolve(small.config, devices=sizes.processes)
-    facts = OPTIMIZER_FACTS.get(resolved.update.optimizer.kind)
-    if facts is not None and facts.replica_states and sizes.data > 1:
-        raise LaunchError(
-            f"{resolved.update.optimizer.type} compresses what each replica sends, so that its "
-            "updates depend on the number of replicas; add dp=1 to --layout, or set another optimizer"
-        )
     why_not = _why_not_float64(resolved)
     if wanted.precision == "float64" and why_not is not None:
         raise LaunchError(f"--precision float64 is not possible with {why_not}; use --precision configured")
