@@ -379,9 +379,7 @@ def test_a_save_that_fails_on_a_full_disk_has_a_remedy(caplog, iteration):
             # As the failure of any rank is reported on all of them.
             raise CheckpointError(f"saving x failed: {OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))}")
 
-    remedy = (
-        "No space left on device; free disk space"
-    )
+    remedy = "No space left on device; free disk space"
     if iteration == 7:
         with pytest.raises(NeoXError) as raised:
             run_saving(save)

@@ -9,15 +9,15 @@ from threading import current_thread, main_thread
 
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import ByteLevel, Whitespace
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers.huggingface import END_OF_DOCUMENT, PADDING
 from neox_data.whole_files import written_aside
 
-__all__ = ["FEWEST_ENTRIES", "MOST_ENTRIES", "ended_by_ctrl_c", "train_byte_level_bpe", "write_words"]
+__all__ = ["FEWEST_ENTRIES", "MOST_ENTRIES", "ended_by_ctrl_c", "train_byte_level_bpe"]
 
 _SPECIAL = [END_OF_DOCUMENT, PADDING]
 
@@ -70,22 +70,6 @@ def train_byte_level_bpe(
     with written_aside(output) as file:
         file.write(tokenizer.to_str(pretty=True).encode())
     return int(tokenizer.get_vocab_size())
-
-
-def write_words(words: Sequence[str], *, special: Sequence[str], output: Path) -> None:
-    """Write a `tokenizer.json` for HFTokenizer whose entries are whole words.
-
-    Args:
-        words: the words; others are the first.
-        special: special tokens, which have the first numbers.
-        output: the file, written atomically.
-    """
-    entries = {word: number for number, word in enumerate((*special, *words))}
-    tokenizer = LibraryTokenizer(WordLevel(entries, unk_token=words[0]))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.add_special_tokens(list(special))
-    with written_aside(output) as file:
-        file.write(tokenizer.to_str(pretty=True).encode())
 
 
 @contextmanager

@@ -27,7 +27,7 @@ __all__ = [
 
 Fusion = bool | Literal["auto"]
 DataType = Literal["fp32", "bf16", "fp16", "fp64"]
-"""A configuration does not choose fp64: only `neox-launch verify-layout` computes in it (`Resolved.in_float64`)."""
+"""A configuration does not choose fp64: only `neox-launch verify-layout` does (`Resolved.in_float64`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,18 +11,16 @@ __all__ = ["Finding", "LayoutAnswer", "LayoutRequest", "Part"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRequest:
-    """Request to train on a layout and in one process, and to compare.
+    """Request to train on a layout and in one process, in the current folder, and to compare.
 
     Args:
         reference: the configuration of one process, encoded.
-        folder: folder for the corpus, the tokenizer and the reference's values, which all processes share.
         in_float64: compute in float64 instead of the configuration's precision.
         dropping: the configuration with its dropout, encoded, whose random numbers are compared; None if it
             has none. The comparison itself is without dropout.
     """
 
     reference: str
-    folder: str
     in_float64: bool
     dropping: str | None
 
@@ -85,6 +83,11 @@ class LayoutAnswer:
 
     parts: tuple[Part, ...]
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Return True if nothing differs."""
+        return not self.findings and not any(part.differing for part in self.parts)
 
     def as_facts(self) -> dict[str, Any]:
         """Return the result as plain values for `from_facts`."""

@@ -49,7 +49,7 @@ def render_answer(answer: LayoutAnswer) -> str:
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    if not answer.findings:
+    if answer.agrees:
         return "\n".join([*lines, "", "verdict: the layout computes the same as one process\n"])
     lines += ["", "verdict: the layout does NOT compute the same as one process"]
     for finding in answer.findings:

@@ -19,10 +19,8 @@ from neox_config.problems import in_words
 from neox_config.schema.config import as_written
 from neox_launcher.verify_layout.sizes import Sizes
 
-__all__ = ["VOCABULARY", "Change", "Small", "reference_settings", "small_config", "with_settings"]
+__all__ = ["Change", "Small", "reference_settings", "small_config", "with_settings"]
 
-# A prime: it requires padding on every tensor-parallel size.
-VOCABULARY = 61
 _STEPS = 100
 _LENGTH, _BLOCK = 32, 4
 # Sections that decide nothing of a step.
@@ -235,8 +233,9 @@ def _starts(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
 
 def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     """Take away what prevents a comparison: dropout, data files, a warmup from 0."""
-    adapters, objective = config.adapters, config.objective
+    adapters = config.adapters
     return {
+        **_data(config),
         "model_parallel_size": sizes.tensor,
         "pipe_parallel_size": sizes.stages if config.parallelism.pipe_parallel_size else 0,
         "hidden_dropout": 0,
@@ -250,27 +249,39 @@ def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         "lr_decay_iters": None,
         "lr_decay_fraction": None,
         "lr_wsd_decay_iters": None,
-        "eval_iters": 0,
         "exit_interval": None,
         "planned_seconds": None,
         "on_spike": None,
         "sdc_check_interval": None,
         "adlr_autoresume": None,
-        "num_workers": None,
-        **{
-            name: None
-            for name in type(config.data).model_fields
-            if name.endswith(("_path", "_paths", "_weights"))
-        },
-        **{name: None for name in type(objective).model_fields if name.endswith(("_load", "_path"))},
-        "data_cache_dir": None,
+        "num_workers": 0,
         "flops_profiler": None,
         "comms_logger": None,
         "wall_clock_breakdown": None,
-        "eval_interval": None,
-        "split": "1,0,0",
+        "eval_iters": 1,
         "log_interval": None,
         "compression_training.layer_reduction": None,
+    }
+
+
+def _data(config: NeoXConfig) -> dict[str, Any]:
+    """Read the small corpus, with labels and titles if the configuration has some."""
+    data, objective = config.data, config.objective
+    has_labels = data.train_label_data_paths is not None
+    parts = ("train", "valid") if has_labels else ()
+    return {
+        **{name: None for name in type(data).model_fields if name.endswith(("_path", "_paths", "_weights"))},
+        **{
+            name: None for name in type(objective).model_fields if name.endswith(("_load", "_path", "_token"))
+        },
+        "data_cache_dir": None,
+        "data_path": None if has_labels else "corpus",
+        **{f"{part}_data_paths": ["corpus"] for part in parts},
+        **{f"{part}_label_data_paths": ["labels"] for part in parts},
+        "split": "8,2,0",
+        "titles_data_path": None if objective.titles_data_path is None else "titles",
+        "tokenizer_type": "HFTokenizer",
+        "vocab_file": "tokenizer.json",
     }
 
 
@@ -279,8 +290,15 @@ def reference_settings(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     fusions = {name: False for name in type(config.model).model_fields if name.endswith("_fusion")}
     fusions |= {name: False for name in type(config.attention).model_fields if name.endswith("_fusion")}
     recomputation = dict.fromkeys(type(config.activation_checkpointing).model_fields)
-    accumulation = config.training.gradient_accumulation_steps or 1
+    training = config.training
+    batch = {"gradient_accumulation_steps": (training.gradient_accumulation_steps or 1) * sizes.data}
+    if config.model.objective == "ict":
+        # A query is compared with the blocks of a micro-batch of all replicas.
+        batch = {
+            "train_micro_batch_size_per_gpu": (training.train_micro_batch_size_per_gpu or 1) * sizes.data
+        }
     return {
+        **batch,
         **fusions,
         **recomputation,
         "model_parallel_size": None,
@@ -293,7 +311,6 @@ def reference_settings(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         "engine": "torch",
         "deepspeed": None,
         "zero_optimization": {"stage": 0},
-        "gradient_accumulation_steps": accumulation * sizes.data,
     }
 
 

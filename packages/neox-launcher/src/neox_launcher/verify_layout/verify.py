@@ -101,7 +101,7 @@ def verify_layouts(wanted: LayoutVerification, *, run: Callable[[LaunchPlan], Ou
         click.echo(
             json.dumps([_as_json(case, answer) for case, answer in results], indent=2, allow_nan=False)
         )
-    agrees = not any(answer.findings for _, answer in results)
+    agrees = all(answer.agrees for _, answer in results)
     return Outcome(exit_code=0 if agrees else _DIFFERENT)
 
 
@@ -142,14 +142,8 @@ def _work_folder(*, keep: bool) -> Iterator[Path]:
 
 def _plan(case: _Case, folder: Path, steps: int) -> LaunchPlan:
     """Return the plan of the processes of a layout, all on this machine."""
-    files = {
-        "data_path": str(folder / "corpus"),
-        "tokenizer_type": "HFTokenizer",
-        "vocab_file": str(folder / "tokenizer.json"),
-        "exit_interval": steps,
-        "num_workers": 0,
-    }
-    own = with_settings(case.small.config, files, name="the small configuration")
+    ends = {"exit_interval": steps, "eval_interval": steps}
+    own = with_settings(case.small.config, ends, name="the small configuration")
     plain = with_settings(own, reference_settings(own, case.sizes), name="the configuration of one process")
     processes, dropping = case.sizes.processes, None
     if any(case.small.dropout.values()):
@@ -157,7 +151,6 @@ def _plan(case: _Case, folder: Path, steps: int) -> LaunchPlan:
         dropping = encode_resolved(_resolved(drops, processes))
     request = LayoutRequest(
         reference=encode_resolved(_resolved(plain, 1)),
-        folder=str(folder),
         in_float64=case.in_float64,
         dropping=dropping,
     )
@@ -177,7 +170,7 @@ def _plan(case: _Case, folder: Path, steps: int) -> LaunchPlan:
         },
         resolved=_resolved(own, processes),
         python=sys.executable,
-        working_directory=str(Path.cwd()),
+        working_directory=str(folder),
     )
 
 
@@ -200,6 +193,6 @@ def _as_json(case: _Case, answer: LayoutAnswer) -> dict[str, Any]:
         "processes": case.sizes.processes,
         "precision": "float64" if case.in_float64 else "configured",
         "changed": {change.name: change.after for change in case.small.changes},
-        "agrees": not answer.findings,
+        "agrees": answer.agrees,
         **asdict(answer),
     }

@@ -183,7 +183,7 @@ class Recorder(_Observer):
         return added
 
     def fill(self, model: nn.Module, groups: Groups) -> None:
-        """Keep the weights; draw those of constant tensors by their name."""
+        """Keep the weights; draw those of constant tensors by their name, and make no matrix small."""
         with torch.no_grad():
             for name, parameter in named_logical_parameters(model):
                 self.values.put("initial weights", 0, name, parameter)
@@ -191,6 +191,9 @@ class Recorder(_Observer):
                     generator = torch.Generator().manual_seed(mixed_seed("verify", name))
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.add_(noise.to(parameter) * _SPREAD)
+                elif parameter.dim() > 1:
+                    # Outputs as large as inputs: else layers, and what they add to gradients, are near zero.
+                    parameter.mul_(parameter.shape[-1] ** -0.5 / parameter.std())
                 parameter.copy_(parameter.to(self._rounded_to))
                 self.values.put("first weights", 0, name, parameter)
 
@@ -289,9 +292,12 @@ class Comparer(_Observer):
             is_split=is_split,
         )
         self.rows.append(row)
-        is_first = not self.pieces or self.pieces[0].row.order == row.order
-        if row.error > self._limit and is_first and expected.numel() <= _MOST_ELEMENTS:
-            self.pieces.append(Piece(row=row, block=part.block, start=part.start, values=piece_of.values))
+        if row.error > self._limit and expected.numel() <= _MOST_ELEMENTS:
+            # Only what comes first is explained. The loss does, but is known after the gradients.
+            if self.pieces and row.order < self.pieces[0].row.order:
+                self.pieces.clear()
+            if not self.pieces or row.order == self.pieces[0].row.order:
+                self.pieces.append(Piece(row=row, block=part.block, start=part.start, values=piece_of.values))
         return expected
 
     def _scale(self, kind: str, name: str, piece: Piece, expected: Tensor) -> float:

@@ -14,7 +14,7 @@ __all__ = ["KINDS", "Piece", "Place", "Row", "compare_values"]
 # What is compared, in the order in which a fault shows.
 KINDS = (
     *("initial weights", "loss", "gradients", "gradient norm"),
-    *("weights", "optimizer states", "model states"),
+    *("weights", "optimizer states", "model states", "evaluation loss"),
 )
 
 

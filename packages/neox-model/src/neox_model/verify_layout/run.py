@@ -19,10 +19,7 @@ from neox_model.verify_layout.observer import Comparer, Recorder, Values
 from neox_model.verify_layout.rows import Place
 from neox_model.verify_layout.streams import DropoutWatch, with_draws
 
-__all__ = ["LIMITS", "VOCABULARY", "verify_in"]
-
-VOCABULARY = 61
-"""Entries of the vocabulary; a prime, which requires padding on every tensor-parallel size."""
+__all__ = ["LIMITS", "verify_in"]
 
 # The largest relative error that is rounding, by the coarsest data type of the computation.
 LIMITS = {"fp64": 1e-10, "fp32": 2e-4, "fp16": 3e-2, "bf16": 2e-1}
@@ -35,19 +32,18 @@ def verify_in(groups: Groups, resolved: Resolved) -> None:
     The answer of rank 0 goes to the launcher.
     """
     request = LayoutRequest.from_environment()
-    folder = Path(request.folder)
     if request.in_float64:
         resolved = resolved.in_float64()
     computes_in = resolved.run.precision.computes_in
     with shared_outcome(groups.control, "compute the reference"):
         if groups.world.rank == 0:
-            write_corpus(folder, entries=VOCABULARY)
+            write_corpus(Path())
             recorder = Recorder(Values(), rounded_to=DTYPES[computes_in])
             plain = decode_resolved(request.reference).in_float64()
             with _default_dtype(torch.float64):
                 _train(open_training(SINGLE_PROCESS, plain, recorder.additions), recorder)
-            torch.save(recorder.values.tensors, folder / _VALUES)
-    values = Values(torch.load(folder / _VALUES, weights_only=True))
+            torch.save(recorder.values.tensors, _VALUES)
+    values = Values(torch.load(_VALUES, weights_only=True))
     place = Place(
         rank=groups.world.rank, data=groups.data.rank, tensor=groups.model.rank, stage=groups.pipe.rank
     )
@@ -93,3 +89,4 @@ def _train(opened: AbstractContextManager[Run], observer: Recorder | Comparer) -
     with opened as run:
         observer.attach(run.training)
         run.loop.run()
+        observer.take_number("evaluation loss", run.evaluator.results["valid"].loss)
