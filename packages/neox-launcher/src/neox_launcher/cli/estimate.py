@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from typing import Any
 
 import click
@@ -179,6 +180,10 @@ def estimate(
         click.echo(render_training_time(result, iterations=resolved.config.training.iterations, tflops=speed))
     if step:
         click.echo(render_step(result, step_collectives(result.setup, device=device)))
+    if result.setup.devices > 1:
+        click.echo(
+            f"\nprove on CPUs what this layout computes: neox-launch verify-layout {shlex.join(files)}"
+        )
     if device_memory is not None and not fits(result, device_memory):
         raise click.exceptions.Exit(1)
 

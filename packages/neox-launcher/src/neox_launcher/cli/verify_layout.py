@@ -49,6 +49,14 @@ _VERIFICATION, _OUTPUT = "Verification", "Output"
     help="Default: float64, where rounding is 1e-16; the configured one with DeepSpeed's engine.",
 )
 @option(
+    "--devices",
+    heading=_VERIFICATION,
+    type=click.Choice(["cpu", "gpu"]),
+    default="cpu",
+    show_default=True,
+    help="Processes on the CPUs of this machine, or one on each of its GPUs.",
+)
+@option(
     "--steps",
     heading=_VERIFICATION,
     type=click.IntRange(min=1, max=50),
@@ -67,6 +75,7 @@ def verify_layout(
     paths: tuple[str, ...],
     layouts: tuple[str, ...],
     precision: str | None,
+    devices: str,
     steps: int,
     full: bool,
     as_json: bool,
@@ -89,6 +98,7 @@ def verify_layout(
         layouts=layouts,
         steps=steps,
         precision=precision,
+        on_gpus=devices == "gpu",
         full=full,
         as_json=as_json,
         keep=keep,

@@ -57,6 +57,9 @@ class Finding:
     remedy: str = ""
 
 
+_NEXT = "whether the layout computes the same as one process: neox-launch verify-layout FILE"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """All findings.
@@ -81,7 +84,7 @@ class Diagnosis:
             lines += [f"{'':<{width}}       {line}" for line in more]
         bad = [finding for finding in self.findings if not finding.is_good]
         if not bad:
-            return "\n".join([*lines, "", "verdict: these hosts can run the job"])
+            return "\n".join([*lines, "", "verdict: these hosts can run the job", _NEXT])
         lines += ["", f"verdict: {len(bad)} problem{'s' if len(bad) > 1 else ''} to fix first"]
         return "\n".join([*lines, *(f"  {finding.name}: {finding.remedy}" for finding in bad)])
 

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from neox_config import NeoXConfig, Resolved, encode_resolved, load_config, resolve
+from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
 from neox_launcher.controller.launch import run_plan
 from neox_launcher.controller.terminal import print_message
@@ -22,6 +23,7 @@ from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.protocol.layout_verification import LayoutAnswer, LayoutRequest
 from neox_launcher.protocol.outcome import Outcome
 from neox_launcher.resources.host import Host
+from neox_launcher.resources.local_gpus import count_gpus
 from neox_launcher.resources.world import World
 from neox_launcher.verify_layout.report import render_answer, render_case, render_kept
 from neox_launcher.verify_layout.sizes import Sizes, parse_layout, sizes_of
@@ -42,7 +44,8 @@ class LayoutVerification:
         directory: directory of the files.
         layouts: values of `--layout`; empty: the configuration's own.
         steps: updates to compare.
-        precision: "float64", or "configured" for the configuration's.
+        precision: "float64", or "configured" for the configuration's; None: float64 where it is possible.
+        on_gpus: run on the GPUs of this machine.
         full: keep the sizes of the model.
         as_json: print JSON.
         keep: keep the temporary files.
@@ -54,6 +57,7 @@ class LayoutVerification:
     layouts: tuple[str, ...] = ()
     steps: int = 3
     precision: str | None = None
+    on_gpus: bool = False
     full: bool = False
     as_json: bool = False
     keep: bool = False
@@ -67,6 +71,7 @@ class _Case:
     small: Small
     sizes: Sizes
     in_float64: bool
+    gpus: int
 
 
 def verify_layouts(wanted: LayoutVerification, *, run: Callable[[LaunchPlan], Outcome] = run_plan) -> Outcome:
@@ -116,8 +121,19 @@ def _case(wanted: LayoutVerification, layout: str) -> _Case:
     if wanted.precision == "float64" and why_not is not None:
         raise LaunchError(f"--precision float64 is not possible with {why_not}; use --precision configured")
     in_float64 = wanted.precision != "configured" and why_not is None
+    gpus = count_gpus() if wanted.on_gpus else 0
+    if wanted.on_gpus and sizes.processes > gpus:
+        have = counted(gpus, "visible GPU")
+        raise LaunchError(
+            f"--devices gpu: the layout takes {sizes.processes} processes, a GPU each, but this machine has "
+            f"{have}; use smaller sizes in --layout, or --devices cpu"
+        )
     return _Case(
-        title=layout or "the layout of the configuration", small=small, sizes=sizes, in_float64=in_float64
+        title=layout or "the layout of the configuration",
+        small=small,
+        sizes=sizes,
+        in_float64=in_float64,
+        gpus=gpus,
     )
 
 
@@ -157,7 +173,7 @@ def _plan(case: _Case, folder: Path, steps: int) -> LaunchPlan:
     return LaunchPlan(
         program="verify-layout",
         launcher="local",
-        world=World(hosts=(Host("localhost", tuple(range(processes))),), gpus=0),
+        world=World(hosts=(Host("localhost", tuple(range(processes))),), gpus=case.gpus),
         hosts_from="verify-layout",
         devices="",
         master_addr="127.0.0.1",
