@@ -51,6 +51,8 @@ class _Command(click.Command):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; a standard output that cannot be written to, such as a full disk, is reported."""
+        # A closed one (`>&-`) is a file that cannot be written to, too.
+        sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
