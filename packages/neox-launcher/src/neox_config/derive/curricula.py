@@ -125,4 +125,5 @@ def difficulty_schedule(
     }
     if block.schedule_type == "fixed_linear":
         return fixed_linear(**growth)
+    assert block.schedule_type == "fixed_root", block.schedule_type
     return fixed_root(**growth, degree=schedule.root_degree)

@@ -156,6 +156,7 @@ def _scheduler_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
             lr_range_test_step_rate=params.lr_range_test_step_rate,
             lr_range_test_staircase=params.lr_range_test_staircase,
         )
+    assert kind == "OneCycle", kind
     return _one_cycle(params)
 
 

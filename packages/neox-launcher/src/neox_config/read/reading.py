@@ -317,7 +317,10 @@ class _Reader:
             what = f"it contains the character U+{int(error.character):04X}"
             remedy = "delete it, or write the text in UTF-8"
         except RecursionError:
-            what, remedy = f"it is {TOO_DEEP}", "reduce the nesting; no parameter needs it"
+            _, what, remedy = explain_syntax(yaml.MarkedYAMLError(problem=TOO_DEEP))
+        except (OverflowError, ValueError):
+            # Of chr: "\UFFFFFFFF" is no character.
+            _, what, remedy = explain_syntax(yaml.MarkedYAMLError(problem="unknown escape character"))
         place = self._place
         if not place.spelling:
             place = Place(place.file, line, _line_of(text, line))

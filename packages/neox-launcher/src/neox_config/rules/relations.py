@@ -1,6 +1,10 @@
-"""Rules of one form for many parameters: values that exclude each other, are in order, or divide others."""
+"""Rules of one form for many parameters: values that exclude each other, are in order, or divide others.
+
+A relation of which a value is itself invalid is skipped, and the others of its rule are not.
+"""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from heapq import nsmallest
 
 from neox_config.derive.attention_layers import types_in
@@ -8,6 +12,7 @@ from neox_config.derive.curricula import METRICS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import Problem, in_words
 from neox_config.schema.config import NeoXConfig
+from neox_config.schema.parameter import InvalidValue
 
 # A parameter -> another one that cannot be set, or true, at the same time.
 _EXCLUDES: Mapping[str, str] = {
@@ -45,20 +50,25 @@ _MOST_TRIED, _NAMED = 10_000, 4
 def settings_exclude_each_other(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse two settings of which a configuration can have only one."""
     for name, other in _EXCLUDES.items():
-        values = c.value_of(name), c.value_of(other)
-        if all(value not in (None, "auto") and value is not False for value in values):
-            both = "be true" if values[0] is True else "be set"
-            yield Problem(name, f"and {other.replace('_', '-')} cannot both {both}", "keep one of the two")
+        with suppress(InvalidValue):
+            values = c.value_of(name), c.value_of(other)
+            if all(value not in (None, "auto") and value is not False for value in values):
+                both = "be true" if values[0] is True else "be set"
+                yield Problem(name, f"and {other.replace('_', '-')} cannot both {both}", "keep one of the two")
 
 
 def limits_are_in_order(c: NeoXConfig) -> Iterator[Problem]:
     """Require each upper limit to be at least the lower one."""
-    metrics = c.data_efficiency.data_efficiency.data_sampling.curriculum_learning.curriculum_metrics
-    of_metrics = {f"{METRICS}.{key}.min_difficulty": f"{METRICS}.{key}.max_difficulty" for key in metrics}
-    for name, other in {**_LIMITS, **of_metrics}.items():
-        lower, upper = c.value_of(name), c.value_of(other)
-        if lower is not None and upper is not None and upper < lower:
-            yield Problem(other, f"is less than {name.rpartition('.')[2]}: {lower}", f"use at least {lower}")
+    limits = dict(_LIMITS)
+    with suppress(InvalidValue):
+        metrics = c.data_efficiency.data_efficiency.data_sampling.curriculum_learning.curriculum_metrics
+        limits |= {f"{METRICS}.{key}.min_difficulty": f"{METRICS}.{key}.max_difficulty" for key in metrics}
+    for name, other in limits.items():
+        with suppress(InvalidValue):
+            lower, upper = c.value_of(name), c.value_of(other)
+            if lower is not None and upper is not None and upper < lower:
+                what = f"is less than {name.rpartition('.')[2]}: {lower}"
+                yield Problem(other, what, f"use at least {lower}")
 
 
 def sizes_divide_others(c: NeoXConfig) -> Iterator[Problem]:
@@ -68,25 +78,31 @@ def sizes_divide_others(c: NeoXConfig) -> Iterator[Problem]:
         "num_kv_heads": "num_attention_heads",
         "num_unique_layers": "num_layers",
     }
-    kinds = [ATTENTION_FACTS[kind] for kind in types_in(c)]
-    if any(kind.is_in_blocks for kind in kinds):
-        pairs["sparsity_config.block"] = "seq_length"
-    if any("num_different_global_patterns" in kind.settings for kind in kinds):
-        pairs["sparsity_config.num_global_blocks"] = "sparsity_config.num_local_blocks"
+    with suppress(InvalidValue):
+        kinds = [ATTENTION_FACTS[kind] for kind in types_in(c)]
+        if any(kind.is_in_blocks for kind in kinds):
+            pairs["sparsity_config.block"] = "seq_length"
+        if any("num_different_global_patterns" in kind.settings for kind in kinds):
+            pairs["sparsity_config.num_global_blocks"] = "sparsity_config.num_local_blocks"
     for name, other in pairs.items():
-        size, whole = c.value_of(name), c.value_of(other)
-        if size is not None and whole % size:
-            divisors = [each for each in range(1, min(whole, _MOST_TRIED) + 1) if whole % each == 0]
-            near = sorted(nsmallest(_NAMED, divisors, key=lambda divisor: abs(divisor - size)))
-            what = f"does not divide {other.rpartition('.')[2].replace('_', '-')}: {whole}"
-            yield Problem(name, what, f"use {', '.join(map(str, near))}")
+        with suppress(InvalidValue):
+            size, whole = c.value_of(name), c.value_of(other)
+            if size is not None and whole % size:
+                what = f"does not divide {other.rpartition('.')[2].replace('_', '-')}: {whole}"
+                yield Problem(name, what, f"use {', '.join(map(str, _divisors_near(size, whole)))}")
 
 
 def kernels_suit_the_model(c: NeoXConfig) -> Iterator[Problem]:
     """Require what a fused kernel computes, if it is required."""
     for kernel, name, allowed in _KERNELS:
-        value, named = c.value_of(name), name.replace("_", "-")
-        if c.value_of(kernel) is True and value not in allowed:
-            needed = f"{named}: {' or '.join(map(in_words, allowed))}"
-            what = f"requires {needed}, not {in_words(value)}"
-            yield Problem(kernel, what, f"set {kernel.replace('_', '-')}: false, or {needed}")
+        with suppress(InvalidValue):
+            value = c.value_of(name)
+            if c.value_of(kernel) is True and value not in allowed:
+                needed = f"{name.replace('_', '-')}: {' or '.join(map(in_words, allowed))}"
+                what = f"requires {needed}, not {in_words(value)}"
+                yield Problem(kernel, what, f"set {kernel.replace('_', '-')}: false, or {needed}")
+
+
+def _divisors_near(size: int, whole: int) -> list[int]:
+    divisors = [each for each in range(1, min(whole, _MOST_TRIED) + 1) if whole % each == 0]
+    return sorted(nsmallest(_NAMED, divisors, key=lambda divisor: abs(divisor - size)))

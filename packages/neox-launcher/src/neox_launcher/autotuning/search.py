@@ -28,6 +28,7 @@ def in_order(candidates: Sequence[Candidate], tuning: Autotuning, *, seed: int) 
         return [random.Random(seed).sample(stage, len(stage)) for stage in stages]
     if tuning.tuner_type == "model_based":
         return [sorted(stage, key=lambda one: one.merit(tuning.metric), reverse=True) for stage in stages]
+    assert tuning.tuner_type == "gridsearch", tuning.tuner_type
     return stages
 
 

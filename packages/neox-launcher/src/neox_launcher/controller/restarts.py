@@ -141,13 +141,10 @@ def _wait(seconds: float) -> int | None:
     """Wait, and return the stop signal that ended the wait; None if none arrived."""
     # An ignored SIGHUP, as under nohup, is no request to stop.
     numbers = {number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
+    with signals_blocked(numbers):
         received = signal.sigtimedwait(numbers, seconds)
         while received is not None and signal.sigtimedwait(numbers, _REPEAT_SECONDS):
             pass  # The same request again, which would end this process.
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return None if received is None else received.si_signo
 
 

@@ -324,11 +324,8 @@ def _work_folder(job: _Job, wanted: VerifyRequest) -> Iterator[Path]:
 
 def _remove(folder: Path) -> None:
     """Remove the folder, with signals blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
-    try:
+    with signals_blocked(_ENDING_SIGNALS):
         shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _parent_folder(config: NeoXConfig, work_dir: str | None) -> Path:
