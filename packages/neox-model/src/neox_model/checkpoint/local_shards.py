@@ -170,7 +170,10 @@ def _copy(
     """Copy one file from a host to others. Collective over all ranks."""
     action = f"copying {path} from {storage.names[holder]}"
     with ExitStack() as received:
-        aside = received.enter_context(written_aside(path)) if storage.rank in receivers else None
+        aside = None
+        with shared_outcome(control, action):
+            if storage.rank in receivers:
+                aside = received.enter_context(written_aside(path))
         # Both sides exchange all chunks whatever fails, so that they may communicate in this block.
         with shared_outcome(control, action):
             if storage.rank in (holder, *receivers):
