@@ -102,7 +102,7 @@ def load_config(
         raise config_error(problems, reading.files)
     config, implied = implied_settings(config, assembly.places)
     notices = (*unfolded.notices, *repeated, *assembly.notices, *implied)
-    notices += unused_values(config, assembly.places)
+    notices = (*notices, *unused_values(config, assembly.places))
     return config.with_origin(sources=assembly.places, notices=notices, files=tuple(reading.files))
 
 
@@ -309,7 +309,8 @@ class _Assembly:
             self._complain(leaf, what, remedy)
         elif leaf.place.precedence:
             what = f"has no effect: {value} leaves the block as the files and the defaults set it"
-            remedy = f"set its parameters one by one, such as --set {leaf.name}.{'NAME.' * is_named}{first}=VALUE"
+            inside = f"{'NAME.' if is_named else ''}{first}=VALUE"
+            remedy = f"set its parameters one by one, such as --set {leaf.name}.{inside}"
             self.notices.append(Problem(leaf.name, what, remedy, value=value, place=leaf.place))
 
     def _unknown(self, leaf: Leaf, names: Sequence[str], *, dashes: bool) -> None:
