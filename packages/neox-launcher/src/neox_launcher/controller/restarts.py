@@ -21,7 +21,7 @@ from neox_launcher.controller.terminal import print_message
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import resumed_from, written_checkpoints
 from neox_launcher.protocol.outcome import Failure, Outcome, judge
-from neox_launcher.protocol.stop_signals import STOP_SIGNALS, name_of
+from neox_launcher.protocol.stop_signals import STOP_SIGNALS, name_of, signals_blocked
 from neox_launcher.worker.reporting import LAUNCH_VARIABLE, RESTART_VARIABLE
 
 __all__ = ["checkpoints_of", "run_with_restarts"]

@@ -7,7 +7,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -132,7 +131,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
     """Return the problems of the files that a program would use.
 
     Args:
-        config: configuration that names the files. Checks that read a value that was invalid are ended.
+        config: configuration that names the files.
         program: train, generate, serve, evaluate, index-blocks, find-blocks or doctor; prompts for the
             prompts of generate alone, model for all but these.
     """
@@ -192,9 +191,9 @@ def _copied_folder(config: NeoXConfig) -> Iterator[Problem]:
         if file.is_relative_to(original) or not os.path.isfile(other) or other.samefile(file):
             continue
         named = [path for path in (Path(save), index_path(data or "")) if path.is_relative_to(original)]
-        copies = [file.parent / path.relative_to(original) for path in named]
+        copied = filter(os.path.exists, (file.parent / path.relative_to(original) for path in named))
         # A link to the original's is no copy.
-        if any(os.path.exists(copy) and not copy.resolve().is_relative_to(original.resolve()) for copy in copies):
+        if any(not copy.resolve().is_relative_to(original.resolve()) for copy in copied):
             yield Problem(
                 "save",
                 f"is in {original}, but {file.parent} looks like a copy of that folder: the training would "

@@ -27,6 +27,7 @@ from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.protocol.exit_codes import SIGNALLED
 from neox_launcher.protocol.kept_checkpoints import KeptCheckpoint, changed_parameters, find_kept, latest_kept
 from neox_launcher.protocol.outcome import Outcome
+from neox_launcher.protocol.stop_signals import signals_blocked
 from neox_launcher.protocol.verification import Answer, Comparison, Side
 from neox_launcher.verify_resume.phases import (
     Phase,
