@@ -83,6 +83,11 @@ def test_help_shows_two_examples_that_parse(words, any_path):
         assert parse(own_words(example))[: len(words)] == words
 
 
+@pytest.mark.parametrize("program", [name for name in PROGRAMS if isinstance(PROGRAMS[name], click.Group)])
+def test_the_list_of_commands_has_whole_sentences(program):
+    assert not re.search(r"\w\.\.\.$", invoke((program, "--help")).stdout, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     "line",
     [

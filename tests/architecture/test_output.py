@@ -15,23 +15,23 @@ PROGRAMS = {
 }
 # Written by the command itself, not by click.
 MORE = {"neox-config": ("docs",), "neox-data": ("count", "--input", str(PACKAGES.parent / "README.md"))}
-FULL = "standard output cannot be written to: No space left on device\n"
+LOST = {">/dev/full": "No space left on device", ">&-": "Bad file descriptor"}
 
 
-def run_on_a_full_disk(name, *arguments):
+def run_redirected(redirection, name, *arguments):
     module, _, function = PROGRAMS[name].partition(":")
     program = f"from {module} import {function}; {function}()"
-    with Path("/dev/full").open("w") as full:
-        return subprocess.run(
-            [sys.executable, "-c", program, *arguments], stdout=full, stderr=subprocess.PIPE, text=True
-        )
+    shell = ["sh", "-c", f'exec "$0" "$@" {redirection}', sys.executable, "-c", program, *arguments]
+    return subprocess.run(shell, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.parametrize("redirection", LOST)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_full_disk_is_one_line_and_exit_code_1(name):
+def test_lost_output_is_one_line_and_exit_code_1(name, redirection):
     for arguments in (("--help",), *([MORE[name]] if name in MORE else [])):
-        result = run_on_a_full_disk(name, *arguments)
-        assert (result.returncode, result.stderr) == (1, FULL)
+        result = run_redirected(redirection, name, *arguments)
+        sentence = f"standard output cannot be written to: {LOST[redirection]}\n"
+        assert (result.returncode, result.stderr) == (1, sentence)
 
 
 @pytest.mark.parametrize(("name", "copies"), [("interrupts.py", 3), ("output.py", 2)])

@@ -69,13 +69,14 @@ def test_a_path_that_cannot_be_used_is_an_invalid_request(number: int, code: int
     assert (found.exit_code, found.output) == (code, f"Error: a/b: {message}\n")
 
 
-def test_too_little_memory_is_one_sentence() -> None:
+@pytest.mark.parametrize(("words", "what"), [(["4 GiB"], "out of memory (4 GiB)"), ([], "out of memory")])
+def test_too_little_memory_is_one_sentence(words: list[str], what: str) -> None:
     @click.command(cls=DataCommand)
     def failing() -> None:
-        raise MemoryError("4 GiB")
+        raise MemoryError(*words)
 
     found = CliRunner().invoke(failing)
-    text = "Error: out of memory (4 GiB); use a host with more, or less data\n"
+    text = f"Error: {what}; use a host with more, or less data\n"
     assert (found.exit_code, found.output) == (1, text)
 
 

@@ -132,8 +132,10 @@ def test_samples_are_blended_with_their_labels(tokens, labels) -> None:
 def test_the_stored_index_is_used_again(tokens, labels, caplog) -> None:
     caplog.set_level("INFO")
     first = whole(tokens, labels)
-    assert "corpus, part train: 3 of 4 documents are used (1 has no label that counts, 1 is l" in caplog.text
-    assert "longer than 6 tokens; 2 tokens of long documents are left out)" in caplog.text
+    assert (
+        "corpus, part train: 3 of 4 documents are used; 2 tokens of long ones are left out (1 has no label "
+        "that counts, 1 is longer than 6 tokens)"
+    ) in caplog.text
     caplog.clear()
     second = whole(tokens, labels)
     assert not caplog.text
@@ -200,6 +202,20 @@ def test_after_an_edit_of_documents_every_index_is_that_of_the_new_ones(
             sizes[first], sizes[second] = sizes[first] + 1, max(sizes[second] - 1, 1)
 
 
+def test_the_log_has_no_reasons_where_nothing_is_left_out(tokens, caplog) -> None:
+    caplog.set_level("INFO")
+    whole(tokens, None, seq_length=8)
+    assert "4 of 4 documents are used; 0 tokens of long ones are left out\n" in caplog.text
+
+
+@pytest.mark.parametrize(("pack_impl", "room"), [("best_fit", 6), ("unpacked", 5)])
+def test_the_log_says_how_many_labels_were_looked_at(tokens, write_dataset, caplog, pack_impl, room) -> None:
+    caplog.set_level("INFO")
+    rows = [*DOCUMENTS[:3], [IGNORED] * 7 + [1]]
+    whole(tokens, write_dataset(rows, dtype="int32", name="labels"), pack_impl=pack_impl)
+    assert f"1 has labels only after {room} tokens" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["gpt_neox", "lazy"])
 def test_windows_of_the_stream_have_their_labels(tokens, labels, kind: str) -> None:
     settings = {"name": "train", "num_samples": 6, "seq_length": SEQ_LENGTH, "seed": 5}
@@ -231,6 +247,11 @@ FAULTS = {
         [[1, 2, 3], [4, 5, 6], [9], [0] * 8],
         "int32",
         r"\(4 documents, 15 labels\) are not one for each token of .*preprocess_data --loss-mask",
+    ),
+    "another document": (
+        [[1, 2, 3], [4, 5, 6, 7, 8, 9], [], [0] * 8],
+        "int32",
+        r"one for each token of .* \(4 documents, 17 tokens\): document 1 has 6 labels, 5 tokens; name",
     ),
     "no negative numbers": (DOCUMENTS, "uint16", "are stored as uint16, which has no negative numbers"),
 }

@@ -72,11 +72,18 @@ def test_a_new_dataset_of_the_same_name_has_not_the_old_manifest(dataset: Path) 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": "other"}', '{"format": "neox-data-manifest-1"}']
+    ("text", "why"),
+    [
+        ("", ""),
+        ("[]", ""),
+        ("{}", "'format' is missing"),
+        ('{"format": "other"}', "its format is"),
+        ('{"format": "neox-data-manifest-1"}', "'inputs' is missing"),
+    ],
 )
-def test_a_damaged_one_is_named(dataset: Path, text: str) -> None:
+def test_a_damaged_one_is_named(dataset: Path, text: str, why: str) -> None:
     Path(f"{dataset}.manifest.json").write_text(text)
-    with pytest.raises(IndexedDatasetError, match=r"corpus.manifest.json is not a valid manifest \("):
+    with pytest.raises(IndexedDatasetError, match=rf"corpus.manifest.json is not a valid manifest \({why}"):
         read_manifest(dataset)
 
 

@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from neox_kernels import KernelBuildError, KernelUnavailable, build, choice, cli, native, toolchain
+from neox_kernels.availability import Availability
 from neox_kernels.locking import hold_lock
 from neox_kernels.operators.rms_norm import rms_norm
 
@@ -469,3 +470,11 @@ def test_a_wheel_with_a_build_requires_what_compiling_imports(tmp_path, monkeypa
     )
     for name in ("filelock", "ninja", "pybind11"):
         assert f"'{name}>=" in done.stdout.splitlines()[-1]
+
+
+def test_status_command_prints_a_folder_that_cannot_be_encoded(compiler, monkeypatch):
+    reason = "/\udcff cannot be loaded"
+    monkeypatch.setattr(native, "state", lambda may_build: Availability(False, reason))
+    result = CliRunner().invoke(cli.main, ["status"])
+    assert result.exit_code == 0
+    assert "/\ufffd cannot be loaded." in result.stdout

@@ -21,6 +21,12 @@ def test_a_launch_that_works_is_tried_once(built, emulated_module_path, monkeypa
     assert "a trial launch on another GPU failed" in driver.why_launch_fails(built, "cpu", "another GPU")
 
 
+def test_an_unreadable_version_of_the_driver_is_unknown(built, emulated_module_path, monkeypatch, tmp_path):
+    shutil.copy(emulated_module_path, built.module)
+    monkeypatch.setattr(driver, "_VERSION_FILE", tmp_path)
+    assert driver.why_launch_fails(built, "cpu", "a GPU") is None
+
+
 def test_a_launch_that_fails_makes_operators_unavailable(built, monkeypatch):
     # An empty file is no module; the trial's own process reports it.
     built.module.write_bytes(b"")

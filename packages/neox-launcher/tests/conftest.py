@@ -50,13 +50,17 @@ def capfd(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     """Wait for the threads that print before the output is read, and before its file is closed."""
     read = capfd.readouterr
 
+    def settle() -> None:
+        for queue in terminal._outputs._all():
+            queue.wait(_PRINTED_WITHIN_SECONDS)
+
     def read_settled() -> Any:
-        terminal._outputs.settle(_PRINTED_WITHIN_SECONDS)
+        settle()
         return read()
 
     monkeypatch.setattr(capfd, "readouterr", read_settled)
     yield capfd
-    terminal._outputs.settle(_PRINTED_WITHIN_SECONDS)
+    settle()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from neox_data.weights import weights_by_num_documents
 __all__ = ["blend_report"]
 
 # The order of a blend has an entry in memory for every sample.
-_SIZE = click.IntRange(1, 2**32)
+_MOST_SAMPLES = 2**32
 
 
 @click.command(
@@ -32,8 +32,12 @@ _SIZE = click.IntRange(1, 2**32)
 @click.argument("prefixes", nargs=-1, metavar="[PREFIX...]")
 @config_options
 @verbose_option
-@click.option("--num-samples", type=_SIZE, help="Number of samples: train_iters times train_batch_size.")
-@click.option("--seq-length", type=_SIZE, help="Tokens per sample.")
+@click.option(
+    "--num-samples",
+    type=click.IntRange(1, _MOST_SAMPLES),
+    help="Number of samples: train_iters times train_batch_size.",
+)
+@click.option("--seq-length", type=click.IntRange(1), help="Tokens per sample.")
 @click.option("--weights", help="Comma-separated relative weights, one per dataset.  [default: equal]")
 @click.option(
     "--alpha",

@@ -79,9 +79,10 @@ class NamedPath(GivenPath):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check the ending."""
+        path = super().convert(value, param, ctx)
         if not str(value).lower().endswith(self.ending):
             self.fail(f"{value}: choose a name that ends in {self.ending}", param, ctx)
-        return super().convert(value, param, ctx)
+        return path
 
 
 def _log_more(context: click.Context, parameter: click.Parameter, is_verbose: bool) -> None:
@@ -170,7 +171,8 @@ class DataCommand(click.Command):
         except BrokenPipeError:
             raise
         except MemoryError as error:
-            click.ClickException(f"out of memory ({error}); use a host with more, or less data").show()
+            what = f"out of memory ({error})" if str(error) else "out of memory"
+            click.ClickException(f"{what}; use a host with more, or less data").show()
             ctx.exit(_FAILURE)
         except DataError as error:
             click.ClickException(str(error)).show()
@@ -184,6 +186,10 @@ class DataCommand(click.Command):
             text = f"{place}{error.strerror or error}" + (f"; {remedy}" if remedy else "")
             click.ClickException(text).show()
             ctx.exit(_INVALID if error.errno in _REMEDIES else _FAILURE)
+
+    def get_short_help_str(self, limit: int = 1_000) -> str:
+        """Return the first sentence of the help, which click would cut to one line."""
+        return super().get_short_help_str(1_000)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, in the order of declaration; those without one last."""

@@ -31,11 +31,15 @@ def check_labels(tokens: IndexedDataset, labels: IndexedDataset) -> None:
             f"labels that do not count are -100; {_AGAIN}"
         )
     if not np.array_equal(tokens.sizes, labels.sizes):
+        shared, different = min(len(labels), len(tokens)), ""
+        for number in np.flatnonzero(labels.sizes[:shared] != tokens.sizes[:shared])[:1].tolist():
+            sizes = labels.sizes.item(number), tokens.sizes.item(number)
+            different = f": document {number} has {counted(sizes[0], 'label')}, {counted(sizes[1], 'token')}"
         raise DataError(
             f"the labels {labels.prefix} ({counted(len(labels), 'document')}, "
             f"{counted(labels.num_tokens, 'label')}) are not one for each token of {tokens.prefix} "
-            f"({counted(len(tokens), 'document')}, {counted(tokens.num_tokens, 'token')}); name the labels "
-            f"of this dataset, or {_AGAIN}"
+            f"({counted(len(tokens), 'document')}, {counted(tokens.num_tokens, 'token')})"
+            f"{different}; name the labels of this dataset, or {_AGAIN}"
         )
 
 

@@ -115,8 +115,9 @@ def read_manifest(prefix: Path | str) -> dict[str, Any] | None:
         if not isinstance(manifest.get("largest_token", 0), int):
             raise ValueError("largest_token has the wrong type")
     except (ValueError, KeyError, TypeError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
         raise IndexedDatasetError(
-            f"{path} is not a valid manifest ({error}); remove it or copy it again"
+            f"{path} is not a valid manifest ({why}); remove it or copy it again"
         ) from error
     return dict(manifest)
 

@@ -19,10 +19,8 @@ def checked_output() -> Iterator[None]:
 
     Python would show a traceback, and would try to write the rest again when it exits.
     """
-    stdout = sys.stdout
-    if stdout is None:
-        yield
-        return
+    # A closed one (`>&-`) is a file that cannot be written to, too.
+    stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     checked: Any = _Checked(stdout)
     sys.stdout = checked
     try:

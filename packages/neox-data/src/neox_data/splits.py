@@ -30,13 +30,13 @@ def split_documents(split: str, num_documents: int) -> dict[str, range]:
         shares = [float(word) for word in re.split(r"[,/]", split)[: len(PARTS)]]
     except ValueError:
         raise DataError(f'split {split!r} is not a list of numbers; write it like "969, 30, 1"') from None
-    if not (min(shares) >= 0 and 0 < plain_sum(shares) < math.inf):
+    total = plain_sum(shares)
+    if not (min(shares) >= 0 and 0 < total < math.inf):
         raise DataError(
             f"split {split!r} must have shares of at least 0, one of them above 0, and their sum finite; "
             'write it like "969, 30, 1"'
         )
     shares += [0.0] * (len(PARTS) - len(shares))
-    total = plain_sum(shares)
     boundaries = [0, *accumulate(round(share / total * num_documents) for share in shares)]
     excess = boundaries[-1] - num_documents
     # The original's boundary can fall to -1 where the first shares are tiny; no document has that number.

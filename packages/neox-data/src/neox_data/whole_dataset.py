@@ -94,10 +94,15 @@ class WholeDocumentDataset:
                 allow_chopped=allow_chopped,
                 is_masked=is_masked,
             )
+            reasons = eligible.reasons(seq_length + 1, pack_impl)
             logger.info(
-                "%s, part %s: %d of %d documents are used (%s; %d tokens of long documents are left out)",
-                *(indexed.prefix, name, eligible.is_used.sum(), len(documents)),
-                *(eligible.reasons(seq_length + 1), eligible.tokens_cut),
+                "%s, part %s: %d of %d documents are used; %d tokens of long ones are left out%s",
+                indexed.prefix,
+                name,
+                eligible.is_used.sum(),
+                len(documents),
+                eligible.tokens_cut,
+                f" ({reasons})" if reasons else "",
             )
             return build_whole_index(
                 pack_impl,

@@ -121,6 +121,11 @@ def test_a_missing_file_is_named(prefix: Path, missing: str) -> None:
         open_indexed(prefix)
 
 
+def test_a_prefix_with_an_ending_is_not_said_to_have_none(prefix: Path) -> None:
+    with pytest.raises(IndexedDatasetError, match=r"correct the prefix '.*\.bin', a path without \.bin or"):
+        open_indexed(f"{prefix}.bin")
+
+
 def test_the_disputed_codes_are_decided_by_the_size_of_the_bin(prefix: Path) -> None:
     path = Path(f"{prefix}.idx")
     data = bytearray(path.read_bytes())

@@ -1,5 +1,6 @@
 import hashlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,15 @@ def test_parts_are_hashed_with_their_files(tmp_path: Path) -> None:
         assert [hashes.of_part(part)["sha256"] for part in parts] == [ABC] * 3
         assert [each["bytes"] for each in hashes.of_files()] == [3, 6]
         assert hashes.of_files()[1]["sha256"] == hashlib.sha256(b"abcabc").hexdigest()
+
+
+def test_a_part_does_not_wait_for_the_rest_of_its_file(tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.write(b"abc")
+        file.truncate(1 << 40)
+    parts = [CorpusPart(tmp_path / "large", 0, 3), CorpusPart(tmp_path / "large", 3)]
+    with ThreadPoolExecutor(1) as waiting, hashed_parts(parts) as hashes:
+        assert waiting.submit(hashes.of_part, parts[0]).result(timeout=60)["sha256"] == ABC
 
 
 def test_a_file_that_cannot_be_read_is_an_error_of_the_one_who_waits(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_documents_are_written_in_order(corpus: Path, tokenizer_json: Path, tmp_
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
-def test_a_replaced_dataset_is_named_with_its_size(
+def test_a_second_run_replaces_the_dataset(
     corpus: Path, tokenizer_json: Path, tmp_path: Path, resume: list[str]
 ) -> None:
     words = ("--input", corpus, "--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer_json, *resume)

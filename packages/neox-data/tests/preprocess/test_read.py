@@ -162,9 +162,15 @@ def test_files_that_cannot_be_read_are_not_left_out(
         os.mkfifo("b.jsonl")
     else:
         Path("b.jsonl").symlink_to("b.jsonl" if kind == "loop" else "gone.jsonl")
-    sentence = "is not a regular file; write" if kind == "pipe" else "is a link to a missing file"
+    sentence = "is not a regular file; write" if kind == "pipe" else "is a link that leads to no file"
     with pytest.raises(CorpusError, match=rf"b\.jsonl {sentence}"):
         find_inputs([name or str(tmp_path)])
+
+
+def test_a_name_that_cannot_be_looked_up_is_not_said_to_be_missing() -> None:
+    """A name that is too long stands for one in a folder without permission: root may enter every folder."""
+    with pytest.raises(OSError, match="File name too long"):
+        find_inputs(["x" * 300])
 
 
 def test_a_list_of_names_may_be_longer_than_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

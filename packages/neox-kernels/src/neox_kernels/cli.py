@@ -51,6 +51,8 @@ class _Command(click.Command):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; a standard output that cannot be written to, such as a full disk, is reported."""
+        # A closed one (`>&-`) is a file that cannot be written to, too.
+        sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
@@ -70,6 +72,10 @@ class _Command(click.Command):
         except (KeyboardInterrupt, click.Abort):
             click.echo("\ninterrupted", err=True)
             ctx.exit(_INTERRUPTED)
+
+    def get_short_help_str(self, limit: int = 1_000) -> str:
+        """Return the first sentence of the help, which click would cut to one line."""
+        return super().get_short_help_str(1_000)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples and the exit codes."""
@@ -122,7 +128,7 @@ def status(dtype: str) -> None:
     for built in building.list_built():
         click.echo(f"{click.format_filename(built.folder)}: {built.description}")
     state = importlib.import_module("neox_kernels.native").state(may_build=False)
-    click.echo(state.reason[0].upper() + state.reason[1:] + ".")
+    click.echo(click.format_filename(f"{state.reason[0].upper()}{state.reason[1:]}."))
     operators = importlib.import_module("neox_kernels.status")
     tested = getattr(importlib.import_module("torch"), _DTYPES[dtype])
     for operator in operators.OPERATORS:

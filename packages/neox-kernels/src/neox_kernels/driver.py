@@ -29,7 +29,9 @@ def why_launch_fails(built: Built, device: str, gpu: str) -> str | None:
         device: torch's name of the device, such as "cuda:0".
         gpu: the GPU's name; the trial is made once for each and for each driver.
     """
-    driver = _VERSION_FILE.read_text(encoding="utf-8") if _VERSION_FILE.exists() else None
+    driver = None
+    with suppress(OSError):
+        driver = _VERSION_FILE.read_text(encoding="utf-8")
     parts = [str(built.module), built.module.stat().st_mtime_ns, gpu, driver]
     key = json.dumps(parts, allow_nan=False)
     passed = built.folder / f"launched-{hashlib.sha256(key.encode()).hexdigest()[:16]}"

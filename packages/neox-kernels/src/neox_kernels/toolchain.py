@@ -29,12 +29,16 @@ class Toolchain:
     identity: str
 
 
+def _cuda_folder() -> str | None:
+    return os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+
+
 def find_nvccs() -> list[Path]:
     """Return CUDA's compilers in order: of CUDA_HOME or CUDA_PATH, PATH, and /usr/local/cuda*.
 
     If one of the variables is set to a folder without a compiler, there is none.
     """
-    folder = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    folder = _cuda_folder()
     found = [Path(folder) / "bin" / "nvcc"] if folder else []
     if found and not found[0].is_file():
         return []
@@ -88,7 +92,10 @@ class _Compiler:
     nvcc: Path
     description: str
     version: tuple[int, int]
-    release: str
+
+    @property
+    def release(self) -> str:
+        return "{}.{}".format(*self.version)
 
 
 def _compiler(nvcc: Path) -> _Compiler:
@@ -96,15 +103,14 @@ def _compiler(nvcc: Path) -> _Compiler:
     found = re.search(r"release (\d+)\.(\d+)", text)
     if found is None:
         raise KernelBuildError(f"{nvcc} --version prints no release; check that it is CUDA's compiler")
-    return _Compiler(nvcc, text, (int(found[1]), int(found[2])), f"{found[1]}.{found[2]}")
+    return _Compiler(nvcc, text, (int(found[1]), int(found[2])))
 
 
 def _choose_compiler(cuda: str | None) -> _Compiler:
     """Return the first compiler, or the first of the same major version of CUDA."""
     nvccs = find_nvccs()
     if not nvccs:
-        folder = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-        where = f" in {folder}" if folder else ""
+        where = f" in {folder}" if (folder := _cuda_folder()) else ""
         raise KernelBuildError(
             f"compiling the fused operators requires CUDA's compiler nvcc, which was not found{where}; "
             "install the CUDA toolkit and add its bin folder to PATH or set CUDA_HOME"

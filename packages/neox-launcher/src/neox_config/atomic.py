@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-__all__ = ["atomic_write", "flush_file", "flush_folder", "set_aside", "write_new", "written_aside"]
+__all__ = ["NO_ROOM", "atomic_write", "flush_file", "flush_folder", "set_aside", "write_new", "written_aside"]
 
 # Some file systems have no hard links, such as those of USB sticks and object stores.
 _NO_LINKS_HERE = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of writing to a disk that is full, or a file that reaches its limit."""
 
 
 class NotAFileError(OSError):
@@ -65,7 +66,7 @@ def _replacing(path: Path, aside: Path) -> Iterator[None]:
         with suppress(OSError):  # The first error is the useful one.
             aside.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            is_full = error.filename is None and error.errno in _NO_ROOM
+            is_full = error.filename is None and error.errno in NO_ROOM
             if is_full or error.filename in (aside, str(aside)):
                 raise type(error)(error.errno, error.strerror, str(path)) from error
         raise

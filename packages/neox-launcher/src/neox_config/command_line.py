@@ -1,6 +1,6 @@
 """Commands of a program: help with headings, examples and exit codes; errors in one sentence.
 
-Each package that other packages do not depend on has a copy, which tests compare.
+neox-data and neox-kernels, which do not depend on this package, have commands of their own.
 """
 
 import errno
@@ -105,9 +105,10 @@ class NamedPath(GivenPath):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check the ending."""
+        path = super().convert(value, param, ctx)
         if not str(value).lower().endswith(self.ending):
             self.fail(f"{value}: choose a name that ends in {self.ending}", param, ctx)
-        return super().convert(value, param, ctx)
+        return path
 
 
 def option(*names: str, heading: str, **settings: Any) -> Callable[[_Function], _Function]:

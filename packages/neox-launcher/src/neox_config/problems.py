@@ -74,8 +74,8 @@ class Problem:
         return replace(self, place=place, value=self.value if self.value is not None else value)
 
 
-def in_words(value: Any, *, whole: bool = False) -> str:
-    """Return a value as written in YAML, shortened if it is long and need not be whole.
+def in_words(value: Any) -> str:
+    """Return a value as written in YAML, shortened if it is long.
 
     Text is quoted if it would not be seen otherwise: empty, with blanks around it or control characters.
     """
@@ -85,15 +85,15 @@ def in_words(value: Any, *, whole: bool = False) -> str:
     except (TypeError, ValueError):
         text = str(value)
     text = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
-    return text if whole or len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
-def as_block(name: str, value: str = "...") -> str:
+def as_block(name: str) -> str:
     """Return how to write a parameter in a file: `a.b` as `a: {b: ...}`."""
     *blocks, last = name.split(".")
     if not blocks:
-        return f"{last.replace('_', '-')}: {value}"
-    return "".join(f"{block}: {{" for block in blocks) + f"{last}: {value}" + "}" * len(blocks)
+        return f"{last.replace('_', '-')}: ..."
+    return "".join(f"{block}: {{" for block in blocks) + f"{last}: ..." + "}" * len(blocks)
 
 
 def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.7) -> str:

@@ -88,6 +88,11 @@ def test_a_prompt_and_a_file_of_prompts_exclude_each_other(requests):
     assert (result.exit_code, "--prompt and -i exclude each other" in result.output) == (2, True)
 
 
+def test_a_configuration_may_have_the_name_of_a_script_of_gpt_neox(requests):
+    assert run("cf/train").exit_code == 0
+    assert requests.pop()[0].paths == ("cf/train",)
+
+
 def test_a_dry_run_before_a_file_keeps_the_file(requests):
     assert run("--dry-run", "a.yml").exit_code == 0
     (request, dry_run) = requests.pop()
@@ -147,7 +152,7 @@ def test_an_option_has_the_effect_of_the_parameter(requests, minimal, tmp_path):
         ("generate.py a.yml", "use neox-launch generate --config FILE"),
         ("tools/datasets/preprocess_data.py a.jsonl", "use preprocess_data --input FILE"),
         ("tools/ckpts/merge20b.py", "neox-convert from-neox reads the checkpoints of GPT-NeoX"),
-        ("check a.yml", "check is a command of neox-config: neox-config check FILE"),
+        ("check a.yml", "check is a command of neox-config: neox-config check --help"),
         ("genrate a.yml", "No such command or file: genrate; did you mean generate?"),
         ("lambada", "the commands are doctor, evaluate, find-blocks, generate, index-blocks, init, serve,"),
         ("generate a.yml --prompt Once upon", "No such command or file: upon"),
@@ -180,7 +185,7 @@ def test_other_words_are_answered_with_what_to_type(requests, words, answer):
         ("--learning_rate 10", "--set optimizer.params.lr=VALUE"),
         ("--lr=1", "--set optimizer.params.lr=VALUE"),
         ("--autotuning run", "--set autotuning.NAME=VALUE"),
-        ("--push_to_hub", "in the configuration: remove it: nothing is uploaded"),
+        ("--push_to_hub", "--push_to_hub; remove it: nothing is uploaded"),
         ("--conf_dir configs", "use -d DIR"),
         ("--conf_file a.yml", "give the name of the file alone"),
     ],

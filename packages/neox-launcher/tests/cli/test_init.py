@@ -294,6 +294,15 @@ def test_sizes_that_do_not_fit_into_the_memory_are_not_compared(chosen, tmp_path
     assert ("learns nothing" in found.stdout) == (duration == "2s")
 
 
+@pytest.mark.parametrize("duration", [None, "2s"])
+def test_a_longer_time_is_advised_only_where_the_time_is_the_limit(chosen, monkeypatch, duration):
+    monkeypatch.setattr("neox_launcher.cli.init.FEWEST_ITERATIONS", 10**9)
+    options = () if duration is None else ("--time", duration)
+    found = chosen("--model", "pythia-14m", *options).stdout
+    assert ("give a longer --time" in found) == (duration is not None)
+    assert ("for a shorter training" in found) == (duration is None)
+
+
 def test_nothing_fails_after_the_configuration_is_written(chosen, monkeypatch, tmp_path):
     def failed(*arguments, **options):
         raise LaunchError("no duration")

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from neox_config import resolve
+from neox_config import load_config, resolve
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.problems import DEFAULTS, Place
-from neox_config.read.load import draft_config
 from neox_config.spec.resume import IN_EFFECT, flat_values, in_effect
 from neox_launcher.plan.checkpoint_files import check_loaded
 from neox_launcher.plan.notes import notes_on_data, notes_on_load, notes_on_record, notes_on_save
@@ -22,8 +21,8 @@ from neox_launcher.resources.world import World
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
-    """Create a dataset of one document of four tokens, and a tokenizer of 20 entries."""
+def files(minimal, tmp_path, monkeypatch):
+    """Create a dataset of one document of four tokens, a tokenizer of 20 entries, and `minimal.yml`."""
     monkeypatch.chdir(tmp_path)
     header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, 1, 1)
     (tmp_path / "data.idx").write_bytes(header + struct.pack("<iqq", 4, 0, 0))
@@ -440,14 +439,15 @@ def run_folder(folder, files):
         "save-interval": 5,
         "log-dir": folder,
     }
-    (folder / "config.yml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
+    text = "".join(f"{name}: {value}\n" for name, value in settings.items())
+    (folder / "config.yml").write_text(text + (files / "minimal.yml").read_text())
 
 
 def test_a_copied_folder_is_refused_before_it_trains_into_the_original(files):
     original, copy = files / "lang", files / "lang-b"
     run_folder(original, files)
     shutil.copytree(original, copy)
-    config = draft_config([copy / "config.yml"]).config
+    config = load_config([copy / "config.yml"])
     (problem,) = check_files(config, program="train")
     assert (problem.name, problem.place.line, problem.value) == ("save", 4, str(original / "checkpoints"))
     assert f"{copy} looks like a copy of that folder: the training would" in problem.what
@@ -457,8 +457,8 @@ def test_a_copied_folder_is_refused_before_it_trains_into_the_original(files):
     assert check_files(config, program="generate")[0].name == "load"  # There is no checkpoint yet.
     file = copy / "config.yml"
     file.write_text(file.read_text().replace(f"{original}/", f"{copy}/"))
-    assert check_files(draft_config([copy / "config.yml"]).config, program="train") == []
-    assert check_files(draft_config([original / "config.yml"]).config, program="train") == []
+    assert check_files(load_config([copy / "config.yml"]), program="train") == []
+    assert check_files(load_config([original / "config.yml"]), program="train") == []
 
 
 def test_what_only_looks_like_a_copied_folder_is_not_refused(files):
@@ -467,12 +467,22 @@ def test_what_only_looks_like_a_copied_folder_is_not_refused(files):
     other.mkdir()
     # Several configurations of one run in a folder of their own, which may have the same name.
     shutil.copy(original / "config.yml", other)
-    assert check_files(draft_config([other / "config.yml"]).config, program="train") == []
+    assert check_files(load_config([other / "config.yml"]), program="train") == []
     # A link to the original's data, and a link to the folder.
     (other / "data").symlink_to(original / "data")
     (files / "link").symlink_to(original)
     for folder in (other, files / "link"):
-        assert check_files(draft_config([folder / "config.yml"]).config, program="train") == []
+        assert check_files(load_config([folder / "config.yml"]), program="train") == []
+
+
+def test_a_folder_whose_name_is_too_long_is_no_copy(files):
+    original, other = files / "lang", files / "other"
+    run_folder(original, files)
+    other.mkdir()
+    text = (original / "config.yml").read_text()
+    (other / "config.yml").write_text(text.replace("/checkpoints", f"/{'n' * 300}"))
+    (problem,) = check_files(load_config([other / "config.yml"]), program="train")
+    assert (problem.name, problem.what) == ("load", "cannot be read (File name too long)")
 
 
 def test_a_run_in_a_folder_of_its_own_below_another_run_is_not_a_copy(files):
@@ -484,7 +494,7 @@ def test_a_run_in_a_folder_of_its_own_below_another_run_is_not_a_copy(files):
     for name in ("save", "load", "log-dir"):
         text = text.replace(f"{name}: {project}", f"{name}: {inner}")
     (inner / "config.yml").write_text(text)
-    assert check_files(draft_config([inner / "config.yml"]).config, program="train") == []
+    assert check_files(load_config([inner / "config.yml"]), program="train") == []
 
 
 def test_a_dataset_without_its_tokens_is_not_answered_with_its_own_name(load, files):
@@ -809,7 +819,10 @@ def test_labels_that_a_training_does_not_read_are_noted(load, files, tokens, lab
     one = load(f"data-path: {tokens}_document\neval-iters: 0")
     (note,) = notes_on_data(one)
     assert (note.name, note.what, note.place.line) == ("data_path", NOT_READ.format(labels), 1)
-    assert f"train-label-data-paths: [{labels}_label_document]" in note.remedy
+    assert note.remedy.startswith(
+        "to count only those with a label, name the datasets in train-data-paths, in place of data-path, and "
+        "their labels in train-label-data-paths, "
+    )
 
 
 def test_labels_are_noted_for_a_training_that_lacks_them(load, files):
@@ -821,4 +834,5 @@ def test_labels_are_noted_for_a_training_that_lacks_them(load, files):
     ]
     (note,) = notes_on_data(load("".join(lists)))
     assert (note.name, note.what) == ("train_data_paths", NOT_READ.format("c_messages"))
+    assert "name the datasets in train-data-paths and their labels in train-label-data-paths, " in note.remedy
     assert notes_on_data(load("".join([*lists, *labels]))) == []

@@ -15,7 +15,7 @@ _UNSUPPORTED = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 class Digest(Protocol):
     """A hash of the bytes that it was given."""
 
-    def update(self, data: bytes, /) -> None:
+    def update(self, data: bytes | memoryview, /) -> None:
         """Add bytes."""
 
     def hexdigest(self) -> str:

@@ -94,8 +94,8 @@ def read_index(prefix: Path | str) -> DatasetIndex:
     for file in (path, bin_file):
         if not file.is_file():
             raise IndexedDatasetError(
-                f"{file} does not exist; correct the prefix {str(prefix)!r}, which has no ending, or create "
-                "the data with preprocess_data"
+                f"{file} does not exist; correct the prefix {str(prefix)!r}, a path without .bin or .idx, or "
+                "create the data with preprocess_data"
             )
     stats = [path.stat(), bin_file.stat()]
     bin_bytes, changed = stats[-1].st_size, max(max(each.st_mtime, each.st_ctime) for each in stats)

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -135,7 +136,7 @@ def find_inputs(names: Iterable[str], passed_over: PassedOver | None = None) -> 
     paths = [path for name in names for path in _paths_of(name, found)]
     for path in paths:
         if path.is_symlink() and not path.exists():
-            raise CorpusError(f"{path} is a link to a missing file; restore the file, or remove the link")
+            raise CorpusError(f"{path} is a link that leads to no file; restore the file, or remove the link")
         if not path.is_file():
             raise CorpusError(f"{path} is not a regular file; write its content to a file, and pass that")
         if not format_of(path).kind:
@@ -157,6 +158,9 @@ def _paths_of(name: str, passed_over: PassedOver) -> Iterator[Path]:
     elif has_magic(name):
         yield from _matches(name, passed_over)
     else:
+        # Of other errors, such as a folder without permission, `lexists` says that there is nothing.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(name)
         raise CorpusError(f"{name} does not exist; correct the path")
 
 

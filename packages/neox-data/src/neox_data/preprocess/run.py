@@ -68,10 +68,10 @@ def preprocess(
         remedies=options.remedies,
     )
     dtype = token_dtype(tokenizer.vocab_size) if mask is None else LABEL_DTYPE
-    encoding = _choose_encoding(tokenizer, paths, options, dtype)
+    parts = [path if isinstance(path, CorpusPart) else CorpusPart(path) for path in paths]
+    encoding = _choose_encoding(tokenizer, [part.path for part in parts], options, dtype)
     prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
     counts = Counts()
-    parts = [path if isinstance(path, CorpusPart) else CorpusPart(path) for path in paths]
     with ExitStack() as files, hashed_parts(parts) as hashes:
         outputs = [
             files.enter_context(DatasetOutput.open(prefix, dtype=dtype, num_files=len(paths)))
@@ -146,7 +146,7 @@ class _Encoding(NamedTuple):
 
 def _choose_encoding(
     tokenizer: Tokenizer,
-    paths: Sequence[Path | CorpusPart],
+    paths: Sequence[Path],
     options: Options,
     dtype: np.dtype[np.generic],
 ) -> _Encoding:
@@ -163,9 +163,8 @@ def _choose_encoding(
         return _Encoding(own, f"{name}, run by {tokenizer.engine}")
     why = " (--exact)"
     if not options.exact:
-        files = [part.path if isinstance(part, CorpusPart) else part for part in paths]
         try:
-            fast = fast_encoder(tokenizer, partial(sample_texts, files, options.keys, options.remedies))
+            fast = fast_encoder(tokenizer, partial(sample_texts, paths, options.keys, options.remedies))
             return _Encoding(partial(own, encoder=fast), "gigatoken")
         except TokenizerError as reason:
             why = f"; gigatoken, the faster encoder, is not used: {reason}"

@@ -53,12 +53,7 @@ def decoded_arguments(messages: Sequence[Message], render: Render, notes: set[st
         ValueError: the template requires objects, and a text is not JSON.
     """
     found: list[str] = []
-
-    def noted(text: str) -> str:
-        found.append(text)
-        return text
-
-    _replaced(messages, noted)
+    _replaced(messages, found.append)
     if not any(map(_is_object, found)):
         return messages
     probe = _Probe('{"0probe0": ""}')

@@ -44,12 +44,14 @@ class Eligible:
     too_long: int
     tokens_cut: int
 
-    def reasons(self, room: int) -> str:
+    def reasons(self, room: int, pack_impl: str) -> str:
         """Return how many documents are left out or longer than `room` tokens, in words."""
+        # `unpacked` does not look at the last label of a full sample.
+        late = f"labels only after {room - (pack_impl == 'unpacked'):,} tokens"
         rows = (
             (self.empty, "is empty", "are empty"),
             (self.masked, "has no label that counts", "have no label that counts"),
-            (self.late, f"has labels only after {room:,} tokens", f"have labels only after {room:,} tokens"),
+            (self.late, f"has {late}", f"have {late}"),
             (self.too_long, f"is longer than {room:,} tokens", f"are longer than {room:,} tokens"),
         )
         return ", ".join(counted(*row) for row in rows if row[0])
@@ -231,12 +233,12 @@ def build_whole_index(
     Raises:
         DataError: no document may be used.
     """
+    room = seq_length + 1
     if not eligible.is_used.any():
         raise DataError(
-            f"no document can be used: of {len(documents):,}, {eligible.reasons(seq_length + 1)}; increase "
+            f"no document can be used: of {len(documents):,}, {eligible.reasons(room, pack_impl)}; increase "
             "seq-length, set allow-chopped: true, or use other documents or labels"
         )
-    room = seq_length + 1
     return PACKERS[pack_impl](
         np.asarray(documents, np.int32),
         np.minimum(sizes[documents].astype(np.int64), room),

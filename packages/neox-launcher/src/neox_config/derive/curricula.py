@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neox_config.errors import ConfigError
-from neox_config.facts.difficulty import DifficultySchedule, fixed_discrete, fixed_linear, fixed_root
+from neox_config.facts.difficulty import DifficultySchedule, fixed_discrete, fixed_root
 from neox_config.schema.sections.data_efficiency import (
     TRUNCATES,
     Curriculum,
@@ -117,12 +117,12 @@ def difficulty_schedule(
     schedule: Any = block.schedule_config
     if block.schedule_type == "fixed_discrete":
         return fixed_discrete(difficulties=schedule.difficulty, last_iterations=schedule.max_step)
+    degrees: dict[str | None, int] = {"fixed_linear": 1, "fixed_root": schedule.root_degree}
     growth: dict[str, Any] = {
         "smallest": block.min_difficulty,
         "largest": block.max_difficulty,
         "iterations": schedule.total_curriculum_step,
         "multiple": schedule.difficulty_step,
+        "degree": degrees[block.schedule_type],
     }
-    if block.schedule_type == "fixed_linear":
-        return fixed_linear(**growth)
-    return fixed_root(**growth, degree=schedule.root_degree)
+    return fixed_root(**growth)

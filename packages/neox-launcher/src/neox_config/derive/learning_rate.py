@@ -1,18 +1,12 @@
 """Learning rate and momentum of every update, computed from the configuration."""
 
+from dataclasses import fields
 from math import floor
-from typing import Any
 
-from neox_config.facts.deepspeed_schedules import (
-    LRRangeTest,
-    OneCycle,
-    WarmupCosineLR,
-    WarmupDecayLR,
-    WarmupLR,
-)
+from neox_config.facts.curves import CURVES
+from neox_config.facts.deepspeed_schedules import ScheduleType, WarmupDecayLR
 from neox_config.facts.learning_rate import Curve, WarmupStableDecay, WarmupThenDecay
 from neox_config.schema.config import NeoXConfig
-from neox_config.schema.sections.optimizer import SchedulerParams
 
 __all__ = [
     "decay_iterations",
@@ -37,7 +31,7 @@ def decay_iterations(config: NeoXConfig) -> int:
 def learning_rate_curve(config: NeoXConfig, *, decay_iterations: int) -> Curve:
     """Return the configured learning rate by the number of the update."""
     if config.optimizer.scheduler.type is not None:
-        return _scheduler_curve(config, decay_iterations)
+        return _scheduler_curve(config, config.optimizer.scheduler.type, decay_iterations)
     if config.optimizer.optimizer.kind == "onebitadam":
         return _one_bit_curve(config, decay_iterations)
     return _own_curve(config, decay_iterations)
@@ -122,59 +116,16 @@ def _one_bit_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
     )
 
 
-def _scheduler_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
-    """Return the curve of a scheduler of DeepSpeed's."""
-    kind, params, lr = (
-        config.optimizer.scheduler.type,
-        config.optimizer.scheduler.params,
-        config.optimizer.optimizer.params.lr,
-    )
-    iterations = params.total_num_steps or decay_iterations
-    warmup: dict[str, Any] = {
-        "warmup_min_lr": params.warmup_min_lr,
-        "warmup_max_lr": lr if params.warmup_max_lr is None else params.warmup_max_lr,
-        "warmup_num_steps": params.warmup_num_steps,
-        "warmup_type": params.warmup_type,
+def _scheduler_curve(config: NeoXConfig, kind: ScheduleType, decay_iterations: int) -> Curve:
+    """Return the curve of a scheduler of DeepSpeed's, whose arguments have the names of parameters."""
+    params, lr = config.optimizer.scheduler.params, config.optimizer.optimizer.params.lr
+    if_none = {
+        "lr": lr,
+        "warmup_max_lr": lr,
+        "total_num_steps": decay_iterations,
+        "cycle_second_step_size": params.cycle_first_step_size,
+        "cycle_second_stair_count": params.cycle_first_stair_count,
     }
-    if kind == "WarmupLR":
-        return WarmupLR(**warmup)
-    if kind == "WarmupDecayLR":
-        return WarmupDecayLR(**warmup, total_num_steps=iterations)
-    if kind == "WarmupCosineLR":
-        return WarmupCosineLR(
-            lr=lr,
-            total_num_steps=iterations,
-            warmup_min_ratio=params.warmup_min_ratio,
-            warmup_num_steps=params.warmup_num_steps,
-            cos_min_ratio=params.cos_min_ratio,
-            warmup_type=params.warmup_type,
-        )
-    if kind == "LRRangeTest":
-        return LRRangeTest(
-            lr_range_test_min_lr=params.lr_range_test_min_lr,
-            lr_range_test_step_size=params.lr_range_test_step_size,
-            lr_range_test_step_rate=params.lr_range_test_step_rate,
-            lr_range_test_staircase=params.lr_range_test_staircase,
-        )
-    return _one_cycle(params)
-
-
-def _one_cycle(params: SchedulerParams) -> Curve:
-    assert params.cycle_min_lr is not None, "required by a rule"
-    assert params.cycle_max_lr is not None, "required by a rule"
-    first, second = params.cycle_first_step_size, params.cycle_second_step_size
-    stairs, second_stairs = params.cycle_first_stair_count, params.cycle_second_stair_count
-    return OneCycle(
-        cycle_min_lr=params.cycle_min_lr,
-        cycle_max_lr=params.cycle_max_lr,
-        decay_lr_rate=params.decay_lr_rate,
-        cycle_first_step_size=first,
-        cycle_second_step_size=first if second is None else second,
-        cycle_first_stair_count=stairs,
-        cycle_second_stair_count=stairs if second_stairs is None else second_stairs,
-        decay_step_size=params.decay_step_size,
-        cycle_momentum=params.cycle_momentum,
-        cycle_min_mom=params.cycle_min_mom,
-        cycle_max_mom=params.cycle_max_mom,
-        decay_mom_rate=params.decay_mom_rate,
-    )
+    curve = CURVES[kind]
+    given = {each.name: getattr(params, each.name, None) for each in fields(curve)}
+    return curve(**{name: if_none[name] if value is None else value for name, value in given.items()})

@@ -33,7 +33,7 @@ def explain(text: str) -> str:
     """Return the answer to a name or words.
 
     Raises:
-        ConfigError: Nothing was found; the message has the names with the most similar spelling.
+        ConfigError: Nothing was found; the message has the name of the most similar spelling, if any.
     """
     name = "_".join(text.strip().lstrip("-").replace("-", "_").split())
     name = _by_case().get(name.casefold(), name)

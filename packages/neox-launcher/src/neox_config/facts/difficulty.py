@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-__all__ = ["DifficultySchedule", "fixed_discrete", "fixed_linear", "fixed_root"]
+__all__ = ["DifficultySchedule", "fixed_discrete", "fixed_root"]
 
 # From an iteration, the largest difficulty of its samples; never falls.
 DifficultySchedule = Callable[[int], int]
@@ -30,11 +30,6 @@ def fixed_root(
         return min(max(grown - grown % multiple, first), largest)
 
     return difficulty
-
-
-def fixed_linear(*, smallest: int, largest: int, iterations: int, multiple: int) -> DifficultySchedule:
-    """Increase linearly from `smallest` to `largest` in `iterations`; see `fixed_root`."""
-    return fixed_root(smallest=smallest, largest=largest, iterations=iterations, multiple=multiple, degree=1)
 
 
 def fixed_discrete(*, difficulties: Sequence[int], last_iterations: Sequence[int]) -> DifficultySchedule:

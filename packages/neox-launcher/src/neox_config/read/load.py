@@ -46,7 +46,7 @@ from neox_config.schema.parameter import Section, entry_section, inner_section, 
 from neox_config.schema.paths import PathError, expand_paths, is_path
 from neox_config.schema.scalars import WORDS
 
-__all__ = ["Draft", "draft_config", "load_config"]
+__all__ = ["load_config"]
 
 _INSTEAD_OF_EMPTY = (
     "write a configuration, copy one from configs, or make one for your texts: neox-launch init --data FOLDER"
@@ -55,21 +55,6 @@ _INSTEAD_OF_EMPTY = (
 _MOST_SUGGESTIONS = 100
 # Names that users may choose for groups and metrics. Dots are excluded because they separate nested names.
 _CHOSEN_NAME = re.compile(r"\w{1,100}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """What could be read of a configuration.
-
-    Args:
-        config: if there are problems, reading a value that one of them names raises InvalidValue.
-        problems: everything that is wrong.
-        is_complete: whether all files could be read.
-    """
-
-    config: NeoXConfig
-    problems: tuple[Problem, ...]
-    is_complete: bool
 
 
 def load_config(
@@ -83,39 +68,14 @@ def load_config(
     """Load the configuration given by files and overrides.
 
     Args:
-        paths: YAML files, as for `draft_config`.
-        overrides: `name=value` settings, as there.
-        resume_overrides: settings of `--resume-set`, as there.
-        directory: directory that the paths are relative to.
-        texts: further YAML, as for `draft_config`.
-
-    Raises:
-        ConfigError: The configuration is invalid; the message lists every problem.
-    """
-    draft = draft_config(
-        paths, overrides=overrides, resume_overrides=resume_overrides, directory=directory, texts=texts
-    )
-    if draft.problems:
-        raise config_error(draft.problems, draft.config.files)
-    return draft.config
-
-
-def draft_config(
-    paths: Sequence[str | Path],
-    *,
-    overrides: Iterable[str] = (),
-    resume_overrides: Iterable[str] = (),
-    directory: str | Path | None = None,
-    texts: Sequence[Text] = (),
-) -> Draft:
-    """Read the configuration given by files and overrides as far as possible.
-
-    Args:
         paths: YAML files, with or without `.yml`; their values are merged.
         overrides: `name=value` settings that override the files; nested names are dotted.
         resume_overrides: settings of `--resume-set`, which also override `overrides`.
         directory: directory that the paths are relative to.
         texts: YAML that is not in a file, for programs.
+
+    Raises:
+        ConfigError: The configuration is invalid; the message lists every problem.
     """
     reading = read_files(paths, directory)
     for given in texts:
@@ -137,25 +97,13 @@ def draft_config(
     merged, repeated = _merge(unfolded.leaves, problems)
     for leaf in merged:
         assembly.put(leaf)
-    config, notices = assembly.build(), (*unfolded.notices, *repeated, *assembly.notices)
+    config = assembly.build()
     if problems:
-        config = _without_refused(config, [problem.name for problem in problems])
-    else:
-        config, implied = implied_settings(config, assembly.places)
-        notices = (*notices, *implied, *unused_values(config, assembly.places))
-    config = config.with_origin(sources=assembly.places, notices=notices, files=tuple(reading.files))
-    return Draft(config=config, problems=tuple(problems), is_complete=assembly.is_complete)
-
-
-def _without_refused(config: NeoXConfig, names: Iterable[str]) -> NeoXConfig:
-    """Return the configuration without the values of some parameters; other names are left out of account."""
-    built = {name: getattr(config, name) for name in sections()}
-    for name in names:
-        path = name.split(".")
-        with suppress(KeyError):  # Not a parameter.
-            section = section_of(path[0])
-            built[section] = _without_value(built[section], path)
-    return NeoXConfig.model_construct(**built)
+        raise config_error(problems, reading.files)
+    config, implied = implied_settings(config, assembly.places)
+    notices = (*unfolded.notices, *repeated, *assembly.notices, *implied)
+    notices = (*notices, *unused_values(config, assembly.places))
+    return config.with_origin(sources=assembly.places, notices=notices, files=tuple(reading.files))
 
 
 def _without_value(section: Section, path: Sequence[str]) -> Section:
@@ -312,8 +260,11 @@ class _Assembly:
         for name, kind in sections().items():
             _open_required_blocks(kind, self.values[name])
             built[name] = self._validate(kind, self.values[name], filled)
+        for path in (name.split(".") for name in self.meant - self.places.keys()):
+            with suppress(KeyError):  # Not a parameter.
+                section = section_of(path[0])
+                built[section] = _without_value(built[section], path)
         config = NeoXConfig.model_construct(**built)  # type: ignore[arg-type]
-        config = _without_refused(config, self.meant - self.places.keys())
         if self.is_complete:
             placed = config.with_origin(sources=self.places, notices=(), files=())
             self.problems += broken_rules(placed, self.places)
@@ -358,7 +309,8 @@ class _Assembly:
             self._complain(leaf, what, remedy)
         elif leaf.place.precedence:
             what = f"has no effect: {value} leaves the block as the files and the defaults set it"
-            remedy = f"set its parameters one by one, such as --set {leaf.name}.{first}=VALUE"
+            inside = f"{'NAME.' if is_named else ''}{first}=VALUE"
+            remedy = f"set its parameters one by one, such as --set {leaf.name}.{inside}"
             self.notices.append(Problem(leaf.name, what, remedy, value=value, place=leaf.place))
 
     def _unknown(self, leaf: Leaf, names: Sequence[str], *, dashes: bool) -> None:

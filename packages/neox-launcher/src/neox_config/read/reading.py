@@ -135,6 +135,15 @@ class _Loader(yaml.SafeLoader):
         self._limit_depth()
         return super().add_indent(column)
 
+    def scan_flow_scalar_non_spaces(self, double: bool, start_mark: yaml.Mark) -> list[str]:
+        """Scan a part of a text in quotes; an escape sequence may be that of no character."""
+        try:
+            found: list[str] = super().scan_flow_scalar_non_spaces(double, start_mark)
+        except (OverflowError, ValueError) as error:
+            problem = "unknown escape character"
+            raise yaml.scanner.ScannerError(None, None, problem, self.get_mark()) from error
+        return found
+
     def _limit_depth(self) -> None:
         if self.flow_level + len(self.indents) > _DEEPEST_SCANNED:
             raise yaml.scanner.ScannerError(None, None, TOO_DEEP, self.get_mark())
@@ -317,7 +326,7 @@ class _Reader:
             what = f"it contains the character U+{int(error.character):04X}"
             remedy = "delete it, or write the text in UTF-8"
         except RecursionError:
-            what, remedy = f"it is {TOO_DEEP}", "reduce the nesting; no parameter needs it"
+            _, what, remedy = explain_syntax(yaml.MarkedYAMLError(problem=TOO_DEEP))
         place = self._place
         if not place.spelling:
             place = Place(place.file, line, _line_of(text, line))

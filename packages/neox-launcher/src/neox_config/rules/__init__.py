@@ -1,11 +1,12 @@
 """Rules between parameters: one small function per rule. All rules run, and all findings are reported.
 
-Every public function of the modules in this package is a rule; each module covers one subject. A rule that
-reads a value which is itself invalid is skipped. Rules about the number of devices are in `resolve.py`.
+Every public function of the modules in this package is a rule; each module covers one subject. A rule ends
+where it reads a value which is itself invalid. Rules about the number of devices are in `resolve.py`.
 """
 
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from inspect import isfunction
 
@@ -42,11 +43,8 @@ def broken_rules(config: NeoXConfig, places: Mapping[str, Place]) -> list[Proble
     """
     problems: list[Problem] = []
     for rule in RULES:
-        try:
-            problems += [
-                found.located(place_near(places, found.name), in_words(config.value_of(found.name)))
-                for found in rule(config)
-            ]
-        except InvalidValue:
-            continue
+        with suppress(InvalidValue):
+            for found in rule(config):
+                value = in_words(config.value_of(found.name))
+                problems.append(found.located(place_near(places, found.name), value))
     return problems

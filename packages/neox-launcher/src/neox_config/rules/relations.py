@@ -1,13 +1,16 @@
 """Rules of one form for many parameters: values that exclude each other, are in order, or divide others."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from heapq import nsmallest
+from typing import Any
 
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.curricula import METRICS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import Problem, in_words
 from neox_config.schema.config import NeoXConfig
+from neox_config.schema.parameter import InvalidValue
 
 # A parameter -> another one that cannot be set, or true, at the same time.
 _EXCLUDES: Mapping[str, str] = {
@@ -28,24 +31,23 @@ _LIMITS: Mapping[str, str] = {
     f"{_LTD}.min_value": f"{_LTD}.max_value",
     f"{_PRUNING}.schedule_offset": f"{_PRUNING}.schedule_offset_end",
 }
-# A fused kernel, a parameter, and the values of it that the kernel requires.
-_KERNELS = (
-    ("bias_gelu_fusion", "activation", ("gelu",)),
-    ("bias_gelu_fusion", "use_bias_in_mlp", (True,)),
+# A fused kernel and a parameter -> the values of it that the kernel requires.
+_KERNELS: Mapping[tuple[str, str], tuple[Any, ...]] = {
+    ("bias_gelu_fusion", "activation"): ("gelu",),
+    ("bias_gelu_fusion", "use_bias_in_mlp"): (True,),
     # apexlayernorm selects a different kernel.
-    ("layernorm_fusion", "norm", ("layernorm",)),
-    ("layernorm_fusion", "use_bias_in_norms", (True,)),
-    ("rmsnorm_fusion", "norm", ("rmsnorm",)),
-    ("glu_fusion", "activation", ("swiglu", "geglu")),
-    ("rope_fusion", "pos_emb", ("rotary",)),
-)
+    ("layernorm_fusion", "norm"): ("layernorm",),
+    ("layernorm_fusion", "use_bias_in_norms"): (True,),
+    ("rmsnorm_fusion", "norm"): ("rmsnorm",),
+    ("glu_fusion", "activation"): ("swiglu", "geglu"),
+    ("rope_fusion", "pos_emb"): ("rotary",),
+}
 _MOST_TRIED, _NAMED = 10_000, 4
 
 
 def settings_exclude_each_other(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse two settings of which a configuration can have only one."""
-    for name, other in _EXCLUDES.items():
-        values = c.value_of(name), c.value_of(other)
+    for name, other, *values in _valid(c, _EXCLUDES.items()):
         if all(value not in (None, "auto") and value is not False for value in values):
             both = "be true" if values[0] is True else "be set"
             yield Problem(name, f"and {other.replace('_', '-')} cannot both {both}", "keep one of the two")
@@ -53,10 +55,11 @@ def settings_exclude_each_other(c: NeoXConfig) -> Iterator[Problem]:
 
 def limits_are_in_order(c: NeoXConfig) -> Iterator[Problem]:
     """Require each upper limit to be at least the lower one."""
-    metrics = c.data_efficiency.data_efficiency.data_sampling.curriculum_learning.curriculum_metrics
-    of_metrics = {f"{METRICS}.{key}.min_difficulty": f"{METRICS}.{key}.max_difficulty" for key in metrics}
-    for name, other in {**_LIMITS, **of_metrics}.items():
-        lower, upper = c.value_of(name), c.value_of(other)
+    limits = dict(_LIMITS)
+    with suppress(InvalidValue):
+        metrics = c.data_efficiency.data_efficiency.data_sampling.curriculum_learning.curriculum_metrics
+        limits |= {f"{METRICS}.{key}.min_difficulty": f"{METRICS}.{key}.max_difficulty" for key in metrics}
+    for name, other, lower, upper in _valid(c, limits.items()):
         if lower is not None and upper is not None and upper < lower:
             yield Problem(other, f"is less than {name.rpartition('.')[2]}: {lower}", f"use at least {lower}")
 
@@ -68,13 +71,13 @@ def sizes_divide_others(c: NeoXConfig) -> Iterator[Problem]:
         "num_kv_heads": "num_attention_heads",
         "num_unique_layers": "num_layers",
     }
-    kinds = [ATTENTION_FACTS[kind] for kind in types_in(c)]
-    if any(kind.is_in_blocks for kind in kinds):
-        pairs["sparsity_config.block"] = "seq_length"
-    if any("num_different_global_patterns" in kind.settings for kind in kinds):
-        pairs["sparsity_config.num_global_blocks"] = "sparsity_config.num_local_blocks"
-    for name, other in pairs.items():
-        size, whole = c.value_of(name), c.value_of(other)
+    with suppress(InvalidValue):
+        kinds = [ATTENTION_FACTS[kind] for kind in types_in(c)]
+        if any(kind.is_in_blocks for kind in kinds):
+            pairs["sparsity_config.block"] = "seq_length"
+        if any("num_different_global_patterns" in kind.settings for kind in kinds):
+            pairs["sparsity_config.num_global_blocks"] = "sparsity_config.num_local_blocks"
+    for name, other, size, whole in _valid(c, pairs.items()):
         if size is not None and whole % size:
             divisors = [each for each in range(1, min(whole, _MOST_TRIED) + 1) if whole % each == 0]
             near = sorted(nsmallest(_NAMED, divisors, key=lambda divisor: abs(divisor - size)))
@@ -84,9 +87,16 @@ def sizes_divide_others(c: NeoXConfig) -> Iterator[Problem]:
 
 def kernels_suit_the_model(c: NeoXConfig) -> Iterator[Problem]:
     """Require what a fused kernel computes, if it is required."""
-    for kernel, name, allowed in _KERNELS:
-        value, named = c.value_of(name), name.replace("_", "-")
-        if c.value_of(kernel) is True and value not in allowed:
-            needed = f"{named}: {' or '.join(map(in_words, allowed))}"
+    for kernel, name, is_required, value in _valid(c, _KERNELS):
+        allowed = _KERNELS[kernel, name]
+        if is_required is True and value not in allowed:
+            needed = f"{name.replace('_', '-')}: {' or '.join(map(in_words, allowed))}"
             what = f"requires {needed}, not {in_words(value)}"
             yield Problem(kernel, what, f"set {kernel.replace('_', '-')}: false, or {needed}")
+
+
+def _valid(c: NeoXConfig, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield pairs of parameters with their values, without those of which one is itself invalid."""
+    for name, other in pairs:
+        with suppress(InvalidValue):
+            yield name, other, c.value_of(name), c.value_of(other)

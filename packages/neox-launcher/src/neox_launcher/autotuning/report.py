@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from neox_config.describe.tables import table
 from neox_launcher.autotuning.results import Result, best_of
 from neox_launcher.autotuning.space import Candidate, Experiment
 
@@ -34,12 +35,12 @@ def render_results(results: Sequence[Result], metric: str) -> str:
     ranked = sorted(results, key=lambda result: result.merit(metric), reverse=True)
     lines: list[tuple[str, ...]] = [(*_NAMES, "time", "samples/s", "TFLOP/s", "")]
     lines += [(*_cells(result.experiment), *_measured(result)) for result in ranked]
-    table = f"trials, best {metric} first\n\n{_table(lines)}"
+    trials = f"trials, best {metric} first\n\n{_table(lines)}"
     best = best_of(results, metric)
     if best is None:
-        return f"{table}\n\nno trial succeeded"
+        return f"{trials}\n\nno trial succeeded"
     settings, options = _as_yaml(best.experiment), _as_options(best.experiment)
-    return f"{table}\n\nbest settings, for the configuration file:\n{settings}\n\nas options:\n  {options}"
+    return f"{trials}\n\nbest settings, for the configuration file:\n{settings}\n\nas options:\n  {options}"
 
 
 def _cells(experiment: Experiment) -> tuple[str, ...]:
@@ -96,12 +97,5 @@ def _spelled(name: str) -> str:
 def _table(lines: Sequence[Sequence[str]]) -> str:
     """Align the columns that are not empty, to the right except for the last one, the remarks."""
     columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    rows = zip(*columns, strict=True)
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column[0] else cell
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+    remarks = [number for number, column in enumerate(columns) if not column[0]]
+    return table(list(zip(*columns, strict=True)), left=remarks)

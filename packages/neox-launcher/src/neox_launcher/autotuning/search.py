@@ -24,11 +24,12 @@ def in_order(candidates: Sequence[Candidate], tuning: Autotuning, *, seed: int) 
     stages = sorted(
         by_stage.values(), key=lambda stage: max(one.merit(tuning.metric) for one in stage), reverse=True
     )
-    if tuning.tuner_type == "random":
-        return [random.Random(seed).sample(stage, len(stage)) for stage in stages]
-    if tuning.tuner_type == "model_based":
-        return [sorted(stage, key=lambda one: one.merit(tuning.metric), reverse=True) for stage in stages]
-    return stages
+    tuners: dict[str, Callable[[list[Candidate]], list[Candidate]]] = {
+        "gridsearch": list,
+        "random": lambda stage: random.Random(seed).sample(stage, len(stage)),
+        "model_based": lambda stage: sorted(stage, key=lambda one: one.merit(tuning.metric), reverse=True),
+    }
+    return [tuners[tuning.tuner_type](stage) for stage in stages]
 
 
 def search(

@@ -52,7 +52,7 @@ _OTHER_COMMANDS: Mapping[str, str] = {
     "preprocess_data.py": "use preprocess_data --input FILE --output-prefix PREFIX",
     "merge20b.py": "neox-convert from-neox reads the checkpoints of GPT-NeoX",
     **{
-        word: f"{word} is a command of neox-config: neox-config {word} FILE"
+        word: f"{word} is a command of neox-config: neox-config {word} --help"
         for word in ("check", "show", "diff", "explain", "estimate", "suggest", "migrate", "schedule")
     },
 }
@@ -170,7 +170,7 @@ class LaunchGroup(LaunchCommand, Group):
 
     def _refuse_others(self, word: str, directory: Path) -> None:
         """Refuse a word that is neither a command nor the name of a file or folder."""
-        script = os.path.basename(word)
+        script = os.path.basename(word) if word.endswith(".py") else word
         if script in _OTHER_COMMANDS:
             raise click.UsageError(f"{word} is not a command of neox-launch; {_OTHER_COMMANDS[script]}")
         if "=" in word and not os.path.exists(directory / word):
@@ -225,7 +225,8 @@ def _advice_on_option(option: str) -> str | None:
     if name in _OTHER_OPTIONS:
         return _OTHER_OPTIONS[name]
     if name in FOREIGN_REMEDIES:
-        return f"in the configuration: {FOREIGN_REMEDIES[name]}"
+        remedy = FOREIGN_REMEDIES[name]
+        return f"in the configuration: {remedy}" if remedy.startswith(("use ", "set ")) else remedy
     name = SHORTHANDS.get(name) or FOREIGN_NAMES.get(name, name)
     try:
         is_block = parameter_named(name).is_block

@@ -336,13 +336,13 @@ def _report(
         f"the loss begins near {math.log(prepared.entries):.2f}, that of a uniform guess",
         f"estimated time with evaluations: {describe_duration(training, devices, measure=measure)}",
     ]
-    if training.iterations < FEWEST_ITERATIONS:
+    if training.planned_seconds is None:
+        lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
+    elif training.iterations < FEWEST_ITERATIONS:
         lines.append(
             f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; delete "
             f"{path} and give a longer --time or a smaller model"
         )
-    elif training.planned_seconds is None:
-        lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
     if prepared.training_tokens < training.setup.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
     command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"

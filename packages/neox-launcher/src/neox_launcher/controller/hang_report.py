@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from neox_config.counted import counted
+from neox_config.describe.tables import table
 from neox_launcher.worker.reporting import ALL_DONE
 
 __all__ = ["NO_AGENT_ANSWER", "RankState", "lagging_ranks", "parse_collectives", "render_report"]
@@ -116,7 +117,7 @@ def render_report(states: Sequence[RankState], *, reason: str) -> str:
         reason: reason for the report, as a sentence.
     """
     lag = lagging_ranks(states)
-    lines = [reason, "", *_verdict(states, lag), "", *_table(states), ""]
+    lines = [reason, "", *_verdict(states, lag), "", _table(states), ""]
     lines += ["Python stacks of all ranks, grouped by equal stacks:", ""]
     groups: dict[str, list[int]] = defaultdict(list)
     for state in states:
@@ -136,7 +137,7 @@ def _verdict(states: Sequence[RankState], lag: Mapping[int, str]) -> list[str]:
     return lines + ([f"and {counted(more, 'more rank')}, see below"] if more else [])
 
 
-def _table(states: Sequence[RankState]) -> list[str]:
+def _table(states: Sequence[RankState]) -> str:
     rows = [("rank", "host", "iteration", "silent for", "last collective of each group")]
     for state in states:
         begun = ", ".join(
@@ -144,10 +145,7 @@ def _table(states: Sequence[RankState]) -> list[str]:
         )
         iteration = {None: "none", ALL_DONE: "all done"}.get(state.iteration, str(state.iteration))
         rows.append((str(state.rank), state.host, iteration, f"{state.silent:.0f} s", begun or "-"))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return table(rows, left=range(5))
 
 
 def _named(ranks: Sequence[int]) -> str:

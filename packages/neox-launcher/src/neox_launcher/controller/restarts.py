@@ -21,7 +21,7 @@ from neox_launcher.controller.terminal import print_message
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import resumed_from, written_checkpoints
 from neox_launcher.protocol.outcome import Failure, Outcome, judge
-from neox_launcher.protocol.stop_signals import STOP_SIGNALS, name_of
+from neox_launcher.protocol.stop_signals import STOP_SIGNALS, name_of, signals_blocked
 from neox_launcher.worker.reporting import LAUNCH_VARIABLE, RESTART_VARIABLE
 
 __all__ = ["checkpoints_of", "run_with_restarts"]
@@ -141,13 +141,10 @@ def _wait(seconds: float) -> int | None:
     """Wait, and return the stop signal that ended the wait; None if none arrived."""
     # An ignored SIGHUP, as under nohup, is no request to stop.
     numbers = {number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
+    with signals_blocked(numbers):
         received = signal.sigtimedwait(numbers, seconds)
         while received is not None and signal.sigtimedwait(numbers, _REPEAT_SECONDS):
             pass  # The same request again, which would end this process.
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return None if received is None else received.si_signo
 
 

@@ -7,7 +7,6 @@ is gone (`| head`, a closed terminal), further output is discarded.
 On a terminal, a line may be drawn below all other output (`start_drawing`); the same threads write it.
 """
 
-import errno
 import itertools
 import os
 import stat
@@ -19,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
+from neox_config.atomic import NO_ROOM
 from neox_launcher.controller.painter import Painter
 from neox_launcher.protocol.background import BackgroundQueue, LossyFile, describe_loss, ends_within
 
@@ -41,7 +41,6 @@ _SLOW_SECONDS = 0.5
 _POLL_SECONDS = 0.01
 _PATIENCE_SECONDS = 60.0
 _KEEP_SECONDS = 10.0
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAMES = {1: "standard output", 2: "standard error"}
 _SLOW = "the reader of this output was too slow"
 
@@ -117,10 +116,10 @@ class _Outputs:
     def are_behind(self) -> bool:
         return any(queue.is_behind for queue in self._all())
 
-    def settle(self, seconds: float = _SETTLE_SECONDS) -> None:
+    def settle(self) -> None:
         """Wait a moment for what was printed, so that it precedes what others print."""
         for queue in self._all():
-            queue.wait(seconds)
+            queue.wait(_SETTLE_SECONDS)
 
     def finish(self, patience: float) -> bytes:
         """Write everything; return what a reader has left unread for `patience` seconds, or until Ctrl-C."""
@@ -247,7 +246,7 @@ def _put(stream: TextIO | None, data: bytes, source: Source, *, is_kept: bool) -
 
 def _on_error(descriptor: int, error: OSError) -> None:
     """Give up on a reader that is gone; output to a file continues when it can be written again."""
-    if error.errno not in _FULL_DISK and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    if error.errno not in NO_ROOM and not stat.S_ISREG(os.fstat(descriptor).st_mode):
         _discard_further_output(descriptor)
         return
     name = _NAMES.get(descriptor, "output")

@@ -41,7 +41,9 @@ def _notes_on_labels(config: NeoXConfig) -> Iterator[Problem]:
     data = config.data
     if is_encoder(config) or data.train_label_data_paths is not None:
         return
-    name = "train_data_paths" if data.data_path is None else "data_path"
+    name, instead = "train_data_paths", ""
+    if data.data_path is not None:
+        name, instead = "data_path", ", in place of data-path,"
     for prefix in data.train_data_paths or (data.data_path or "",):
         stem = prefix.removesuffix("_document")
         for labels in (f"{stem}_label_document", f"{stem.removesuffix('_text')}_label_document"):
@@ -49,8 +51,9 @@ def _notes_on_labels(config: NeoXConfig) -> Iterator[Problem]:
                 yield Problem(
                     name,
                     f"has labels next to it, {labels}, that are not used, so the loss counts all tokens",
-                    f"to count only those with a label, set train-data-paths: [{prefix}] and "
-                    f"train-label-data-paths: [{labels}], and the lists for validation likewise",
+                    f"to count only those with a label, name the datasets in train-data-paths{instead} and "
+                    "their labels in train-label-data-paths, in the same order, and those for validation "
+                    "likewise",
                     value=prefix,
                 )
                 return
@@ -127,8 +130,9 @@ def _checkpoints_in(folder: str) -> list[Path]:
 def notes_on_record(config: NeoXConfig) -> list[Problem]:
     """Return a note if `log_dir` has a record, and the training starts from the beginning."""
     folder = config.logging.log_dir
-    is_new = config.checkpoint.finetune or not continues_training(config)
-    if folder is None or not is_new or not os.path.isfile(Path(folder, RECORD)):
+    if folder is None or not os.path.isfile(Path(folder, RECORD)):
+        return []
+    if not config.checkpoint.finetune and continues_training(config):
         return []
     what = (
         f"has the record of an earlier training ({RECORD}), and this one starts from the beginning\n"

@@ -3,7 +3,7 @@
 from neox_config.problems import COMMAND_LINE, Problem
 from neox_config.schema.config import section_of
 
-__all__ = ["is_noted", "is_of_training"]
+__all__ = ["is_noted"]
 
 _WITHOUT_DATA = ("generate", "serve", "doctor")
 _OF_TRAININGS = ("optimizer", "lr_schedule", "logging", "monitors", "autotuning", "activation_checkpointing")
@@ -14,7 +14,7 @@ _SAVING = (
 )
 
 
-def is_of_training(name: str, program: str) -> bool:
+def _is_of_training(name: str, program: str) -> bool:
     """Return whether a parameter changes nothing but trainings; data and batches also change evaluations.
 
     Args:
@@ -47,7 +47,7 @@ def is_noted(note: Problem, program: str) -> bool:
     """
     if program == "train":
         return True
-    if is_of_training(note.name, program):
+    if _is_of_training(note.name, program):
         return False
     if note.place is not None and note.place.file == COMMAND_LINE:
         return True

@@ -7,7 +7,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from neox_config.facts.stores import is_url, packages_for
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.files import why_not_readable
 from neox_config.problems import DEFAULTS, Place, Problem, in_words, place_of
-from neox_config.schema.parameter import InvalidValue
 from neox_config.spec.recorded import contents_of, latest_checkpoint
 from neox_launcher.plan.checkpoint_files import (
     base_for_adapters,
@@ -133,7 +131,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
     """Return the problems of the files that a program would use.
 
     Args:
-        config: configuration that names the files. Checks that read a value that was invalid are ended.
+        config: configuration that names the files.
         program: train, generate, serve, evaluate, index-blocks, find-blocks or doctor; prompts for the
             prompts of generate alone, model for all but these.
     """
@@ -174,9 +172,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
     }
     problems: list[Problem] = []
     for check in checks[program]:
-        # In a configuration that was refused, a value may be invalid, which has been reported.
-        with suppress(InvalidValue):
-            problems.extend(check(config))
+        problems.extend(check(config))
     return [placed(config, problem) for problem in problems]
 
 
@@ -192,12 +188,12 @@ def _copied_folder(config: NeoXConfig) -> Iterator[Problem]:
     file = Path(place.file).absolute()
     for original in Path(save).absolute().parents:
         other = original / file.name
-        if file.is_relative_to(original) or not other.is_file() or other.samefile(file):
+        if file.is_relative_to(original) or not os.path.isfile(other) or other.samefile(file):
             continue
         named = [path for path in (Path(save), index_path(data or "")) if path.is_relative_to(original)]
-        copies = [file.parent / path.relative_to(original) for path in named]
+        copied = filter(os.path.exists, (file.parent / path.relative_to(original) for path in named))
         # A link to the original's is no copy.
-        if any(copy.exists() and not copy.resolve().is_relative_to(original.resolve()) for copy in copies):
+        if any(not copy.resolve().is_relative_to(original.resolve()) for copy in copied):
             yield Problem(
                 "save",
                 f"is in {original}, but {file.parent} looks like a copy of that folder: the training would "

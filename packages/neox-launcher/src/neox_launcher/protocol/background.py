@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from neox_launcher.protocol.stop_signals import signals_blocked
+
 __all__ = ["BackgroundQueue", "LossyFile", "describe_loss", "ends_within", "start_thread"]
 
 Item = TypeVar("Item")
@@ -215,11 +217,8 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     """Start a daemon thread that receives no signals: these are for the main thread."""
     thread = threading.Thread(target=target, name=name, daemon=True)
     # The thread inherits the mask.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
+    with signals_blocked(signal.valid_signals()):
         thread.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return thread
 
 

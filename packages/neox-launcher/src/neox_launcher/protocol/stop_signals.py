@@ -7,8 +7,8 @@ compiles are therefore not ended by it either.
 """
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 __all__ = [
     "STOP_SIGNALS",
@@ -16,6 +16,7 @@ __all__ = [
     "block_warning",
     "ignore_warning",
     "name_of",
+    "signals_blocked",
     "stop_signals_blocked",
     "unblock_warning",
     "warning_blocked",
@@ -50,23 +51,23 @@ def ignore_warning() -> None:
 
 
 @contextmanager
-def warning_blocked() -> Iterator[None]:
+def signals_blocked(numbers: Iterable[int]) -> Iterator[None]:
+    """Block signals in this thread within the context, and restore its signal mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def warning_blocked() -> AbstractContextManager[None]:
     """Block `WARNING_SIGNAL` within the context."""
-    before = block_warning()
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return signals_blocked({WARNING_SIGNAL})
 
 
-@contextmanager
-def stop_signals_blocked() -> Iterator[None]:
+def stop_signals_blocked() -> AbstractContextManager[None]:
     """Block all signals that request a stop: a process started in this context never receives them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return signals_blocked(STOP_SIGNALS)
 
 
 def name_of(number: int) -> str:

@@ -1,5 +1,6 @@
 """Renders the result of `verify-resume`."""
 
+from neox_config.describe.tables import table
 from neox_launcher.protocol.verification import Answer
 
 __all__ = ["render_answer"]
@@ -21,12 +22,8 @@ def render_answer(answer: Answer, *, is_complete: bool = True) -> str:
         ended = (skipped, "") if check.skipped else (result, check.worst)
         rows.append((check.name, check.compared, *ended))
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in zip(*columns, strict=True)
-    ]
-    return "\n".join([*lines, "", *_verdict(answer, is_complete=is_complete)])
+    shown = table(list(zip(*columns, strict=True)), left=range(len(columns)))
+    return "\n".join([shown, "", *_verdict(answer, is_complete=is_complete)])
 
 
 def _verdict(answer: Answer, *, is_complete: bool) -> list[str]:

@@ -27,6 +27,7 @@ from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.protocol.exit_codes import SIGNALLED
 from neox_launcher.protocol.kept_checkpoints import KeptCheckpoint, changed_parameters, find_kept, latest_kept
 from neox_launcher.protocol.outcome import Outcome
+from neox_launcher.protocol.stop_signals import signals_blocked
 from neox_launcher.protocol.verification import Answer, Comparison, Side
 from neox_launcher.verify_resume.phases import (
     Phase,
@@ -324,11 +325,8 @@ def _work_folder(job: _Job, wanted: VerifyRequest) -> Iterator[Path]:
 
 def _remove(folder: Path) -> None:
     """Remove the folder, with signals blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
-    try:
+    with signals_blocked(_ENDING_SIGNALS):
         shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _parent_folder(config: NeoXConfig, work_dir: str | None) -> Path:

@@ -1,11 +1,11 @@
 """By hand; tests/integration/test_deepspeed_schedules.py compares them with DeepSpeed's."""
 
-from neox_config.facts.difficulty import fixed_discrete, fixed_linear, fixed_root
+from neox_config.facts.difficulty import fixed_discrete, fixed_root
 
 
 def test_a_linear_pace_by_hand() -> None:
     # After t of 10 iterations 8 + t / 10 * 24, down to a multiple of 8.
-    schedule = fixed_linear(smallest=8, largest=32, iterations=10, multiple=8)
+    schedule = fixed_root(smallest=8, largest=32, iterations=10, multiple=8, degree=1)
     assert [schedule(iteration) for iteration in range(12)] == [8, 8, 8, 16, 16, 16, 24, 24, 24, 32, 32, 32]
 
 
@@ -16,9 +16,9 @@ def test_a_root_pace_by_hand() -> None:
 
 
 def test_the_first_difficulty_is_a_multiple_at_or_above_the_smallest() -> None:
-    schedule = fixed_linear(smallest=8, largest=64, iterations=100, multiple=16)
+    schedule = fixed_root(smallest=8, largest=64, iterations=100, multiple=16, degree=1)
     assert schedule(0) == 16
-    assert fixed_linear(smallest=3, largest=5, iterations=9, multiple=16)(0) == 5
+    assert fixed_root(smallest=3, largest=5, iterations=9, multiple=16, degree=1)(0) == 5
 
 
 def test_a_discrete_pace_by_hand() -> None:

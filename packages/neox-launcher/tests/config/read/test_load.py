@@ -5,6 +5,7 @@ import re
 import pytest
 
 from neox_config import load_config
+from neox_config.derive.curricula import METRICS
 from neox_config.errors import ConfigError
 from neox_config.read.aliases import (
     COMPUTED,
@@ -356,6 +357,7 @@ def test_deepspeeds_interval_of_reports_is_that_of_the_log_where_none_is_given(l
         ("fp16={}", "such as --set fp16.enabled=VALUE"),
         ("optimizer=null", "such as --set optimizer.type=VALUE"),
         ("optimizer.params=~", "such as --set optimizer.params."),
+        (f"{METRICS}={{}}", f"such as --set {METRICS}.NAME.index_to_sample_path=VALUE"),
     ],
 )
 def test_a_block_without_contents_on_the_command_line_is_noted(load, setting, remedy):

@@ -19,6 +19,8 @@ SLIPS = [
     ("a: {b: 1]\n", 1, "or a closing bracket", "add it"),
     ("a: [1,, 2]\n", 1, "expected a comma, a value or a closing", "add it"),
     ('a: 1\nb: "C:\\Users\\x"\n', 2, "no such escape", "use single quotes, or / instead of"),
+    ('a: 1\nb: "\\UFFFFFFFFF"\n', 2, "no such escape", "use single quotes, or / instead of"),
+    ('a: "\\U00110000"\n', 1, "no such escape", "use single quotes, or / instead of"),
     ("a: *b\n", 1, "starts with a character of YAML", "put it in quotes"),
     ("a: `x`\n", 1, "starts with a character of YAML", "put it in quotes"),
     ("a: 'x\nb: 1\n", 1, "a quoted value is never closed", "add the closing quote"),

@@ -754,6 +754,30 @@ def test_a_rule_refuses_its_example_alone(load, rule):
     assert sentence in f"{problem.what}\n{problem.remedy}"
 
 
+@pytest.mark.parametrize(
+    ("invalid", "breaking", "name"),
+    [
+        (
+            "scaled-masked-softmax-fusion: 7",
+            "gpt-j-residual: true\napply-residual-connection-post-layernorm: true",
+            "gpt_j_residual",
+        ),
+        (
+            "autotuning: {start_profile_step: x}",
+            "curriculum_learning: {min_difficulty: 4, max_difficulty: 2}",
+            "curriculum_learning.max_difficulty",
+        ),
+        ("attention-config: 7", "num-kv-heads: 3", "num_kv_heads"),
+        ("num-unique-layers: x", "num-kv-heads: 3", "num_kv_heads"),
+        ("bias-gelu-fusion: 7", "glu-fusion: true", "glu_fusion"),
+    ],
+)
+def test_an_invalid_value_does_not_hide_other_relations(load, invalid, breaking, name):
+    with pytest.raises(ConfigError) as found:
+        load(f"{invalid}\n{breaking}")
+    assert {problem.name for problem in found.value.problems} >= {name}
+
+
 @pytest.mark.parametrize("rule", EXAMPLES)
 def test_a_rule_accepts_a_similar_configuration(load, rule):
     text, overrides = split_overrides(EXAMPLES[rule][3])
