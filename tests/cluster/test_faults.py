@@ -180,7 +180,7 @@ def test_the_doctor_finds_hosts_that_fit_and_a_folder_that_they_do_not_share(clu
     job = Job(cluster, tmp_path, *TWO_HOSTS, **saving(tmp_path))
     good = job.run("doctor")
     assert good.code == 0, good.out + good.err
-    assert good.out.endswith("verdict: these hosts can run the job\n")
+    assert "\nverdict: these hosts can run the job\n" in good.out
     assert "reach and join" in good.out
     assert "2 hosts started, 2 workers joined" in good.out
     assert "GB/s per link" in good.out

@@ -19,4 +19,4 @@ def test_the_workers_of_this_machine_join_and_measure_their_connection(tmp_path)
     assert re.search(r"^attention backend +ok +flash \(global layers\)$", done.stdout, re.MULTILINE)
     assert re.search(r"^cudnn +ok ", done.stdout, re.MULTILINE)
     assert re.search(r"^contracts +ok +\d+ checks passed with torch ", done.stdout, re.MULTILINE)
-    assert done.stdout.endswith("verdict: these hosts can run the job\n")
+    assert "\nverdict: these hosts can run the job\n" in done.stdout
