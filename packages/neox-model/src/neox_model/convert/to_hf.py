@@ -3,13 +3,11 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neox_config import Resolved
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.schema.sections.model import ModelSection
 from neox_config.spec.model import ModelSpec
@@ -34,7 +32,7 @@ from neox_model.convert.tokenizer_files import (
 )
 from neox_model.convert.weights import write_weights
 
-__all__ = ["check_exportable", "to_hf"]
+__all__ = ["to_hf", "write_descriptions"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +86,7 @@ def to_hf(
         for name, shape in tensor.theirs.items()
     ]
     with folder_written_aside(output) as aside:
-        _write_descriptions(
+        write_descriptions(
             aside,
             checkpoint.model,
             checkpoint.resolved.config.model,
@@ -145,32 +143,7 @@ def _converted(weights: StoredWeights, name: str, values: Tensor, dtype: torch.d
     )
 
 
-def check_exportable(resolved: Resolved, tokenizer: Tokenizer) -> None:
-    """Check that a model can be exported after its training: its class, and its tokenizer.
-
-    Raises:
-        NeoXError: transformers has no such model or tokenizer.
-    """
-    family = fitting_family(resolved.model, resolved.config.checkpoint.hf_family)
-    refuse_others(tokenizer)
-    rows = resolved.model.embedding.entries(tokenizer.vocab_size)
-    source = resolved.config.tokenizer.vocab_file
-    with TemporaryDirectory() as folder:
-        _write_descriptions(
-            Path(folder),
-            resolved.model,
-            resolved.config.model,
-            family,
-            tokenizer,
-            None if source is None else Path(source),
-            rows=rows,
-            dtype=torch.float32,
-            stops=resolved.config.generation.stop_tokens,
-        )
-        compare_tokenizers(tokenizer, Path(folder), rows=rows)
-
-
-def _write_descriptions(
+def write_descriptions(
     folder: Path,
     spec: ModelSpec,
     section: ModelSection,

@@ -5,6 +5,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
 
 from neox_config import Resolved
 from neox_config.errors import NeoXError
@@ -13,9 +16,12 @@ from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import Progress
 from neox_model.convert import PARENT
+from neox_model.convert.families import fitting_family
 from neox_model.convert.output import refuse_existing
+from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.reference import require_transformers
-from neox_model.convert.to_hf import check_exportable
+from neox_model.convert.to_hf import write_descriptions
+from neox_model.convert.tokenizer_files import refuse_others
 from neox_model.train.state import TrainState
 
 __all__ = ["check_export", "export"]
@@ -27,7 +33,7 @@ def check_export(resolved: Resolved, tokenizer: Tokenizer) -> None:
     """Check at the start of a training that its model can be exported at the end.
 
     Raises:
-        NeoXError: the folder exists, transformers is not installed or does not have the model, or its
+        NeoXError: the folder exists, transformers is not installed or has no such model or tokenizer, or its
             tokenizer encodes texts differently.
     """
     output = resolved.config.checkpoint.hf_export
@@ -36,7 +42,23 @@ def check_export(resolved: Resolved, tokenizer: Tokenizer) -> None:
     require_transformers("hf-export")
     try:
         refuse_existing(Path(output))
-        check_exportable(resolved, tokenizer)
+        family = fitting_family(resolved.model, resolved.config.checkpoint.hf_family)
+        refuse_others(tokenizer)
+        source = resolved.config.tokenizer.vocab_file
+        rows = resolved.model.embedding.entries(tokenizer.vocab_size)
+        with TemporaryDirectory() as folder:
+            write_descriptions(
+                Path(folder),
+                resolved.model,
+                resolved.config.model,
+                family,
+                tokenizer,
+                None if source is None else Path(source),
+                rows=rows,
+                dtype=torch.float32,
+                stops=resolved.config.generation.stop_tokens,
+            )
+            compare_tokenizers(tokenizer, Path(folder), rows=rows)
     except NeoXError as error:
         raise NeoXError(f"hf-export: {error}; or remove hf-export") from error
 
