@@ -416,19 +416,22 @@ def test_an_answer_of_a_chat_is_that_of_transformers(tmp_path):
     ended = model.chat(messages, template=tmp_path / "other", maximum_tokens=40)
     assert (ended.text, ended.finish_reason) == (text[:place], "stop-string")
     for wrong, message in (
+        ([], "messages is empty; pass"),
         ("ab", "messages is text, but not JSON (Expecting value at column 1); pass"),
         (["ab"], "message 1 of messages is text, but not JSON (Expecting value at column 1); pass"),
         ([{"role": "user", "content": "ab"}] * 99, "use a shorter prompt"),
     ):
         with pytest.raises(neox_model.NeoXError, match=re.escape(message)):
             model.chat(wrong)
-    # An error of the template does not ask for the form that the messages have.
+    # An error of the template names its file.
     strict = tmp_path / "strict.jinja"
     strict.write_text("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(neox_model.NeoXError, match=r"alternate; pass .*, as .*strict.jinja accepts them"):
         model.chat(messages, template=strict)
-    with pytest.raises(neox_model.NeoXError):
-        model.chat(messages, template=TEMPLATE)
+    # Also one that is too long for a path.
+    for given in (TEMPLATE, TEMPLATE * 100):
+        with pytest.raises(neox_model.NeoXError, match="contains no chat template; name a folder"):
+            model.chat(messages, template=given)
     # Stop strings of the call end the answer, too.
     stopped = model.chat(messages, maximum_tokens=40, stop_strings=[text[place]])
     assert stopped.text == text[:place]
@@ -739,11 +742,11 @@ def test_a_model_describes_itself_and_refuses_what_is_no_text(tmp_path, data):
 def test_settings_of_generation_are_checked(data):
     with neox_model.Trainer(config_of(data)) as trainer:
         model = trainer.model()
-    with pytest.raises(neox_model.ConfigError, match=r"temperatur\n +is not a parameter of generation"):
+    with pytest.raises(neox_model.ConfigError, match=r"temperatur\n +is not a setting of a call"):
         model.generate("a", temperatur=1.0)
     with pytest.raises(neox_model.ConfigError, match="use maximum_tokens, temperature, "):
         model.generate("a", max_new_tokens=4)
-    with pytest.raises(neox_model.ConfigError, match=r"num_samples\n +is not a parameter"):
+    with pytest.raises(neox_model.ConfigError, match=r"num_samples\n +is not a setting of a call"):
         model.generate("a", num_samples=3)
     with pytest.raises(neox_model.ConfigError, match="contains an empty string"):
         model.generate("a", stop_strings=["b", ""])

@@ -498,6 +498,8 @@ def test_the_format_of_before_version_1_6_is_refused(tmp_path):
     (tmp_path / "cut.pt").write_bytes((tmp_path / "file.pt").read_bytes()[:50])
     with pytest.raises(ConversionError, match=r"before version 1\.6, or damaged"):
         read_record(tmp_path / "cut.pt")
+    with pytest.raises(ConversionError, match=r"^cannot read .*: No such file or directory; copy it again$"):
+        read_record(tmp_path / "missing.pt")
 
 
 def test_a_compressed_archive_is_refused(tmp_path):
@@ -588,6 +590,13 @@ def test_the_widths_of_earlier_versions_of_geglu_are_read(tmp_path, width):
     result = gated(tmp_path, width)
     assert result["largest_differences"]["layer"] < 1e-5
     assert Checkpoint(tmp_path / "ours" / "global_step30").shapes["layers.0.mlp.up.weight"] == (width, 32)
+
+
+@pytest.mark.parametrize(("stated", "is_warned"), [(64, False), (96, True)])
+def test_another_width_than_the_stored_one_is_logged(tmp_path, caplog, stated, is_warned):
+    gated(tmp_path, 64, mlp_width=stated)
+    text = "a feed-forward block of width 64, which counts; the configuration gives 96"
+    assert (text in caplog.text) == is_warned
 
 
 def gated(folder, width, **settings):

@@ -274,10 +274,6 @@ def test_tensors_that_do_not_fit_are_named(theirs, change, message):
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        (
-            {"weight_map": {"a": "missing.safetensors"}},
-            "missing.safetensors: No such file or directory",
-        ),
         ({"weight_map": {"a": "../theirs/part.safetensors"}}, "names a file outside of its folder"),
         ({"weight_map": {"a": 5}}, "cannot read"),
         ({"weight_map": {"a": ""}}, "names a file outside of its folder"),
@@ -286,7 +282,7 @@ def test_tensors_that_do_not_fit_are_named(theirs, change, message):
         ({}, "'weight_map'; copy it again"),
         (
             {"weight_map": {NORM: "part.safetensors", "b": "part.safetensors"}},
-            "the index names b (and 0 more), which",
+            "the index names b in part.safetensors, which is not there",
         ),
         ({"weight_map": {NORM: "part.safetensors", DOWN: "again.safetensors"}}, "both contain "),
     ],
@@ -296,6 +292,13 @@ def test_an_index_that_does_not_fit_is_named(theirs, index, message):
     (theirs / "model.safetensors").rename(theirs / "part.safetensors")
     (theirs / "model.safetensors.index.json").write_text(json.dumps(index))
     import_refused(theirs, message)
+
+
+@pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])
+def test_missing_parts_of_a_model_are_named(theirs, whole):
+    (theirs / "model.safetensors").unlink()
+    (theirs / f"{whole}.index.json").write_text(json.dumps({"weight_map": {"a": "1.bin", "b": "2.bin"}}))
+    import_refused(theirs, f"{theirs}: the index names a in 1.bin and 1 more, which is not there; copy")
 
 
 def test_an_index_of_nested_lists_is_one_message(theirs):

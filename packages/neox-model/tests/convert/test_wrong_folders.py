@@ -14,6 +14,7 @@ from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.families import FAMILIES, family_of_config
 from neox_model.convert.output import folder_written_aside
 from neox_model.convert.reference import load_config, load_tokenizer, meta_model
+from neox_model.convert.requests import check_model
 from neox_model.convert.verify import verify
 from neox_model.convert.weights import WeightFiles
 from support.hf_models import ENTRIES, write_model, write_tokenizer
@@ -29,6 +30,14 @@ LLAMA = {
     "vocab_size": ENTRIES,
 }
 YARN = {"rope_type": "yarn", "factor": 2.0}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "pytorch_model.bin"])
+def test_a_pointer_of_git_lfs_is_no_damage(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ConversionError, match=f"{name} is a pointer of Git LFS, .*; run git lfs pull in "):
+        check_model(tmp_path)
 
 
 @pytest.mark.parametrize(

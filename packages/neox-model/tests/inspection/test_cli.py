@@ -389,10 +389,22 @@ def test_verify_all_names_the_newest_sound_one_and_a_wrong_latest(saved, folder)
 
 
 def test_other_files_are_noted_and_do_no_harm(saved, folder):
-    (folder / "notes.txt").write_text("ours")
+    (folder / "notes\n.txt").write_text("ours")
     result = command("verify", saved)
     assert result.exit_code == 0
-    assert "has files that are not part of the checkpoint: notes.txt" in result.stdout
+    assert r"has files that are not part of the checkpoint: notes\n.txt" in result.stdout
+
+
+def test_the_newest_sound_one_is_offered_only_instead_of_the_latest(saved, folder, tmp_path):
+    flipped(saved / "global_step2")
+    restore = "restore the damaged files from a copy, if there is one"
+    assert command("verify", saved, 2).stdout.splitlines()[-1] == restore
+    assert command("verify", saved, "--all").stdout.splitlines()[-1] == restore
+    flipped(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    assert command("verify", tmp_path / "copy").stdout.splitlines()[-1] == restore
+    (saved / LATEST).unlink()
+    assert command("verify", folder).stdout.endswith(f"verify {saved} --all names the newest sound one\n")
 
 
 def test_a_wrong_latest_gives_one_advice(saved, folder):
@@ -537,6 +549,16 @@ def test_missing_counters_and_numbers_are_differences(folder, tmp_path):
         {"schedule.applied_updates": [3, None]},
         {"optimizer state step (weights: 1)": [3.0, None]},
     ]
+
+
+def test_long_values_are_shown_from_their_first_difference(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    sizes = [[number, 16] for number in range(40)]
+    edit_manifest(folder, "training", {"batch_sizes": sizes})
+    edit_manifest(tmp_path / "copy", "training", {"batch_sizes": [*sizes[:-1], [39, 17]]})
+    shown = [line for line in command("diff", folder, tmp_path / "copy").stdout.splitlines() if "..." in line]
+    assert len(shown) == 1
+    assert shown[0].endswith(": ... 16], [39, 16]] in A, ... 16], [39, 17]] in B")
 
 
 def test_curves_are_compared_value_by_value(folder, tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from neox_model.serve.bodies import ChatBody, CompletionBody, parsed
-from neox_model.serve.errors import ApiError
+from neox_model.serve.errors import ApiError, shown
 
 USER = {"role": "user", "content": "a"}
 PROMPT = "send a text, a list of texts, a list of token ids or a list of such lists, none of them empty"
@@ -182,6 +182,8 @@ def test_all_errors_of_a_request_are_reported_together():
 def test_a_long_name_or_value_is_shown_in_part(place):
     body = {"x" * 5000: 1} if place == "name" else {"max_tokens": [["x" * 5000] * 100]}
     assert 60 < len(refused(CompletionBody, body).message) < 120
+    # No more is encoded than is shown.
+    assert shown([*range(100), object()]).endswith(", 15, 16...")
 
 
 @pytest.mark.parametrize(

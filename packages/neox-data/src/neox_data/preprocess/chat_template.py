@@ -7,6 +7,7 @@ conversation before it, rendered with `add_generation_prompt`.
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
@@ -307,7 +308,8 @@ def load_chat_template(path: Path) -> ChatTemplate:
     Raises:
         CorpusError: there is no template, or it is invalid.
     """
-    template = find_chat_template(path)
+    # Not so the text of a template, which may be too long for a path.
+    template = find_chat_template(path) if os.path.exists(path) else None
     if template is None:
         raise CorpusError(
             f"{path} contains no chat template; name a folder that has chat_template.jinja or a "

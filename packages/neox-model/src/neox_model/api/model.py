@@ -205,8 +205,8 @@ class Model:
         found = configured_template(self.config.serving.serve.chat_template, file)
         if found is None:
             raise NeoXError(
-                f"there is no chat template next to the tokenizer {file or ''}; pass template=PATH of a file "
-                "of Jinja, or of the folder of a tokenizer"
+                f"there is no chat template next to the tokenizer{f' {file}' if file else ''}; pass "
+                "template=PATH of a file of Jinja, or of the folder of a tokenizer"
             )
         return found
 
@@ -353,7 +353,10 @@ def _written(template: ChatTemplate, messages: list[dict[str, Any]]) -> str:
         NeoXError: these are not messages, or the template does not accept them.
     """
     try:
-        return template.prompt(messages_in(messages, "messages"))
+        found = messages_in(messages, "messages")
+        if not found:
+            raise ValueError("messages is empty")
+        return template.prompt(found)
     except ValueError as error:
         raise NeoXError(
             f'{error}; pass [{{"role": "user", "content": "..."}}], as {template.name} accepts them'
@@ -366,7 +369,7 @@ def _changed(
     """Return the parameters of generation with others in place of some, and what is wrong with these."""
     unknown = settings.keys() - set(_SETTINGS)
     remedy = f"use {', '.join(_SETTINGS)}"
-    problems = [Problem(name, "is not a parameter of generation", remedy) for name in sorted(unknown)]
+    problems = [Problem(name, "is not a setting of a call", remedy) for name in sorted(unknown)]
     known = {name: value for name, value in settings.items() if name not in unknown}
     try:
         section = GenerationSection.model_validate({**section.model_dump(), **known})

@@ -180,13 +180,15 @@ class Compression:
         for name, parameter in named_logical_parameters(self.model):
             if is_score(name):
                 continue
-            # What is not compressed is not rounded to the dtype of the computation: it is trained on.
-            values: Tensor | None = self.stored.whole(name)
             matrix = self.matrices.get(name.rpartition(".")[0])
-            if matrix is not None:
-                compression = matrix.compression
-                computing = compression.of_bias if name.endswith(".bias") else compression.of_weight
-                values = computing(parameter)
+            values: Tensor | None
+            if matrix is None:
+                # Not rounded to the dtype of the computation: it is trained on.
+                values = self.stored.whole(name)
+            elif name.endswith(".bias"):
+                values = matrix.compression.of_bias(parameter)
+            else:
+                values = matrix.compression.of_weight(parameter)
             assert values is not None, name
             found[name] = values.to(self.stored.dtype(name))
         width = int(next(iter(self.kept.values())).sum()) if self.kept else None

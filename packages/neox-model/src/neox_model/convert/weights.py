@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from neox_config.atomic import flush_file
-from neox_config.counted import counted
+from neox_config.counted import counted, first_few
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.spec.model import ModelSpec, Vocabulary
 from neox_data.amount_progress import tracked
@@ -94,18 +94,18 @@ class WeightFiles:
             if file.suffix == ".bin":
                 described = {name: (each.dtype, tuple(each.shape)) for name, each in _unpickled(file).items()}
             else:
-                self._open[file] = ShardFile(file, file.stat().st_size if file.exists() else 0)
+                self._open[file] = ShardFile(file, file.stat().st_size)
                 there = self._open[file].described().items()
                 described = {name: (DTYPES[dtype], shape) for name, (dtype, shape) in there}
             for name, (dtype, shape) in described.items():
                 if name in self.tensors:
                     raise ConversionError(f"{file} and {self.tensors[name].file} both contain {name}")
                 self.tensors[name] = Stored(file, name, shape, dtype)
-        missing = sorted(expected - self.tensors.keys())
+        missing = [f"{name} in {file}" for name, file in expected.items() if name not in self.tensors]
         if missing:
             raise ConversionError(
-                f"{folder}: the index names {missing[0]} (and {len(missing) - 1:,} more), which its files do "
-                "not contain; copy the folder again"
+                f"{folder}: the index names {first_few(missing, 1)}, which is not there; copy the folder "
+                "again"
             )
 
     def whole(self, name: str) -> Tensor:
@@ -132,14 +132,15 @@ class WeightFiles:
         for start in range(0, total, step):
             yield self.rows(name, start, min(total, start + step))
 
-    def _find(self, single: str) -> tuple[list[Path], set[str]]:
-        """Return the files, and the names that an index lists."""
+    def _find(self, single: str) -> tuple[list[Path], dict[str, str]]:
+        """Return the files, and for each name that an index lists the one that should contain it."""
         for whole, index in ((single, _INDEX), (_PICKLED, _PICKLED_INDEX)):
             if (self.folder / whole).is_file():
-                return [self.folder / whole], set()
+                return [self.folder / whole], {}
             if (self.folder / index).is_file():
                 names = _weight_map(self.folder / index)
-                return [self.folder / file for file in dict.fromkeys(names.values())], set(names)
+                files = [self.folder / file for file in dict.fromkeys(names.values())]
+                return [file for file in files if file.is_file()], names
         raise ConversionError(
             f"{self.folder} contains no weights ({_SINGLE}, {_INDEX}, {_PICKLED} or {_PICKLED_INDEX}); pass "
             "the folder of a downloaded model"
@@ -168,7 +169,7 @@ def open_weights(folder: Path, family: Family, stated: ModelSpec) -> tuple[Weigh
         return files, stated
     if embedding is not None:
         has_one_shape = files.tensors[embedding].shape == files.tensors[head].shape
-        pairs = zip(files.row_chunks(embedding), files.row_chunks(head), strict=has_one_shape)
+        pairs = zip(files.row_chunks(embedding), files.row_chunks(head), strict=True)
         if not has_one_shape or not all(torch.equal(one, other) for one, other in pairs):
             return files, replace(stated, head=Vocabulary(tied=False))
     tensor = files.tensors.pop(head)

@@ -57,7 +57,7 @@ def generate_in(groups: Groups, resolved: Resolved) -> None:
     """Generate text with the latest checkpoint of the configuration's `load` folder. Collective.
 
     Raises:
-        NeoXError: there is no checkpoint, it contains a different model, or the mode lacks a setting.
+        NeoXError: there is no checkpoint, or it contains a different model.
     """
     config, load = resolved.config, resolved.config.checkpoint.load
     assert load is not None, "preflight requires it"

@@ -185,12 +185,13 @@ def _remedy(given: Path, results: Sequence[Any], *, every: bool, is_lost: bool) 
     """
     sound = [result.folder for result in results if result.is_sound]
     found = [] if len(sound) == len(results) else [_RESTORE]
-    if found and not every:
-        above = results[0].folder.absolute().parent
-        found.append(f"neox-checkpoint verify {above} --all names the newest sound one")
-    elif every and not sound:
+    if not every:
+        if found and is_latest(results[0].folder):
+            above = results[0].folder.absolute().parent
+            found.append(f"neox-checkpoint verify {above} --all names the newest sound one")
+    elif not sound:
         found.append("this folder contains no sound checkpoint")
-    elif every and (is_lost or not any(map(is_latest, sound))):
+    elif is_lost or not any(map(is_latest, sound)):
         command = f"echo {sound[-1].name} > {given / LATEST}"
         found.append(f"to resume from the newest sound one, run: {command}")
     return "; ".join(found) or None

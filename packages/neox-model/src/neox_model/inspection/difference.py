@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import inf
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ __all__ = ["Comparison", "TensorComparison", "compare", "lines"]
 _DERIVED = {IN_EFFECT, SAMPLES_PER_ITERATION, SAMPLES_DIGEST, DOCUMENTS}
 # Tensors that are listed without --all.
 _WORST = 10
+# Characters that are shown before the first difference of two long values.
+_CONTEXT = 12
 _KINDS = ("weights", "optimizer states", "random states")
 
 
@@ -111,8 +114,7 @@ class Comparison:
 
     def plain(self) -> dict[str, Any]:
         """Return the comparison as plain values."""
-        values = asdict(self)
-        return {"is_equal": self.is_equal, **values, "tensors": [asdict(each) for each in self.tensors]}
+        return {"is_equal": self.is_equal, **asdict(self)}
 
 
 def compare(one: Path, other: Path) -> Comparison:
@@ -212,9 +214,11 @@ def _counters(a: Manifest, b: Manifest) -> Iterator[tuple[str, tuple[Any, Any]]]
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the parameters inside of blocks, by dotted name, without derived values."""
     for name, value in values.items():
-        if isinstance(value, Mapping) and prefix + name not in _DERIVED:
+        if prefix + name in _DERIVED:
+            continue
+        if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{name}.")
-        elif prefix + name not in _DERIVED:
+        else:
             yield prefix + name, value
 
 
@@ -271,9 +275,13 @@ def _of_tensors(tensors: list[TensorComparison], skipped: str | None) -> str:
 
 def _table(label: str, values: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     for name, pair in values.items():
-        # Long values in words may be alike.
-        words = in_words if in_words(pair[0]) != in_words(pair[1]) else str
-        one, other = (quoted(words(value)) for value in pair)
+        texts = [in_words(value) for value in pair]
+        if texts[0] == texts[1]:
+            # Of long values that begin alike, the part around the first difference.
+            texts = [repr(value) for value in pair]
+            start = max(0, len(commonprefix(texts)) - _CONTEXT)  # noqa: RUF071
+            texts = [f"...{text[start:]}" for text in texts]
+        one, other = map(quoted, texts)
         yield f"  {label:18}{quoted(name)}: {one} in A, {other} in B"
     if not values:
         yield f"  {label:18}equal"

@@ -104,7 +104,7 @@ def find_checkpoint(given: Path, iteration: int | None = None) -> Path:
     if iteration is None:
         found = find_latest(given)
         if found is None:
-            raise RequestError(why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {_WHICH}")
+            raise _refusal(given, "contains no checkpoint")
         return found
     found = given / checkpoint_name(iteration)
     if not found.is_dir():
@@ -128,7 +128,7 @@ def all_checkpoints(given: Path) -> list[Path]:
     found = {path: iteration_of(path.name) for path in given.iterdir() if path.is_dir()}
     folders = [path for path, iteration in found.items() if iteration is not None]
     if not folders:
-        raise RequestError(why_another(given, CHECKPOINT) or f"{given} contains no checkpoint; {_WHICH}")
+        raise _refusal(given, "contains no checkpoint")
     return sorted(folders, key=lambda path: found[path] or 0)
 
 
@@ -152,6 +152,10 @@ def _is_one(given: Path) -> bool:
 
 def _require_folder(given: Path) -> None:
     if not given.is_dir():
-        raise RequestError(why_another(given, CHECKPOINT) or f"{given} is not a folder; {_WHICH}")
+        raise _refusal(given, "is not a folder")
     if not os.access(given, os.R_OK | os.X_OK):
         raise RequestError(f"{given} cannot be read by this user; change its permissions")
+
+
+def _refusal(given: Path, what: str) -> RequestError:
+    return RequestError(why_another(given, CHECKPOINT) or f"{given} {what}; {_WHICH}")

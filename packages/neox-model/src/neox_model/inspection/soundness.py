@@ -77,10 +77,9 @@ def examine(folder: Path) -> Soundness:
         problems += _tensor_problems(name, manifest.tensors[name], reader, damaged)
     if not problems:
         problems += _random_problems(manifest, reader)
-    others = sorted({path.name for path in folder.iterdir()} - {MANIFEST, *manifest.files})
-    notes = (
-        [f"{folder} has files that are not part of the checkpoint: {first_few(others, 3)}"] if others else []
-    )
+    names = sorted({path.name for path in folder.iterdir()} - {MANIFEST, *manifest.files})
+    others = first_few([quoted(name) for name in names], 3)
+    notes = [f"{folder} has files that are not part of the checkpoint: {others}"] if others else []
     return Soundness(
         folder=folder,
         # Each piece of a damaged shard has the same problem.

@@ -76,7 +76,8 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
         file.write(text)
         file.flush()
         try:
-            written += [] if picture is None else [draw_loss_curve(found[0], picture)]
+            if picture is not None:
+                written.append(draw_loss_curve(found[0], picture))
         except (MissingPackageError, OSError, ValueError) as error:
             if png is not None:
                 raise
@@ -85,9 +86,10 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
         click.echo(click.format_filename(path))
     if failure is not None:
         click.echo(f"no plot: {failure}", err=True)
-    for record in (record for run in runs for record in earlier_records(run)):
-        command = f"neox-report {shlex.quote(str(record))}"
-        click.echo(f"{record} is the record of an earlier training; show it with: {command}", err=True)
+    for run in runs:
+        for record in earlier_records(run):
+            command = f"neox-report {shlex.quote(str(record))}"
+            click.echo(f"{record} is the record of an earlier training; show it with: {command}", err=True)
 
 
 def _beside(run: Path, name: str) -> Path:

@@ -19,7 +19,6 @@ __all__ = [
     "RecordError",
     "Run",
     "earlier_records",
-    "is_record",
     "read_run",
     "read_runs",
 ]
@@ -174,7 +173,7 @@ def read_run(source: Path) -> Run:
     """
     run, attempts = Run(source=source), dict[int, Attempt]()
     path = run.record
-    if not (path.is_file() and is_record(path)):
+    if not (path.is_file() and (path.name == RECORD or _EARLIER.fullmatch(path.name))):
         raise RecordError(f"{path}: {_without_record(source / FAILURES)}")
     limits = superseded_from(path)
     for record in read_records(path):
@@ -206,11 +205,6 @@ def earlier_records(source: Path) -> list[Path]:
     """Return the records of earlier trainings in a log folder, oldest first; none of a file."""
     numbers = [(int(match[1]), path) for path in source.glob("*") if (match := _EARLIER.fullmatch(path.name))]
     return [path for _, path in sorted(numbers)]
-
-
-def is_record(path: Path) -> bool:
-    """Return whether a file has the name of a record."""
-    return path.name == RECORD or _EARLIER.fullmatch(path.name) is not None
 
 
 def _without_record(path: Path) -> str:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from neox_config import Resolved
-from neox_config.errors import ConfigError, NeoXError
+from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
-from neox_config.schema.sections.objective import ObjectiveSection
 from neox_config.spec.resume import recorded_values
 from neox_data.indexed.layout import idx_path
 from neox_data.inverse_cloze import Blocks
@@ -83,7 +82,6 @@ def open_towers(groups: Groups, resolved: Resolved) -> Towers:
     """Load the towers, and open the data. Collective over all ranks.
 
     Raises:
-        ConfigError: there is no folder with checkpoints.
         CheckpointError: there is no checkpoint, or it contains a different model.
         NeoXError: a dataset cannot be read, or there is too little memory.
     """
@@ -92,10 +90,7 @@ def open_towers(groups: Groups, resolved: Resolved) -> Towers:
     vocab_size = tokenizer.vocab_size
     check_tokenizers(resolved.data, tokenizer, entries=resolved.model.embedding.entries(vocab_size))
     load = section.ict_load or places.load
-    if load is None:
-        raise ConfigError(
-            "embedding texts requires trained towers; set ict-load to a folder with checkpoints"
-        )
+    assert load is not None, "preflight requires it"
     storage = find_storage(places, groups)
     folder = folder_with_weights(load, groups, cache=places.store_cache, storage=storage)
     with explained_shortage("use a device with more memory"):
@@ -105,35 +100,7 @@ def open_towers(groups: Groups, resolved: Resolved) -> Towers:
         recorded = recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=vocab_size)
         iteration = load_weights(folder, model=model, groups=groups, config=recorded, storage=storage)
     digest = manifest_sha256(folder / checkpoint_name(iteration)) or ""
-    checkpoint = f"iteration {iteration}, manifest {digest[:_SHORT]}"
-    blocks = all_blocks(resolved.data)
-    origin = _origin(section, checkpoint, blocks, tokenizer, groups, seq_length=resolved.data.length)
-    return Towers(model.eval(), tokenizer, blocks, origin)
-
-
-def _origin(
-    section: ObjectiveSection,
-    checkpoint: str,
-    blocks: Mapping[str, Blocks],
-    tokenizer: Tokenizer,
-    groups: Groups,
-    *,
-    seq_length: int,
-) -> dict[str, Any]:
-    """Return what the embeddings of an index depend on, by name. Collective over all ranks.
-
-    Args:
-        section: which titles and blocks are used.
-        checkpoint: identity of the checkpoint.
-        blocks: the blocks by the prefix of their dataset.
-        tokenizer: the tokenizer of the model.
-        groups: this rank's process groups.
-        seq_length: tokens of a block.
-
-    Raises:
-        NeoXError: a dataset cannot be read.
-    """
-    titles, digests = section.titles_data_path, {}
+    blocks, titles, digests = all_blocks(resolved.data), section.titles_data_path, {}
     with shared_outcome(groups.control, "reading the texts of the index", keeps_bugs=True):
         if groups.world.rank == 0:
             prefixes = [*blocks, *([] if titles is None else [titles])]
@@ -144,12 +111,13 @@ def _origin(
                 for prefix in prefixes
             }
     found = gather(groups.control, digests)[0]
-    return {
-        "checkpoint": checkpoint,
+    origin = {
+        "checkpoint": f"iteration {iteration}, manifest {digest[:_SHORT]}",
         "tokenizer": tokenizer.fingerprint[:_SHORT],
         "datasets": [found[prefix] for prefix in blocks],
         "titles": None if titles is None else found[titles],
         "blocks": sum(map(len, blocks.values())),
-        "seq-length": seq_length,
+        "seq-length": resolved.data.length,
         "use-one-sent-docs": section.use_one_sent_docs,
     }
+    return Towers(model.eval(), tokenizer, blocks, origin)

@@ -287,15 +287,17 @@ def _wrong_fields(error: ValidationError, body: Any) -> dict[str, str]:
         parts = detail["loc"][: next(ends, None)]
         names = (f"[{part}]" if isinstance(part, int) else f".{part[:_LONGEST_NAME]}" for part in parts)
         place = "".join(names).removeprefix(".")
+        if place in found:
+            continue
         kind = detail["type"] if parts == detail["loc"] else "several forms"
         if kind == "missing":
-            found.setdefault(place, f"{place} is missing; add it")
+            found[place] = f"{place} is missing; add it"
             continue
         value, form = shown(reduce(getitem, parts, body)), _FORMS.get(str(parts[-1]))
         message = f"{place} is {value}; send {form}" if form else f"{place} is {value}: {detail['msg']}"
         if kind == "extra_forbidden":
             message = f"{place}: {value} is not supported by this server; remove it"
-        found.setdefault(place, message)
+        found[place] = message
     return found
 
 

@@ -1,6 +1,7 @@
 """Errors of the API, in the form of OpenAI's."""
 
 import json
+from itertools import islice
 from typing import Any
 
 __all__ = ["ApiError", "shown"]
@@ -42,5 +43,6 @@ class ApiError(Exception):
 
 def shown(value: Any) -> str:
     """Return the beginning of a value of a request for a message, as JSON."""
-    text = _ENCODER.encode(value)
+    # A value can have megabytes; each part is at least one character.
+    text = "".join(islice(_ENCODER.iterencode(value), _LONGEST_VALUE + 1))
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

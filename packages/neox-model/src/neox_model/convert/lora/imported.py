@@ -130,12 +130,15 @@ class Imported:
         values = torch.zeros(rank, matrix.weight.shape[1], dtype=dtype)
         places = self.packing.places(matrix.kind, len(matrix.theirs))
         for theirs, place, (outputs, _) in zip(matrix.theirs, places, matrix.sides(), strict=True):
+            if name.endswith(_SIDES[0]):
+                if place is not None:
+                    values[place] = self._files.whole(f"{PREFIX}{theirs}{A}")
+                continue
             part = torch.zeros(outputs, rank, dtype=dtype)
             if place is not None:
-                values[place] = self._files.whole(f"{PREFIX}{theirs}{A}")
                 part[:, place] = self._files.whole(f"{PREFIX}{theirs}{B}")
             parts.append(part.t() if matrix.weight.form.is_transposed else part)
-        if name.endswith(_SIDES[1]):
+        if parts:
             values = matrix.weight.joined(tuple(parts)).contiguous()
         if not bool(values.isfinite().all()):
             raise ConversionError(

@@ -86,10 +86,12 @@ def read_record(path: Path) -> Mapping[str, Any]:
         # The parts of the archive are mapped.
         with zipfile.ZipFile(path) as archive:
             is_stored = all(part.compress_type == zipfile.ZIP_STORED for part in archive.infolist())
-    except (OSError, zipfile.BadZipFile) as error:
+    except OSError as error:
+        raise ConversionError(f"cannot read {path}: {error.strerror}; copy it again") from error
+    except zipfile.BadZipFile as error:
         raise ConversionError(
-            f"cannot read {path} ({error}): it is in torch's format of before version 1.6, or damaged; load "
-            "it with a program that you trust and save it with a later version, or copy it again"
+            f"{path} is in torch's format of before version 1.6, or damaged ({error}); load it with a "
+            "program that you trust and save it with a later version, or copy it again"
         ) from error
     if not is_stored:
         raise ConversionError(f"{path} was compressed after it was saved; unpack it and save it again")

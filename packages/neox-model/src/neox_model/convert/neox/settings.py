@@ -1,6 +1,7 @@
 """The configuration of a checkpoint of GPT-NeoX: what it records, or the files that it was trained with."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from neox_config import NeoXConfig, Resolved, load_config
+from neox_config.derive.widths import MLP_SIZES, mlp_width
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import BIASED_SCORES
@@ -25,6 +27,8 @@ from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import FIRST_BLOCK, Key, NeoXFiles
 
 __all__ = ["Settings", "read_settings"]
+
+logger = logging.getLogger(__name__)
 
 _CONFIGS = "configs"
 # Recorded arguments that follow from others and from the number of ranks.
@@ -88,7 +92,12 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
     rows = sum(shape[0] for shape in files.shapes(_EMBEDDING))
     known = flat_values(config)
     _compare_recorded(files, known, arguments, rows)
-    recorded = known | _stored(files, config.model)
+    stored = _stored(files, config.model)
+    width, stated = stored.get("mlp_width"), mlp_width(config)
+    if width not in (None, stated) and any(getattr(config.model, name) for name in ("mlp_width", *MLP_SIZES)):
+        text = "%s stores a feed-forward block of width %d, which counts; the configuration gives %d"
+        logger.warning(text, files.folder, width, stated)
+    recorded = known | stored
     try:
         resolved = model_of(recorded)
     except (ConfigError, ValidationError) as error:

@@ -58,8 +58,7 @@ def compare_logits(
         return torch.randint(0, rows, (batch, min(length, longest)), generator=generator)
 
     def compare(what: str, tokens_BS: Tensor) -> None:
-        mine, there = _ours(ours, tokens_BS, rows), _theirs(theirs, tokens_BS, rows)
-        figures.compare(what, mine, there, where=" logits")
+        _compare(what, ours, tokens_BS, _theirs(theirs, tokens_BS, rows), figures)
 
     text = sides.tokenizer.encode(real_text()[: 8 * _TEXT])
     with torch.no_grad():
@@ -72,9 +71,29 @@ def compare_logits(
             compare("beyond a sliding window", random(1, beyond_windows))
 
 
-def _ours(model: nn.Module, tokens_BS: Tensor, rows: int) -> Tensor:
-    logits: Tensor = model(tokens_BS)
-    return logits[:, -_COMPARED_POSITIONS:, :rows]
+def _compare(
+    what: str,
+    ours: nn.Module,
+    tokens_BS: Tensor,
+    there: Tensor,
+    figures: Figures,
+    *,
+    mine: Tensor | None = None,
+) -> None:
+    """Compare logits of transformers with ours for the same tokens, computed at once if not given."""
+
+    def here() -> Tensor:
+        logits: Tensor = ours(tokens_BS)
+        return logits[:, -_COMPARED_POSITIONS:, : there.shape[-1]]
+
+    def exact() -> Tensor:
+        ours.double()
+        try:
+            return here()
+        finally:
+            ours.float()  # Which restores every weight.
+
+    figures.compare(what, here() if mine is None else mine, there, where=" logits", exact=exact)
 
 
 def _theirs(model: Any, tokens_BS: Tensor, rows: int) -> Tensor:
@@ -89,12 +108,10 @@ def _compare_padded(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, 
     mask_BS = torch.stack([torch.arange(length) >= length - each for each in lengths]).long()
     positions_BS = (mask_BS.cumsum(1) - 1).clamp(min=0)
     inputs = {"attention_mask": mask_BS, "position_ids": positions_BS, "use_cache": False}
-    padded = computed(theirs, tokens_BS, **inputs).logits
+    padded = computed(theirs, tokens_BS, **inputs).logits[..., :rows]
     for row, each in enumerate(lengths):
-        mine = _ours(ours, tokens_BS[row : row + 1, length - each :], rows)
-        figures.compare(
-            "left-padded batch", mine, padded[row : row + 1, length - each :, :rows], where=" logits"
-        )
+        one = slice(row, row + 1), slice(length - each, None)
+        _compare("left-padded batch", ours, tokens_BS[one], padded[one], figures)
 
 
 def _compare_cached(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, figures: Figures) -> None:
@@ -111,5 +128,5 @@ def _compare_cached(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, 
     cached = torch.cat(found, dim=1)
     length = tokens_BS.shape[1]
     mine = logits_in_parts(ours, tokens_BS, (0, *range(prompt, length), length))[..., :rows]
-    figures.compare("cached", mine, cached, where=" logits")
-    figures.compare("cached and whole", mine, _theirs(theirs, tokens_BS, rows), where=" logits")
+    _compare("cached", ours, tokens_BS, cached, figures, mine=mine)
+    _compare("cached and whole", ours, tokens_BS, _theirs(theirs, tokens_BS, rows), figures, mine=mine)
