@@ -1,0 +1,704 @@
+"""Faults planted in the training of `verify-layout` on a layout: each is found, and its text names it.
+
+A fault replaces one function or method in the training on the layout; the reference is not affected. The
+faults are those that users of other frameworks have reported. The patterns say what a user must be able to
+read: the kind of fault, and the ranks or the group of ranks.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partialmethod
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import yaml
+from torch import distributed
+
+from neox_config import decode_resolved, encode_resolved
+from neox_launcher.protocol.layout_verification import LayoutAnswer, LayoutRequest
+from neox_launcher.verify_layout.verify import LayoutVerification, _case, _plan
+from neox_model.initialization import initialize_parameters
+from neox_model.parallel.collectives import all_reduce, gather_from_group
+from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
+from neox_model.parallel.linear import zero_init
+from neox_model.parallel.logical import named_logical_parameters, split_dim_of
+from neox_model.parallel.random import seed_streams
+from neox_model.parallel.sequence import from_row_parallel
+from neox_model.parallel.topology import create_groups
+from support.distributed import run_ranks
+from support.settings import TINY
+
+Make = Callable[[Any], Any]
+
+BASE = TINY | {"engine": "torch"}
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A mistake.
+
+    Args:
+        layout: as after `--layout`.
+        at: what is replaced.
+        make: returns the replacement, given what is replaced.
+        says: patterns, which one finding must match all.
+        settings: of the model.
+        is_quick: one of the few that `make test` plants.
+    """
+
+    layout: str
+    at: str
+    make: Make
+    says: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    is_quick: bool = False
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        with patch(self.at, self.make(resolve_name(self.at))):
+            yield
+
+
+def rank() -> int:
+    return distributed.get_rank()
+
+
+def on_rank(number: int, make: Make) -> Make:
+    return lambda original: make(original) if rank() == number else original
+
+
+def nothing(original: Any) -> Any:
+    return lambda *arguments, **named: None
+
+
+def times(factor: float) -> Make:
+    return lambda original: lambda *arguments, **named: factor * original(*arguments, **named)
+
+
+def first_argument(original: Any) -> Any:
+    return lambda first, *others: first
+
+
+def sums_copies_too(original: Any) -> Any:
+    def sum_parts(self: Any) -> None:
+        original(self)
+        for parameter in self.parameters:
+            if split_dim_of(parameter) is None:
+                all_reduce(parameter.grad, self._groups.model)
+
+    return sum_parts
+
+
+def norm_without(*axes: str) -> Make:
+    def make(original: Any) -> Any:
+        def norm(parameters: Any, gradients: Any, groups: Any, *, are_sharded: bool = False) -> Any:
+            others = replace(groups, **dict.fromkeys({*axes} - {"data"}, SINGLE_RANK))
+            return original(parameters, gradients, others, are_sharded=are_sharded and "data" not in axes)
+
+        return norm
+
+    return make
+
+
+def loses_gradients(original: Any) -> Any:
+    def begin_last_pass(self: Any) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+        original(self)
+
+    return begin_last_pass
+
+
+def loses_sharded_gradients(original: Any) -> Any:
+    def begin(self: Any, *, is_last: bool) -> None:
+        original(self, is_last=is_last)
+        for held in self._held.values() if is_last else ():
+            held.param.grad = None
+
+    return begin
+
+
+def swaps_parts_of_down(original: Any) -> Any:
+    def initialize(model: Any, *arguments: Any, **named: Any) -> None:
+        initialize_parameters(model, *arguments, **named)
+        for name, parameter in named_logical_parameters(model):
+            if name == "layers.1.mlp.down.weight":
+                parts = [torch.empty_like(parameter) for _ in range(2)]
+                distributed.all_gather(parts, parameter.data)
+                parameter.data.copy_(parts[1 - rank()])
+
+    return initialize
+
+
+def orders_query_key_value_by_kind(original: Any) -> Any:
+    def initialize(model: Any, *arguments: Any, **named: Any) -> None:
+        initialize_parameters(model, *arguments, **named)
+        for name, parameter in named_logical_parameters(model):
+            if name.endswith("qkv.weight"):
+                by_head = parameter.data.view(-1, 3, 8, parameter.shape[1])
+                parameter.data = by_head.transpose(0, 1).reshape(parameter.shape).clone()
+
+    return initialize
+
+
+def leaves_out_biases(original: Any) -> Any:
+    def apply(self: Any) -> None:
+        kept = [
+            (parameter, parameter.detach().clone())
+            for parameter in self.parameters
+            if parameter.logical.init is zero_init and split_dim_of(parameter) is None
+        ]
+        original(self)
+        for parameter, before in kept:
+            parameter.data.copy_(before)
+
+    return apply
+
+
+def adds_bias_on_every_rank(original: Any) -> Any:
+    def forward(self: Any, inputs: Any, *, reduces: bool = True, product: Any = None) -> Any:
+        partial_sums = torch.nn.functional.linear(inputs, self.weight, self.bias)
+        return from_row_parallel(partial_sums, self.group), None
+
+    return forward
+
+
+def seeds_alike(original: Any) -> Any:
+    return lambda seed, groups: seed_streams(seed, replace(groups, data=SINGLE_RANK))
+
+
+def seeds_by_rank(original: Any) -> Any:
+    return lambda seed, groups: seed_streams(seed + rank(), groups)
+
+
+def first_rows(original: Any) -> Any:
+    return lambda tensor, group: tensor.chunk(group.size)[0]
+
+
+def sees_later_tokens(original: Any) -> Any:
+    def arguments(self: Any, *given: Any) -> Any:
+        inputs, options = original(self, *given)
+        return inputs, options | {"is_causal": False}
+
+    return arguments
+
+
+def padded_vocabulary(original: Any) -> Any:
+    def local(vocab_size: int, group: Any) -> tuple[int, int]:
+        columns = -(-vocab_size // group.size)
+        return group.rank * columns, (group.rank + 1) * columns
+
+    return local
+
+
+def of_first_replica(*, only_masks: bool) -> Make:
+    def make(original: Any) -> Any:
+        def train_batch(self: Any, micro_batches: Any) -> Any:
+            def received() -> Iterator[Any]:
+                for inputs, (labels, mask) in micro_batches:
+                    for tensor in (mask,) if only_masks else (inputs, labels, mask):
+                        distributed.broadcast(tensor, 0)
+                    yield inputs, (labels, mask)
+
+            return original(self, received())
+
+        return train_batch
+
+    return make
+
+
+def own_norms(original: Any) -> Any:
+    return lambda weights, norms, *groups: norms
+
+
+def more_decay_on_later_ranks(original: Any) -> Any:
+    return lambda parameters, decay: original(parameters, decay * (1 + rank()))
+
+
+def twice_the_rate(original: property) -> property:
+    return property(lambda self: 2 * original.fget(self))  # type: ignore[misc]
+
+
+def clips_by_own_norm(original: Any) -> Any:
+    def scale(self: Any, gradients: Any, scaled_norm: Any) -> None:
+        own = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+        original(self, gradients, own)
+        self.norm = scaled_norm
+
+    return scale
+
+
+def updates_a_copy(original: Any) -> Any:
+    def held(parameter: Any, group: Any) -> Any:
+        holder, found = original(parameter, group)
+        holder.data = holder.data.clone()
+        return holder, found
+
+    return held
+
+
+def own_gradient(original: Any) -> Any:
+    return lambda tensor, group: gather_from_group(tensor, group, 0)
+
+
+def stops_third_micro_batch(original: Any) -> Any:
+    passes: list[None] = []
+
+    def forward(self: Any, *inputs: Any, **targets: Any) -> Any:
+        outputs = original(self, *inputs, **targets)
+        passes.append(None)
+        if len(passes) % 4 == 3:
+            outputs.register_hook(torch.zeros_like)
+        return outputs
+
+    return forward
+
+
+def tokens_of_own_rank(original: Any) -> Any:
+    return lambda *arguments, data: original(*arguments, data=SINGLE_RANK)
+
+
+def sum_of_parts(original: Any) -> Any:
+    def reduce(self: Any, output_tensor: Any, input_tensor: Any, *arguments: Any, **named: Any) -> None:
+        original(self, output_tensor, input_tensor, *arguments, **named)
+        output_tensor.mul_(2)
+
+    return reduce
+
+
+def own_parts(original: Any) -> Any:
+    def reduce(self: Any, output_tensor: Any, input_tensor: Any, *arguments: Any, **named: Any) -> None:
+        output_tensor.copy_(input_tensor.chunk(2)[rank()])
+
+    return reduce
+
+
+def own_loss(original: Any) -> Any:
+    return lambda group, loss: loss
+
+
+def later_parts_first(original: Any) -> Any:
+    return lambda tensor, group: original(tensor, group).roll(len(tensor), 0)
+
+
+def in_one_stream(original: Any) -> Any:
+    return lambda group, device, function: function()
+
+
+def all_but_the_first(original: Any) -> Any:
+    return lambda self, gradients: original(self, gradients[1:])
+
+
+def without_division(original: Any) -> Any:
+    return partialmethod(original, scale_wrt_gas=False)
+
+
+_MIXED = "neox_model.optim.mixed_precision"
+_OPTIMIZER = f"{_MIXED}.MixedPrecisionOptimizer"
+_TENSOR, _DATA, _STAGES = r"tensor-parallel", r"data-parallel|replica", r"pipeline|stage"
+_MISSING = r"missing|not summed|left out|without the sum"
+_TWO = r"\b2(\.0+)? times|twice|once too often"
+_HALF = r"\b(0\.50*|1/2) times|half"
+
+FAULTS: dict[str, Fault] = {
+    "gradients of copies summed over tensor-parallel ranks": Fault(
+        "tp=2,dp=1",
+        f"{_OPTIMIZER}._sum_parts",
+        sums_copies_too,
+        (r"^gradients", _TWO, _TENSOR),
+        is_quick=True,
+    ),
+    "input gradients of column-parallel matrices not summed": Fault(
+        "tp=2,dp=1",
+        "neox_model.parallel.sequence.copy_to_group",
+        first_argument,
+        (r"^gradients", _MISSING, _TENSOR),
+    ),
+    "input gradient of the head not summed": Fault(
+        "tp=2,dp=1",
+        "neox_model.layers.lm_head.to_column_parallel",
+        first_argument,
+        (r"^gradients", _MISSING, _TENSOR),
+    ),
+    "gradients not averaged over replicas": Fault(
+        "dp=2",
+        "neox_model.parallel.gradient_reduction.GradientReduction.__call__",
+        nothing,
+        (r"^gradients", r"only|own|not averaged|missing", _DATA),
+        is_quick=True,
+    ),
+    "gradients summed over replicas": Fault(
+        "dp=2",
+        "neox_model.parallel.gradient_reduction.GradientReduction.finish",
+        times(2),
+        (r"^gradients", _TWO, _DATA),
+    ),
+    "gradients summed over replicas, on four ranks": Fault(
+        "tp=2,dp=2",
+        "neox_model.parallel.gradient_reduction.GradientReduction.finish",
+        times(2),
+        (r"^gradients", _TWO, _DATA),
+    ),
+    "gradients of norms not summed over parts of the sequence": Fault(
+        "tp=2,sp=true,dp=1",
+        f"{_MIXED}.sum_partial_gradients",
+        nothing,
+        (r"^gradients", r"norm", _MISSING, _TENSOR),
+    ),
+    "gradients of norms not summed with a parallel residual": Fault(
+        "tp=2,dp=1",
+        f"{_MIXED}.sum_partial_gradients",
+        nothing,
+        (r"^gradients", r"norm", _MISSING, _TENSOR),
+        {"gpt_j_residual": True},
+    ),
+    "norm without the tensor-parallel group": Fault(
+        "tp=2,dp=1",
+        f"{_MIXED}.global_gradient_norm",
+        norm_without("model"),
+        (r"^gradient norm", r"misses|without|missing|different", _TENSOR),
+    ),
+    "norm without the stages": Fault(
+        "pp=2,dp=1",
+        f"{_MIXED}.global_gradient_norm",
+        norm_without("pipe"),
+        (r"^gradient norm", r"misses|without|missing|different", _STAGES),
+    ),
+    "norm without the parts of ZeRO": Fault(
+        "zero=2,dp=2",
+        f"{_MIXED}.global_gradient_norm",
+        norm_without("data"),
+        (r"^gradient norm", r"misses|without|missing|different", rf"ZeRO|{_DATA}"),
+    ),
+    "norm with both copies of a tied weight": Fault(
+        "pp=2,dp=1",
+        "neox_model.optim.gradient_norm.is_stage_copy",
+        lambda original: lambda parameter: False,
+        (r"^gradient norm", r"twice|more than once", rf"tied|{_STAGES}"),
+    ),
+    "loss not divided by accumulation": Fault(
+        "pp=2,dp=1",
+        "neox_model.engine.own_update.OwnUpdate.guard",
+        times(4),
+        (r"^gradients", r"\b4(\.0+)? times", r"accumulation|micro-batch"),
+    ),
+    "loss divided by accumulation twice": Fault(
+        "tp=2,dp=1",
+        "neox_model.engine.own_update.OwnUpdate.guard",
+        times(0.5),
+        (r"^gradients", _HALF, r"accumulation|micro-batch"),
+    ),
+    "only the last micro-batch counts": Fault(
+        "dp=2",
+        f"{_OPTIMIZER}.begin_last_pass",
+        loses_gradients,
+        (r"^gradients", r"only", r"last micro-batch|micro-batch(es)? (number )?2|lost|overwrit"),
+        is_quick=True,
+    ),
+    "only the last micro-batch counts with ZeRO": Fault(
+        "zero=2,dp=2",
+        "neox_model.parallel.sharding.ShardedModel.begin",
+        loses_sharded_gradients,
+        (r"^gradients", r"only", r"last micro-batch|micro-batch(es)? (number )?2|lost|overwrit"),
+    ),
+    "gradient of a tied weight not summed over stages": Fault(
+        "pp=2,dp=1",
+        f"{_OPTIMIZER}._sum_over_stages",
+        nothing,
+        (r"^gradients", r"word_embeddings", _MISSING, _STAGES),
+    ),
+    "parts of a weight swapped": Fault(
+        "tp=2,dp=1",
+        "neox_model.assembly.model.initialize_parameters",
+        swaps_parts_of_down,
+        (r"^initial weights", r"mlp\.down", r"swap|another rank|other rank", _TENSOR),
+    ),
+    "rows of query, key and value in another order": Fault(
+        "tp=2,dp=1",
+        "neox_model.assembly.model.initialize_parameters",
+        orders_query_key_value_by_kind,
+        (r"^initial weights", r"qkv", r"permuted|another order|other order"),
+    ),
+    "stale biases on one tensor-parallel rank": Fault(
+        "tp=2,dp=1",
+        f"{_OPTIMIZER}._apply",
+        on_rank(1, leaves_out_biases),
+        (r"^weights", r"bias", r"rank 1\b", r"not (been )?(updated|changed)|stale|unchanged|\bold\b|kept"),
+    ),
+    "row-parallel bias added on every rank": Fault(
+        "tp=2,dp=1",
+        "neox_model.parallel.linear.RowParallelLinear.forward",
+        adds_bias_on_every_rank,
+        (r"^loss", _TENSOR),
+    ),
+    "replicas drop the same elements": Fault(
+        "dp=2",
+        "neox_model.train.run.seed_streams",
+        seeds_alike,
+        (r"^random streams", r"same", _DATA),
+        {"hidden_dropout": 0.1},
+    ),
+    "tensor-parallel ranks drop different elements": Fault(
+        "tp=2,dp=1",
+        "neox_model.train.run.seed_streams",
+        seeds_by_rank,
+        (r"^random streams", r"different", _TENSOR),
+        {"hidden_dropout": 0.1},
+    ),
+    "parts of the sequence drop the same elements": Fault(
+        "tp=2,sp=true,dp=1",
+        "neox_model.parallel.sequence.in_split_stream",
+        in_one_stream,
+        (r"^random streams", r"same", _TENSOR),
+        {"hidden_dropout": 0.1},
+    ),
+    "heads of all tensor-parallel ranks drop the same elements": Fault(
+        "tp=2,dp=1",
+        "neox_model.layers.attention.dense.in_split_stream",
+        in_one_stream,
+        (r"^random streams", r"same", _TENSOR),
+        {"attention_dropout": 0.1},
+    ),
+    "positions of the first part of the sequence on every rank": Fault(
+        "tp=2,sp=true,dp=1",
+        "neox_model.layers.embedding.own_rows",
+        first_rows,
+        (r"^loss", rf"{_TENSOR}|sequence"),
+    ),
+    "parts of the sequence gathered in another order": Fault(
+        "tp=2,sp=true,dp=1",
+        "neox_model.parallel.sequence.gather_to_group",
+        later_parts_first,
+        (r"^loss", rf"{_TENSOR}|sequence"),
+    ),
+    "heads of one rank see later tokens": Fault(
+        "tp=2,dp=1",
+        "neox_model.layers.attention.dense.DenseCore.arguments",
+        on_rank(1, sees_later_tokens),
+        (r"^loss", _TENSOR),
+    ),
+    "padding of the vocabulary counts in the loss": Fault(
+        "tp=2,dp=1",
+        "neox_model.parallel.cross_entropy.local_vocabulary",
+        padded_vocabulary,
+        (r"^loss", rf"{_TENSOR}|vocabulary|padding"),
+    ),
+    "all replicas train on the samples of the first": Fault(
+        "dp=2",
+        "neox_model.engine.torch_engine.TorchEngine.train_batch",
+        of_first_replica(only_masks=False),
+        (r"^loss", _DATA),
+    ),
+    "loss masks of another replica": Fault(
+        "dp=2",
+        "neox_model.engine.torch_engine.TorchEngine.train_batch",
+        of_first_replica(only_masks=True),
+        (r"^loss", _DATA),
+        {"eod_mask_loss": True},
+    ),
+    "reported loss not averaged over replicas": Fault(
+        "dp=2",
+        "neox_model.engine.torch_engine.mean_over",
+        own_loss,
+        (r"^loss", _DATA),
+    ),
+    "loss divided by the tokens of the own replica": Fault(
+        "dp=2",
+        "neox_model.train.data.streams.weighted_globally",
+        tokens_of_own_rank,
+        (r"^loss", _DATA),
+        {"eod_mask_loss": True, "loss_normalization": "global"},
+    ),
+    "LAMB with the norms of parts": Fault(
+        "tp=2,dp=1",
+        "neox_model.optim.lamb.whole_norms",
+        own_norms,
+        (r"^weights", r"factor|norm", rf"{_TENSOR}|rank's (own )?part"),
+        {"optimizer": {"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.1}}},
+    ),
+    "LAMB with the norms of ZeRO's parts": Fault(
+        "zero=1,dp=2",
+        "neox_model.optim.lamb.whole_norms",
+        own_norms,
+        (r"^weights", r"factor|norm", rf"ZeRO|{_DATA}|rank's (own )?part"),
+        {"optimizer": {"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.1}}},
+    ),
+    "twice the weight decay on the second stage": Fault(
+        "pp=2,dp=1",
+        "neox_model.assembly.optimizer.split_by_weight_decay",
+        more_decay_on_later_ranks,
+        (r"^weights", r"decay", r"stage 1|rank 1\b|second stage|last stage"),
+        {"optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}}},
+    ),
+    "twice the learning rate on one replica": Fault(
+        "dp=2",
+        "neox_model.optim.lr_schedule.LearningRateSchedule.current_rate",
+        on_rank(1, twice_the_rate),
+        (r"^weights", rf"{_TWO}|learning rate", r"rank 1\b|replica 1"),
+    ),
+    "clipping by the norm of one tensor-parallel rank": Fault(
+        "tp=2,dp=1",
+        f"{_OPTIMIZER}._scale",
+        clips_by_own_norm,
+        (r"^(weights|optimizer states)", r"clip|norm", rf"{_TENSOR}|rank's (own )?part"),
+        {"gradient_clipping": 0.1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}},
+    ),
+    "clipping by the norm of one stage, with Adam": Fault(
+        "pp=2,dp=1",
+        f"{_OPTIMIZER}._scale",
+        clips_by_own_norm,
+        (r"^(weights|optimizer states)", r"clip|norm", rf"{_STAGES}|rank's (own )?part"),
+        {"gradient_clipping": 0.1},
+    ),
+    "updated parts of one rank not gathered": Fault(
+        "zero=1,dp=2",
+        "neox_model.parallel.sharding._held",
+        on_rank(1, updates_a_copy),
+        (r"not (been )?updated|stale|\bold\b|gather|before the update", rf"ZeRO|{_DATA}|rank 1\b"),
+    ),
+    "input gradients not reduced to parts of the sequence": Fault(
+        "tp=2,sp=true,dp=1",
+        "neox_model.parallel.sequence.gather_to_group",
+        own_gradient,
+        (r"^gradients", _MISSING, rf"{_TENSOR}|sequence"),
+    ),
+    "the first stage loses a micro-batch": Fault(
+        "pp=2,dp=1",
+        "neox_model.assembly.as_stages.Chunk.forward",
+        on_rank(0, stops_third_micro_batch),
+        (r"^gradients", r"micro-batch", r"stage 0|rank 0|first stage"),
+    ),
+    "input gradients of adapters not summed": Fault(
+        "tp=2,dp=1",
+        "neox_model.parallel.low_rank.to_column_parallel",
+        first_argument,
+        (r"^gradients", r"adapter\.a\b", _MISSING, _TENSOR),
+        {"lora_rank": 2, "lora_alpha": 8.0, "lora_base": "base"},
+    ),
+    "gradients summed over ZeRO's replicas": Fault(
+        "zero=2,dp=2",
+        "neox_model.parallel.sharding.MeanReduceScatter.__call__",
+        sum_of_parts,
+        (r"^gradients", _TWO, _DATA),
+    ),
+    "gradients of copies summed over tensor-parallel ranks, on four ranks": Fault(
+        "tp=2,dp=2",
+        f"{_OPTIMIZER}._sum_parts",
+        sums_copies_too,
+        (r"^gradients", _TWO, _TENSOR),
+    ),
+    "gradients of norms not summed over parts of the sequence, on four ranks": Fault(
+        "tp=2,sp=true,dp=2",
+        f"{_MIXED}.sum_partial_gradients",
+        nothing,
+        (r"^gradients", r"norm", _MISSING, _TENSOR),
+    ),
+    "gradient of a tied weight not summed over stages, on four ranks": Fault(
+        "pp=2,dp=2",
+        f"{_OPTIMIZER}._sum_over_stages",
+        nothing,
+        (r"^gradients", r"word_embeddings", _MISSING, _STAGES),
+    ),
+    "one gradient not averaged over replicas": Fault(
+        "dp=2",
+        "neox_model.parallel.gradient_reduction.GradientReduction.__call__",
+        all_but_the_first,
+        (r"^gradients", r"word_embeddings", r"only|own|not averaged|missing", _DATA),
+    ),
+    "accumulation not divided by DeepSpeed": Fault(
+        "zero=1,dp=2",
+        "deepspeed.runtime.engine.DeepSpeedEngine.backward",
+        without_division,
+        (r"^gradients", _TWO, r"accumulation|micro-batch"),
+        {"engine": "deepspeed", "precision": "fp32"},
+    ),
+    "gradients of ZeRO's parts not averaged over replicas": Fault(
+        "zero=3,dp=2",
+        "neox_model.parallel.sharding.MeanReduceScatter.__call__",
+        own_parts,
+        (r"^gradients", r"only|own|not averaged|missing", _DATA),
+    ),
+}
+
+
+def answer_here(resolved: str, request: str, name: str | None) -> list[dict[str, Any]]:
+    """The answer that this rank reports."""
+    from neox_model.verify_layout import run
+
+    os.environ[LayoutRequest.VARIABLE] = request
+    decoded = decode_resolved(resolved)
+    groups = create_groups(decoded.run.layout.tensor, decoded.run.layout.stages)
+    reported: list[dict[str, Any]] = []
+    open_training = run.open_training
+
+    @contextmanager
+    def opened(of: Any, *given: Any) -> Iterator[Any]:
+        is_planted = name is not None and of is not SINGLE_PROCESS
+        with FAULTS[name].planted() if is_planted else nullcontext(), open_training(of, *given) as training:
+            yield training
+
+    with (
+        patch.object(run, "open_training", opened),
+        patch.object(run, "report_facts", lambda number, facts: reported.append(facts)),
+    ):
+        run.verify_in(groups, decoded)
+    return reported
+
+
+def verify(folder: Path, fault: Fault, name: str | None) -> LayoutAnswer:
+    """The answer on the layout of a fault, which is planted if its name is given."""
+    path = folder / "settings.yml"
+    path.write_text(yaml.safe_dump(BASE | fault.settings))
+    case = _case(LayoutVerification(paths=(str(path),)), fault.layout)
+    plan = _plan(case, folder, STEPS)
+    first, *others = run_ranks(
+        answer_here,
+        size=case.sizes.processes,
+        resolved=encode_resolved(plan.resolved),
+        request=plan.environment[LayoutRequest.VARIABLE],
+        name=name,
+    )
+    assert not any(others)
+    return LayoutAnswer.from_facts(first[0])
+
+
+def differing(answer: LayoutAnswer) -> list[str]:
+    return [part.name for part in answer.parts if part.differing]
+
+
+def texts(answer: LayoutAnswer) -> list[str]:
+    return [f"{finding.what}: {finding.meaning}" for finding in answer.findings]
+
+
+def names_it(finding: str, says: tuple[str, ...]) -> bool:
+    return all(re.search(pattern, finding) for pattern in says)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if fault.is_quick else pytest.mark.slow) for name, fault in FAULTS.items()],
+)
+def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
+    answer = verify(tmp_path, FAULTS[name], name)
+    assert differing(answer), "the fault has no effect"
+    found = texts(answer)
+    assert any(names_it(each, FAULTS[name].says) for each in found), "\n".join(found) or "no findings"
+
+
+_CASES = {f"{fault.layout} {fault.settings}": fault for fault in FAULTS.values()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", _CASES)
+def test_nothing_is_found_without_a_fault(case: str, tmp_path: Path) -> None:
+    answer = verify(tmp_path, _CASES[case], None)
+    assert (differing(answer), texts(answer)) == ([], [])
+    assert answer.parts
