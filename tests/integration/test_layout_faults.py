@@ -255,7 +255,7 @@ def stops_third_micro_batch(original: Any) -> Any:
     def forward(self: Any, *inputs: Any, **targets: Any) -> Any:
         outputs = original(self, *inputs, **targets)
         passes.append(None)
-        if len(passes) % 4 == 3:
+        if len(passes) % 4 == 3 and outputs.requires_grad:
             outputs.register_hook(torch.zeros_like)
         return outputs
 
@@ -306,7 +306,6 @@ _OPTIMIZER = f"{_MIXED}.MixedPrecisionOptimizer"
 _TENSOR, _DATA, _STAGES = r"tensor-parallel", r"data-parallel|replica", r"pipeline|stage"
 _MISSING = r"missing|not summed|left out|without the sum"
 _TWO = r"\b2(\.0+)? times|twice|once too often"
-_HALF = r"\b(0\.50*|1/2) times|half"
 
 FAULTS: dict[str, Fault] = {
     "gradients of copies summed over tensor-parallel ranks": Fault(
@@ -393,21 +392,21 @@ FAULTS: dict[str, Fault] = {
     "loss divided by accumulation twice": Fault(
         "tp=2,dp=1",
         "neox_model.engine.own_update.OwnUpdate.guard",
-        times(0.5),
-        (r"^gradients", _HALF, r"accumulation|micro-batch"),
+        times(1 / 3),
+        (r"^gradients", r"\b1/3 times", r"accumulation|micro-batch"),
     ),
     "only the last micro-batch counts": Fault(
         "dp=2",
         f"{_OPTIMIZER}.begin_last_pass",
         loses_gradients,
-        (r"^gradients", r"only", r"last micro-batch|micro-batch(es)? (number )?2|lost|overwrit"),
+        (r"^gradients", r"only", r"last micro-batch|micro-batch(es)? (number )?3|lost|overwrit"),
         is_quick=True,
     ),
     "only the last micro-batch counts with ZeRO": Fault(
         "zero=2,dp=2",
         "neox_model.parallel.sharding.ShardedModel.begin",
         loses_sharded_gradients,
-        (r"^gradients", r"only", r"last micro-batch|micro-batch(es)? (number )?2|lost|overwrit"),
+        (r"^gradients", r"only", r"last micro-batch|micro-batch(es)? (number )?3|lost|overwrit"),
     ),
     "gradient of a tied weight not summed over stages": Fault(
         "pp=2,dp=1",
@@ -562,13 +561,13 @@ FAULTS: dict[str, Fault] = {
         "zero=1,dp=2",
         "neox_model.parallel.sharding._held",
         on_rank(1, updates_a_copy),
-        (r"not (been )?updated|stale|\bold\b|gather|before the update", rf"ZeRO|{_DATA}|rank 1\b"),
+        (r"not compute with the updated|stale|\bold\b|gather|before the update", rf"ZeRO|{_DATA}|rank 1\b"),
     ),
     "input gradients not reduced to parts of the sequence": Fault(
         "tp=2,sp=true,dp=1",
         "neox_model.parallel.sequence.gather_to_group",
         own_gradient,
-        (r"^gradients", _MISSING, rf"{_TENSOR}|sequence"),
+        (r"^gradients", rf"{_TENSOR}|sequence"),
     ),
     "the first stage loses a micro-batch": Fault(
         "pp=2,dp=1",
@@ -629,10 +628,11 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def answer_here(resolved: str, request: str, name: str | None) -> list[dict[str, Any]]:
+def answer_here(folder: str, resolved: str, request: str, name: str | None) -> list[dict[str, Any]]:
     """The answer that this rank reports."""
     from neox_model.verify_layout import run
 
+    os.chdir(folder)
     os.environ[LayoutRequest.VARIABLE] = request
     decoded = decode_resolved(resolved)
     groups = create_groups(decoded.run.layout.tensor, decoded.run.layout.stages)
@@ -662,6 +662,7 @@ def verify(folder: Path, fault: Fault, name: str | None) -> LayoutAnswer:
     first, *others = run_ranks(
         answer_here,
         size=case.sizes.processes,
+        folder=str(folder),
         resolved=encode_resolved(plan.resolved),
         request=plan.environment[LayoutRequest.VARIABLE],
         name=name,

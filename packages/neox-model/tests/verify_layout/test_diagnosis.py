@@ -7,7 +7,7 @@ from neox_model.verify_layout.diagnosis import Sizes, answer_of
 from neox_model.verify_layout.observer import Values
 from neox_model.verify_layout.rows import Piece, Place, compare_values
 
-SIZES = Sizes(data=2, tensor=2, stages=1, accumulation=3, is_sharded=False, splits_sequence=False)
+SIZES = Sizes(data=2, tensor=2, stages=1, accumulation=3)
 PLACES = [
     Place(rank=data * 2 + tensor, data=data, tensor=tensor, stage=0) for data in (0, 1) for tensor in (0, 1)
 ]

@@ -190,7 +190,8 @@ def _lengths(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         "rotary_scaling.original_max_position_embeddings": None if scaling is None else _LENGTH // 2,
     }
     if "sparsity_config" in config.attention.model_fields_set or any(
-        kind not in ("global", "local") for kind in expand_attention(attention.attention_config, 1)
+        kind not in ("global", "local")
+        for kind in expand_attention(attention.attention_config, model.num_layers)
     ):
         found |= {
             "sparsity_config.block": _BLOCK,
@@ -207,7 +208,8 @@ def _batch(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     training = config.training
     micro = min(training.train_micro_batch_size_per_gpu or 2, 2)
     accumulates = (training.gradient_accumulation_steps or 2) > 1 or sizes.stages > 1
-    accumulation = (2 * sizes.stages if sizes.stages > 1 else 2) if accumulates else 1
+    # Not the number of replicas, so that a factor tells which of both it is.
+    accumulation = (2 * sizes.stages if sizes.stages > 1 else 3) if accumulates else 1
     return {
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": accumulation,

@@ -7,7 +7,7 @@ adds to the reference's gradient, the parts of other ranks, and sums over ranks.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import torch
@@ -21,7 +21,6 @@ from neox_model.verify_layout.rows import KINDS, Piece, Place, Row
 __all__ = ["Sizes", "answer_of"]
 
 _MOST_FINDINGS = 8
-_GROUPS = ("tensor-parallel", "data-parallel", "pipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +32,25 @@ class Sizes:
         tensor: tensor-parallel size.
         stages: pipeline stages.
         accumulation: micro-batches per update and replica.
-        is_sharded: data-parallel ranks hold parts of gradients.
-        splits_sequence: sequence parallelism.
     """
 
     data: int
     tensor: int
     stages: int
     accumulation: int
-    is_sharded: bool
-    splits_sequence: bool
+
+    def of(self, axis: str) -> int:
+        """Return the size of the group along an axis of a Place."""
+        return {"data": self.data, "tensor": self.tensor, "stage": self.stages}[axis]
+
+
+# Axis of a Place -> the group of ranks along it.
+_GROUPS = {"tensor": "tensor-parallel", "data": "data-parallel", "stage": "pipeline"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """All differing pieces of one tensor, and how to look at them."""
+    """All differing pieces of one tensor, and how to look at them: of a weight, what an update changed."""
 
     name: str
     pieces: Sequence[Piece]
@@ -64,10 +67,16 @@ class _Case:
         return self.pieces[0].row.step
 
     @property
+    def before(self) -> Tensor | None:
+        """A weight before the update; None of other kinds."""
+        return self.values.weight_before(self.step, self.name) if self.kind == "weights" else None
+
+    @property
     def whole(self) -> Tensor:
-        found = self.values.get(self.kind, self.step, self.name)
+        """The reference's values."""
+        found, before = self.values.get(self.kind, self.step, self.name), self.before
         assert found is not None, "it was compared"
-        return found
+        return found if before is None else found.double() - before.double()
 
     def agrees(self, found: Tensor, expected: Tensor) -> bool:
         """Return True if values agree up to rounding."""
@@ -127,18 +136,27 @@ def _explained(
         _Case(name=name, pieces=found, values=values, sizes=sizes, limit=limit)
         for name, found in by_name.items()
     ]
-    by_meaning: dict[str, list[_Case]] = defaultdict(list)
-    for case in cases:
-        by_meaning[_signature(case)].append(case)
-    found = [
-        Finding(what=_what(same, rows), meaning=_meaning(signature, same, rows))
-        for signature, same in by_meaning.items()
-    ]
+    by_meaning: dict[tuple[str, str], list[_Case]] = defaultdict(list)
+    for case in map(_of_update, cases):
+        by_meaning[case.kind, _signature(case)].append(case)
+    found = []
+    for (kind, signature), same in by_meaning.items():
+        alike = [row for row in rows if row.kind == kind]
+        found.append(Finding(what=_what(same, alike), meaning=_meaning(signature, same, alike)))
     return sorted(found, key=lambda finding: finding.meaning.startswith(_UNKNOWN))
 
 
+def _of_update(case: _Case) -> _Case:
+    """Return the case with what the update changed, in place of the weights."""
+    before = case.before
+    if before is None:
+        return case
+    changed = [replace(piece, values=piece.values - piece.of(before)) for piece in case.pieces]
+    return replace(case, pieces=changed)
+
+
 _UNKNOWN = "unlike any known fault"
-_FACTOR, _OWN_FACTORS = "factor", "each rank's part has a factor of its own"
+_NUMBER, _FACTOR, _OWN_FACTORS = "number", "factor", "each rank's part has a factor of its own"
 
 
 def _signature(case: _Case) -> str:
@@ -152,8 +170,13 @@ def _not_finite(case: _Case) -> str | None:
     return "values are not finite"
 
 
+def _number_of_ranks(case: _Case) -> str | None:
+    """A loss, or a norm, which has no direction."""
+    return _NUMBER if not case.whole.dim() else None
+
+
 def _factor(case: _Case) -> str | None:
-    """Every piece is the expected one, times the same number."""
+    """Every piece is the expected one, times a number."""
     factors = []
     for piece in case.pieces:
         expected = piece.of(case.whole)
@@ -169,7 +192,24 @@ def _factor(case: _Case) -> str | None:
 def _zero(case: _Case) -> str | None:
     if any(piece.values.any() for piece in case.pieces):
         return None
-    return "the values are 0"
+    return (
+        "not updated: the values are those before the update"
+        if case.kind == "weights"
+        else "the values are 0"
+    )
+
+
+def _decay(case: _Case) -> str | None:
+    """What an update changed differs by a multiple of the weights."""
+    before = case.before
+    if before is None:
+        return None
+    for piece in case.pieces:
+        weights, rest = piece.of(before), piece.values - piece.of(case.whole)
+        multiple = float(rest @ weights) / max(float(weights @ weights), 1e-300)
+        if not multiple or not case.agrees(rest, multiple * weights):
+            return None
+    return "weight decay: the difference is a multiple of the weights"
 
 
 def _micro_batches(case: _Case) -> str | None:
@@ -185,45 +225,50 @@ def _micro_batches(case: _Case) -> str | None:
         weights = torch.linalg.lstsq(columns, piece.values.unsqueeze(1), driver="gelsd").solution.squeeze(1)
         if not case.agrees(columns @ weights, piece.values):
             return None
-        patterns.add(_pattern([round(float(weight), 4) for weight in weights], piece.row.place, case.sizes))
+        # Without -0.0.
+        counts = [round(float(weight), 4) + 0.0 for weight in weights]
+        patterns.add(_pattern(counts, piece.row.place, case.sizes))
     return "; ".join(sorted(patterns))
 
 
 def _pattern(weights: list[float], place: Place, sizes: Sizes) -> str:
     """Return which micro-batches count how often."""
-    replicas = [number % sizes.data for number in range(len(weights))]
-    own = [weight for weight, replica in zip(weights, replicas, strict=True) if replica == place.data]
-    others = [weight for weight, replica in zip(weights, replicas, strict=True) if replica != place.data]
-    if others and not any(others) and len(set(own)) == 1:
-        return f"only this replica's micro-batches count, {_number(own[0])} times"
+    counting = {number % sizes.data for number, weight in enumerate(weights) if weight}
+    counts = {weight for weight in weights if weight}
+    if sizes.data > 1 and len(counting) == len(counts) == 1:
+        whose = "this replica" if counting == {place.data} else f"replica {counting.pop()}"
+        return f"only {whose}'s micro-batches count, {_number(counts.pop())} times"
     rounds = [weights[start : start + sizes.data] for start in range(0, len(weights), sizes.data)]
-    counting = [number for number, round_ in enumerate(rounds) if any(round_)]
-    if len(counting) < len(rounds):
-        shown = ", ".join(str(number + 1) for number in counting)
+    used = [number for number, round_ in enumerate(rounds) if any(round_)]
+    if len(used) < len(rounds):
+        shown = ", ".join(str(number + 1) for number in used)
         return f"only micro-batch {shown} of {len(rounds)} of each replica counts"
     return "micro-batches count " + ", ".join(map(_number, weights)) + " times"
 
 
-def _missing_sum(
-    group: str, place_of: Callable[[Place], tuple[int, ...]], size_of: Callable[[Sizes], int]
-) -> Callable[[_Case], str | None]:
+def _missing_sum(axis: str) -> Callable[[_Case], str | None]:
     """Return the hypothesis that copies are parts of a sum over a group."""
 
     def hypothesis(case: _Case) -> str | None:
-        size = size_of(case.sizes)
-        sets: dict[tuple[int, ...], list[Piece]] = defaultdict(list)
-        for piece in case.pieces:
-            sets[place_of(piece.row.place)].append(piece)
-        for members in sets.values():
+        size = case.sizes.of(axis)
+        for members in _along(axis, case.pieces):
             if size < 2 or len(members) != size or len({(each.block, each.start) for each in members}) > 1:
                 return None
             expected = members[0].of(case.whole)
             total = torch.stack([each.values for each in members]).sum(dim=0)
             if not (case.agrees(total, expected) or case.agrees(total, size * expected)):
                 return None
-        return f"the sum over the {group} group is missing: each rank has its part"
+        return f"the sum over the {_GROUPS[axis]} group is missing: each rank has its part"
 
     return hypothesis
+
+
+def _along(axis: str, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yield the pieces of ranks that differ along an axis alone."""
+    sets: dict[tuple[int, ...], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        sets[tuple(getattr(piece.row.place, other) for other in _GROUPS if other != axis)].append(piece)
+    return iter(sets.values())
 
 
 def _swapped(case: _Case) -> str | None:
@@ -233,7 +278,7 @@ def _swapped(case: _Case) -> str | None:
     for piece in case.pieces:
         if not any(case.agrees(piece.values, other) for other in _other_blocks(piece, case.whole)):
             return None
-    return "ranks hold each other's parts: a shard is swapped"
+    return "a shard is swapped: ranks of the tensor-parallel group hold each other's parts"
 
 
 def _other_blocks(piece: Piece, whole: Tensor) -> Iterator[Tensor]:
@@ -268,12 +313,14 @@ def _same_norm(case: _Case) -> str | None:
 
 _HYPOTHESES: Sequence[Callable[[_Case], str | None]] = (
     _not_finite,
+    _number_of_ranks,
     _zero,
     _factor,
-    _missing_sum("tensor-parallel", lambda place: (place.data, place.stage), lambda sizes: sizes.tensor),
-    _missing_sum("pipeline", lambda place: (place.data, place.tensor), lambda sizes: sizes.stages),
+    _decay,
+    _missing_sum("tensor"),
+    _missing_sum("stage"),
     _micro_batches,
-    _missing_sum("data-parallel", lambda place: (place.tensor, place.stage), lambda sizes: sizes.data),
+    _missing_sum("data"),
     _swapped,
     _permuted,
     _same_norm,
@@ -298,17 +345,19 @@ def _what(cases: Sequence[_Case], rows: Sequence[Row]) -> str:
 
 
 def _ranks(cases: Sequence[_Case], rows: Sequence[Row]) -> str:
+    """Return on which ranks tensors differ."""
     names = {case.name for case in cases}
-    holders = {row.place.rank: row.place for row in rows if row.name in names}
+    everyone = {row.place.rank: row.place for row in rows}
+    holders = {row.place.rank for row in rows if row.name in names}
     wrong = {piece.row.place.rank: piece.row.place for case in cases for piece in case.pieces}
-    if len(wrong) == len(holders):
-        return "on all ranks that hold it" if len(names) == 1 else "on all ranks"
-    for axis in ("data", "tensor", "stage"):
+    if len(wrong) == len(everyone):
+        return "on all ranks"
+    for axis in _GROUPS:
         values = {getattr(place, axis) for place in wrong.values()}
-        alike = [place for place in holders.values() if getattr(place, axis) in values]
+        alike = [place for place in everyone.values() if getattr(place, axis) in values]
         if len(values) == 1 and len(alike) == len(wrong):
             return f"on {axis} {values.pop()} ({_listed(wrong)})"
-    return f"on {_listed(wrong)}"
+    return "on all ranks that hold it" if len(wrong) == len(holders) else f"on {_listed(wrong)}"
 
 
 def _listed(ranks: Mapping[int, Place]) -> str:
@@ -318,6 +367,7 @@ def _listed(ranks: Mapping[int, Place]) -> str:
 # What a signature that starts like this means.
 _MEANINGS: Mapping[str, str] = {
     "only this replica's": "the average over the data-parallel group is missing",
+    "only replica": "all of the data-parallel group compute with the samples of one",
     "the sum over the pipeline": "the all-reduce of tied weights",
     "the sum over the tensor-parallel": "the all-reduce of partial gradients, or of a layer's input gradient",
 }
@@ -326,19 +376,19 @@ _MEANINGS: Mapping[str, str] = {
 def _meaning(signature: str, cases: Sequence[_Case], rows: Sequence[Row]) -> str:
     """Return what a signature means for these tensors."""
     first = cases[0]
-    if first.kind == "gradient norm":
-        return _meaning_of_norm(first)
+    if signature == _NUMBER:
+        return _meaning_of_norm(first) if first.kind == "gradient norm" else _meaning_of_loss(first)
     if signature.startswith(_FACTOR):
         piece = first.pieces[0]
         expected = piece.of(first.whole)
         return _meaning_of_factor(float(piece.values @ expected) / float(expected @ expected), cases, rows)
     if signature == _OWN_FACTORS and first.kind in ("weights", "optimizer states"):
-        return f"{signature}: the optimizer uses a norm of the rank's part in place of the whole tensor's"
+        return f"{signature}: clipping or the optimizer uses the norm of the rank's part, not the whole one"
     if signature == _UNKNOWN:
         row = max((piece.row for case in cases for piece in case.pieces), key=lambda row: row.error)
         cosine = row.product / (row.expected * row.found) if row.expected and row.found else 0.0
         ratio = row.found / row.expected if row.expected else 0.0
-        return f"{_UNKNOWN}: cosine {cosine:.6f}, {ratio:.6g} times the norm"
+        return f"{_UNKNOWN}: cosine {cosine:.6f}, {ratio:.6g} times the norm{_shared_by(first)}"
     more = next((text for start, text in _MEANINGS.items() if signature.startswith(start)), None)
     return signature if more is None else f"{signature}: {more}"
 
@@ -349,12 +399,8 @@ def _meaning_of_factor(factor: float, cases: Sequence[_Case], rows: Sequence[Row
     names = {case.name for case in cases}
     everything = {row.name for row in rows}
     split = {row.name for row in rows if row.is_split}
-    groups = {
-        "tensor-parallel": sizes.tensor,
-        "data-parallel": sizes.data,
-        "pipeline": sizes.stages,
-        "micro-batches of an update": sizes.accumulation,
-    }
+    groups = {group: sizes.of(axis) for axis, group in _GROUPS.items()}
+    groups["micro-batches of an update"] = sizes.accumulation
     likely = [
         name for name, size in groups.items() if size > 1 and (_is(factor, size) or _is(factor, 1 / size))
     ]
@@ -372,20 +418,49 @@ def _meaning_of_factor(factor: float, cases: Sequence[_Case], rows: Sequence[Row
     return f"{shown}: {action} {group} once too often"
 
 
+def _meaning_of_loss(case: _Case) -> str:
+    """Return what a loss points to: of its gradients, what each micro-batch adds may say more."""
+    expected = float(case.whole)
+    found = {piece.row.place.rank: float(piece.values) for piece in case.pieces}
+    shown = f"{', '.join(f'{loss:.6g}' for loss in dict.fromkeys(found.values()))}; expected {expected:.6g}"
+    means = [torch.cat([piece.values for piece in members]).mean() for members in _along("data", case.pieces)]
+    if len(set(found.values())) > 1 and all(case.agrees(mean, case.whole) for mean in means):
+        return f"{shown}: the average over the data-parallel group is missing"
+    if case.step > 1:
+        return f"{shown}: the model may not compute with the updated weights, which agree{_shared_by(case)}"
+    return f"{shown}: the forward pass differs{_shared_by(case)}"
+
+
+def _shared_by(case: _Case) -> str:
+    """Return which groups there are, one of which shares what differs."""
+    groups = [group for axis, group in _GROUPS.items() if case.sizes.of(axis) > 1]
+    return f", in what the {' or the '.join(groups)} group shares" if groups else ""
+
+
 def _meaning_of_norm(case: _Case) -> str:
     """Return which squares a norm misses or counts twice; the gradients themselves agree."""
     expected = float(case.whole)
     norms = {piece.row.place.rank: float(piece.values) for piece in case.pieces}
-    ratio = next(iter(norms.values())) / expected if expected else 0.0
-    if len({round(norm / expected, 9) for norm in norms.values()}) > 1:
-        shown = ", ".join(f"{norm:.6g}" for norm in norms.values())
-        return f"ranks have different norms ({shown}; expected {expected:.6g}): a sum over a group is missing"
-    sizes = case.sizes
-    for name, size in zip(_GROUPS, (sizes.tensor, sizes.data, sizes.stages), strict=True):
-        if size > 1 and _is(ratio, sqrt(size)):
-            return f"{ratio:.4f} times: the squares are summed over the {name} group once too often"
-    direction = "misses tensors, or a sum over a group" if ratio < 1 else "counts copies more than once"
-    return f"{ratio:.6f} times the expected norm, although the gradients agree: it {direction}"
+    shown = f"{', '.join(f'{norm:.6g}' for norm in dict.fromkeys(norms.values()))}; expected {expected:.6g}"
+    for axis, group in _GROUPS.items():
+        spread = [
+            {round(float(piece.values), 9) for piece in members} for members in _along(axis, case.pieces)
+        ]
+        if any(len(each) > 1 for each in spread):
+            return f"{shown}: the sum of squares over the {group} group is missing"
+    found = next(iter(norms.values()))
+    for axis, group in _GROUPS.items():
+        size = case.sizes.of(axis)
+        if size > 1 and _is(found, sqrt(size) * expected):
+            return f"{shown}: the squares are summed over the {group} group once too often"
+    rest, names = found**2 - expected**2, case.values.names("gradients", case.step)
+    for name in names:
+        gradient = case.values.get("gradients", case.step, name)
+        if gradient is not None and _is(float(gradient.double().square().sum()), abs(rest)):
+            what = f"counts {name}, a tied weight or another copy, twice" if rest > 0 else f"misses {name}"
+            return f"{shown}: it {what}"
+    direction = "counts copies more than once" if rest > 0 else "misses tensors, or a sum over a group"
+    return f"{shown}, although the gradients agree: it {direction}"
 
 
 def _is(value: float, wanted: float) -> bool:
@@ -395,6 +470,6 @@ def _is(value: float, wanted: float) -> bool:
 def _number(value: float) -> str:
     """Return a number, of a small fraction as 1/n."""
     inverse = 1.0 / value if value else 0.0
-    if abs(value) < 1 and abs(inverse - round(inverse)) < 1e-6 * abs(inverse) and round(inverse):
+    if abs(inverse - round(inverse)) < 1e-6 * abs(inverse) and round(inverse) > 1:
         return f"1/{round(inverse)}"
     return f"{value:.6g}"

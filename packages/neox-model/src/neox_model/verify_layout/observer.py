@@ -293,7 +293,7 @@ class Comparer(_Observer):
         )
         self.rows.append(row)
         if row.error > self._limit and expected.numel() <= _MOST_ELEMENTS:
-            # Only what comes first is explained. The loss does, but is known after the gradients.
+            # Only what comes first is explained.
             if self.pieces and row.order < self.pieces[0].row.order:
                 self.pieces.clear()
             if not self.pieces or row.order == self.pieces[0].row.order:

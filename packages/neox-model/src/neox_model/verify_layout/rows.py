@@ -14,7 +14,7 @@ __all__ = ["KINDS", "Piece", "Place", "Row", "compare_values"]
 # What is compared, in the order in which a fault shows.
 KINDS = (
     *("initial weights", "loss", "gradients", "gradient norm"),
-    *("weights", "optimizer states", "model states", "evaluation loss"),
+    *("optimizer states", "weights", "model states", "evaluation loss"),
 )
 
 
@@ -67,8 +67,8 @@ class Row:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Place in the order in which a fault shows."""
-        return self.step, KINDS.index(self.kind)
+        """Place in the order in which a fault shows; a loss and its gradients have the same."""
+        return self.step, KINDS.index("loss" if self.kind == "gradients" else self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

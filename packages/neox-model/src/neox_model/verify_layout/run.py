@@ -62,14 +62,11 @@ def verify_in(groups: Groups, resolved: Resolved) -> None:
         rows, pieces, missing, drawn = (
             [each for part in parts for each in part] for parts in zip(*found, strict=True)
         )
-        layout = resolved.run.layout
         sizes = Sizes(
             data=groups.data.size,
             tensor=groups.model.size,
             stages=groups.pipe.size,
             accumulation=resolved.run.batch.accumulation,
-            is_sharded=layout.zero > 0,
-            splits_sequence=layout.splits_sequence,
         )
         answer = answer_of(rows, pieces, missing, values, sizes, limit=limit)
         report_facts(0, with_draws(answer, dict(drawn)).as_facts())
