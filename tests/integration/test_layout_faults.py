@@ -5,7 +5,6 @@ faults are those that users of other frameworks have reported. The patterns say 
 read: the kind of fault, and the ranks or the group of ranks.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,18 +20,17 @@ import torch
 import yaml
 from torch import distributed
 
-from neox_config import decode_resolved, encode_resolved
-from neox_launcher.protocol.layout_verification import LayoutAnswer, LayoutRequest
-from neox_launcher.verify_layout.verify import LayoutVerification, _case, _plan
+from neox_launcher.protocol.layout_verification import LayoutAnswer
+from neox_launcher.verify_layout.verify import LayoutVerification, case_of
 from neox_model.initialization import initialize_parameters
 from neox_model.parallel.collectives import all_reduce, gather_from_group
-from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
+from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.parallel.linear import zero_init
 from neox_model.parallel.logical import named_logical_parameters, split_dim_of
 from neox_model.parallel.random import seed_streams
 from neox_model.parallel.sequence import from_row_parallel
-from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
+from support.layout_answers import answer_of_ranks, arguments_of, rank_answer
 from support.settings import TINY
 
 Make = Callable[[Any], Any]
@@ -628,47 +626,16 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def answer_here(folder: str, resolved: str, request: str, name: str | None) -> list[dict[str, Any]]:
-    """The answer that this rank reports."""
-    from neox_model.verify_layout import run
-
-    os.chdir(folder)
-    os.environ[LayoutRequest.VARIABLE] = request
-    decoded = decode_resolved(resolved)
-    groups = create_groups(decoded.run.layout.tensor, decoded.run.layout.stages)
-    reported: list[dict[str, Any]] = []
-    open_training = run.open_training
-
-    @contextmanager
-    def opened(of: Any, *given: Any) -> Iterator[Any]:
-        is_planted = name is not None and of is not SINGLE_PROCESS
-        with FAULTS[name].planted() if is_planted else nullcontext(), open_training(of, *given) as training:
-            yield training
-
-    with (
-        patch.object(run, "open_training", opened),
-        patch.object(run, "report_facts", lambda number, facts: reported.append(facts)),
-    ):
-        run.verify_in(groups, decoded)
-    return reported
-
-
 def verify(folder: Path, fault: Fault, name: str | None) -> LayoutAnswer:
     """The answer on the layout of a fault, which is planted if its name is given."""
     path = folder / "settings.yml"
     path.write_text(yaml.safe_dump(BASE | fault.settings))
-    case = _case(LayoutVerification(paths=(str(path),)), fault.layout)
-    plan = _plan(case, folder, STEPS)
-    first, *others = run_ranks(
-        answer_here,
-        size=case.sizes.processes,
-        folder=str(folder),
-        resolved=encode_resolved(plan.resolved),
-        request=plan.environment[LayoutRequest.VARIABLE],
-        name=name,
-    )
-    assert not any(others)
-    return LayoutAnswer.from_facts(first[0])
+    case = case_of(LayoutVerification(paths=(str(path),)), fault.layout)
+    return answer_of_ranks(run_ranks(answer_here, name=name, **arguments_of(case, folder, steps=STEPS)))
+
+
+def answer_here(folder: str, resolved: str, request: str, name: str | None) -> list[dict[str, Any]]:
+    return rank_answer(folder, resolved, request, nullcontext if name is None else FAULTS[name].planted)
 
 
 def differing(answer: LayoutAnswer) -> list[str]:

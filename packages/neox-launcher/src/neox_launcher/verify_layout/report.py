@@ -17,9 +17,7 @@ def render_case(title: str, sizes: Sizes, in_float64: bool, steps: int) -> str:
     """Render the heading of a layout."""
     layout = f"data {sizes.data} x pipe {sizes.stages} x model {sizes.tensor}"
     precision = "float64" if in_float64 else "the configured precision"
-    return (
-        f"{title}: {layout}, {counted(sizes.processes, 'process')}, {precision}, {counted(steps, 'update')}"
-    )
+    return f"{title}: {layout}, {counted(sizes.processes, 'process', 'processes')}, {precision}, {counted(steps, 'update')}"
 
 
 def render_kept(small: Small) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from neox_config import NeoXConfig, Text, load_config
 from neox_config.derive.attention_layers import expand_attention
+from neox_config.derive.engine import chosen_engine
 from neox_config.derive.pipeline import chunks_per_stage
 from neox_config.derive.widths import mlp_width
 from neox_config.facts.widths import next_aligned
@@ -236,8 +237,11 @@ def _starts(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
 def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     """Take away what prevents a comparison: dropout, data files, a warmup from 0."""
     adapters = config.adapters
+    # DeepSpeed clips before its gradients can be compared. The norm is compared nevertheless.
+    clips = chosen_engine(config).name != "deepspeed"
     return {
         **_data(config),
+        **({} if clips else {"gradient_clipping": 0}),
         "model_parallel_size": sizes.tensor,
         "pipe_parallel_size": sizes.stages if config.parallelism.pipe_parallel_size else 0,
         "hidden_dropout": 0,

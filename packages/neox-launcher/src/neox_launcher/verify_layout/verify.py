@@ -29,7 +29,7 @@ from neox_launcher.verify_layout.report import render_answer, render_case, rende
 from neox_launcher.verify_layout.sizes import Sizes, parse_layout, sizes_of
 from neox_launcher.verify_layout.small import Small, reference_settings, small_config, with_settings
 
-__all__ = ["LayoutVerification", "verify_layouts"]
+__all__ = ["Case", "LayoutVerification", "case_of", "plan_of", "verify_layouts"]
 
 _DIFFERENT = 1
 
@@ -64,7 +64,7 @@ class LayoutVerification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
+class Case:
     """One layout to verify."""
 
     title: str
@@ -88,14 +88,14 @@ def verify_layouts(wanted: LayoutVerification, *, run: Callable[[LaunchPlan], Ou
         NeoXError: the configuration, a layout, or its small copy is invalid.
     """
     # All are checked before the first one runs.
-    cases = [_case(wanted, layout) for layout in wanted.layouts or ("",)]
+    cases = [case_of(wanted, layout) for layout in wanted.layouts or ("",)]
     results = []
     for case in cases:
         if not wanted.as_json:
             click.echo(render_case(case.title, case.sizes, case.in_float64, wanted.steps))
             click.echo(render_kept(case.small))
         with _work_folder(keep=wanted.keep) as folder:
-            outcome = run(_plan(case, folder, wanted.steps))
+            outcome = run(plan_of(case, folder, wanted.steps))
         if outcome.exit_code or outcome.was_stopped:
             return outcome
         answer = _answer(outcome)
@@ -110,7 +110,12 @@ def verify_layouts(wanted: LayoutVerification, *, run: Callable[[LaunchPlan], Ou
     return Outcome(exit_code=0 if agrees else _DIFFERENT)
 
 
-def _case(wanted: LayoutVerification, layout: str) -> _Case:
+def case_of(wanted: LayoutVerification, layout: str) -> Case:
+    """Return what is verified of one `--layout`; "" is the configuration's own.
+
+    Raises:
+        NeoXError: the layout, or its small copy, is invalid.
+    """
     given = parse_layout(layout)
     settings = [f"{name}={value}" for name, value in given.items() if name != "dp"]
     config = load_config(wanted.paths, overrides=[*wanted.overrides, *settings], directory=wanted.directory)
@@ -128,7 +133,7 @@ def _case(wanted: LayoutVerification, layout: str) -> _Case:
             f"--devices gpu: the layout takes {sizes.processes} processes, a GPU each, but this machine has "
             f"{have}; use smaller sizes in --layout, or --devices cpu"
         )
-    return _Case(
+    return Case(
         title=layout or "the layout of the configuration",
         small=small,
         sizes=sizes,
@@ -156,7 +161,7 @@ def _work_folder(*, keep: bool) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _plan(case: _Case, folder: Path, steps: int) -> LaunchPlan:
+def plan_of(case: Case, folder: Path, steps: int) -> LaunchPlan:
     """Return the plan of the processes of a layout, all on this machine."""
     ends = {"exit_interval": steps, "eval_interval": steps}
     own = with_settings(case.small.config, ends, name="the small configuration")
@@ -203,7 +208,7 @@ def _answer(outcome: Outcome) -> LayoutAnswer:
         raise NeoXError("the workers ended without a result; see their output above") from error
 
 
-def _as_json(case: _Case, answer: LayoutAnswer) -> dict[str, Any]:
+def _as_json(case: Case, answer: LayoutAnswer) -> dict[str, Any]:
     return {
         "layout": case.title,
         "processes": case.sizes.processes,
