@@ -1,8 +1,10 @@
 """Renders the results of `verify-layout`."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from neox_config.counted import counted
+from neox_config.describe.tables import table
 from neox_config.spec.read_model import read_model
 from neox_launcher.protocol.layout_verification import LayoutAnswer
 from neox_launcher.verify_layout.sizes import Sizes
@@ -16,8 +18,9 @@ _HEADER = ("", "compared", "result", "largest error", "limit")
 def render_case(title: str, sizes: Sizes, in_float64: bool, steps: int) -> str:
     """Render the heading of a layout."""
     layout = f"data {sizes.data} x pipe {sizes.stages} x model {sizes.tensor}"
+    processes = counted(sizes.processes, "process", "processes")
     precision = "float64" if in_float64 else "the configured precision"
-    return f"{title}: {layout}, {counted(sizes.processes, 'process', 'processes')}, {precision}, {counted(steps, 'update')}"
+    return f"{title}: {layout}, {processes}, {precision}, {counted(steps, 'update')}"
 
 
 def render_kept(small: Small) -> str:
@@ -37,19 +40,22 @@ def render_kept(small: Small) -> str:
     return f"keeps {', '.join(kept)}\nchanges {changed}\n"
 
 
-def render_answer(answer: LayoutAnswer) -> str:
-    """Render a table of what was compared, the differences with their meaning, and the verdict."""
+def render_answer(answer: LayoutAnswer, without: Mapping[str, bool]) -> str:
+    """Render a table of what was compared, the differences with their meaning, and the verdict.
+
+    Args:
+        answer: the comparison.
+        without: whether the layout agrees without one kind of parallelism, by the settings of `--layout`.
+    """
     rows = [_HEADER]
     for part in answer.parts:
         result = f"DIFFERENT: {part.differing:,}" if part.differing else "agree"
         rows.append((part.name, f"{part.compared:,}", result, f"{part.worst:.1e}", f"{part.limit:.0e}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = [table(rows, left=range(len(_HEADER))), ""]
     if answer.agrees:
-        return "\n".join([*lines, "", "verdict: the layout computes the same as one process\n"])
-    lines += ["", "verdict: the layout does NOT compute the same as one process"]
+        return "\n".join([*lines, "verdict: the layout computes the same as one process\n"])
+    lines.append("verdict: the layout does NOT compute the same as one process")
     for finding in answer.findings:
         lines += [f"  {finding.what}", f"      {finding.meaning}"]
+    lines += [f"  with {kind}: {'agrees' if agrees else 'differs, too'}" for kind, agrees in without.items()]
     return "\n".join([*lines, ""])

@@ -5,8 +5,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,16 @@ class LayoutVerification:
 class Case:
     """One layout to verify."""
 
-    title: str
+    layout: str
     small: Small
     sizes: Sizes
     in_float64: bool
     gpus: int
+
+    @property
+    def title(self) -> str:
+        """The layout, as text."""
+        return self.layout or "the layout of the configuration"
 
 
 def verify_layouts(wanted: LayoutVerification, *, run: Callable[[LaunchPlan], Outcome] = run_plan) -> Outcome:
@@ -94,20 +99,46 @@ def verify_layouts(wanted: LayoutVerification, *, run: Callable[[LaunchPlan], Ou
         if not wanted.as_json:
             click.echo(render_case(case.title, case.sizes, case.in_float64, wanted.steps))
             click.echo(render_kept(case.small))
-        with _work_folder(keep=wanted.keep) as folder:
-            outcome = run(plan_of(case, folder, wanted.steps))
-        if outcome.exit_code or outcome.was_stopped:
+        outcome, answer = _compare(case, wanted, run)
+        if answer is None:
             return outcome
-        answer = _answer(outcome)
-        results.append((case, answer))
+        without = {} if answer.agrees else dict(_agreements(case, wanted, run))
+        results.append((case, answer, without))
         if not wanted.as_json:
-            click.echo(render_answer(answer))
+            click.echo(render_answer(answer, without))
     if wanted.as_json:
-        click.echo(
-            json.dumps([_as_json(case, answer) for case, answer in results], indent=2, allow_nan=False)
-        )
-    agrees = all(answer.agrees for _, answer in results)
+        click.echo(json.dumps([_as_json(*each) for each in results], indent=2, allow_nan=False))
+    agrees = all(answer.agrees for _, answer, _ in results)
     return Outcome(exit_code=0 if agrees else _DIFFERENT)
+
+
+def _compare(
+    case: Case, wanted: LayoutVerification, run: Callable[[LaunchPlan], Outcome]
+) -> tuple[Outcome, LayoutAnswer | None]:
+    """Run one layout; the answer is None if it failed or was stopped."""
+    with _work_folder(keep=wanted.keep) as folder:
+        outcome = run(plan_of(case, folder, wanted.steps))
+    failed = outcome.exit_code or outcome.was_stopped
+    return outcome, None if failed else _answer(outcome)
+
+
+def _agreements(
+    case: Case, wanted: LayoutVerification, run: Callable[[LaunchPlan], Outcome]
+) -> Iterator[tuple[str, bool]]:
+    """Yield whether a layout agrees without each kind of parallelism, of which it has several."""
+    stage = case.small.config.zero.zero_optimization.stage
+    kinds = {
+        "tp=1,sp=false": case.sizes.tensor > 1,
+        "pp=1": case.sizes.stages > 1,
+        "dp=1": case.sizes.data > 1,
+        "zero=0": stage > 0,
+    }
+    used = [kind for kind, is_used in kinds.items() if is_used]
+    for kind in used if len(used) > 1 else ():
+        with suppress(NeoXError):  # Some layouts require another part.
+            _, answer = _compare(case_of(wanted, f"{case.layout},{kind}"), wanted, run)
+            if answer is not None:
+                yield kind, answer.agrees
 
 
 def case_of(wanted: LayoutVerification, layout: str) -> Case:
@@ -134,7 +165,7 @@ def case_of(wanted: LayoutVerification, layout: str) -> Case:
             f"{have}; use smaller sizes in --layout, or --devices cpu"
         )
     return Case(
-        title=layout or "the layout of the configuration",
+        layout=layout,
         small=small,
         sizes=sizes,
         in_float64=in_float64,
@@ -208,12 +239,13 @@ def _answer(outcome: Outcome) -> LayoutAnswer:
         raise NeoXError("the workers ended without a result; see their output above") from error
 
 
-def _as_json(case: Case, answer: LayoutAnswer) -> dict[str, Any]:
+def _as_json(case: Case, answer: LayoutAnswer, without: Mapping[str, bool]) -> dict[str, Any]:
     return {
         "layout": case.title,
         "processes": case.sizes.processes,
         "precision": "float64" if case.in_float64 else "configured",
         "changed": {change.name: change.after for change in case.small.changes},
         "agrees": answer.agrees,
+        "agrees_with": without,
         **asdict(answer),
     }
