@@ -108,6 +108,8 @@ class Runner:
                 break
         hidden = {
             str(folder): "RUN",
+            # Before the checkout, whose folder may contain it.
+            str(self.inputs): "INPUTS",
             str(self.checkout.environment): "ENVIRONMENT",
             str(self.checkout.scripts.parent): "ENVIRONMENT",
             str(self.checkout.sources): "CHECKOUT",
