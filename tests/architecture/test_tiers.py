@@ -53,7 +53,7 @@ FAST: dict[str, list[tuple[str, str, str | None]]] = {
         (f"{INTEGRATION}/test_python.py", "test_a_model_of_transformers_has_its_logits", str([*FAMILIES])),
     ],
     "each command": [
-        ("tests/architecture/test_output.py", "test_a_full_disk_is_one_line_and_exit_code_1", "PROGRAMS"),
+        ("tests/architecture/test_output.py", "test_lost_output_is_one_line_and_exit_code_1", "PROGRAMS"),
         ("tests/architecture/test_commands.py", "test_ctrl_c_ends_with_130", None),
     ],
     "data to the byte": [
