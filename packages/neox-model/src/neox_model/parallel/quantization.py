@@ -261,7 +261,7 @@ class InputQuantizer(nn.Module):
     def _apply(self, *arguments: Any, **options: Any) -> "InputQuantizer":
         """Move the ranges to another device; a model in 16 bit has them in float32, too."""
         super()._apply(*arguments, **options)
-        self.range, self.seen = self.range.float(), self.seen.float()
+        self.range, self.seen = _wide(self.range), _wide(self.seen)
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
