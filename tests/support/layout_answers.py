@@ -1,5 +1,6 @@
 """`verify-layout` on rank servers, in a second or two in place of the command's start of torch."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -50,6 +51,8 @@ def rank_answer(folder: str, resolved: str, request: str, plant: Plant = nullcon
         patch.object(run, "report_facts", lambda number, facts: reported.append(facts)),
     ):
         run.verify_in(groups, decoded)
+    # As they are sent.
+    json.dumps(reported, allow_nan=False)
     return reported
 
 

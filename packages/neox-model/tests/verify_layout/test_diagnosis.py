@@ -5,7 +5,7 @@ import torch
 
 from neox_model.verify_layout.diagnosis import Sizes, answer_of
 from neox_model.verify_layout.observer import Values
-from neox_model.verify_layout.rows import Piece, Place, compare_values
+from neox_model.verify_layout.rows import LIMITS, Piece, Place, compare_values
 
 SIZES = Sizes(data=2, tensor=2, stages=1, accumulation=3)
 PLACES = [
@@ -48,7 +48,7 @@ def explained(change, values=None):
             rows.append(row)
             if row.error > 1e-10:
                 pieces.append(Piece(row=row, block=block, start=0, values=found))
-    return answer_of(rows, pieces, [], values, SIZES, limit=1e-10)
+    return answer_of(rows, pieces, [], values, SIZES, limit=LIMITS["fp64"])
 
 
 def first(change):

@@ -19,6 +19,7 @@ from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.precision import Amp, Fp16
 from neox_config.spec.engine_json import deepspeed_settings
 from neox_config.spec.run import (
+    AnyDataType,
     Batch,
     Compilation,
     DataType,
@@ -117,7 +118,7 @@ def _batch(config: NeoXConfig, sizes: Sizes) -> Batch:
     )
 
 
-def _gradients(config: NeoXConfig, sizes: Sizes, weights: DataType) -> Gradients:
+def _gradients(config: NeoXConfig, sizes: Sizes, weights: AnyDataType) -> Gradients:
     given, zero = config.engine, config.zero.zero_optimization
     return Gradients(
         # Sums of many bf16 gradients lose small terms, so they are summed in fp32 unless configured.

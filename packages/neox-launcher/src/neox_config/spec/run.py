@@ -10,6 +10,7 @@ from neox_config.schema.sections.objective import ObjectiveSection
 from neox_config.spec.values import of
 
 __all__ = [
+    "AnyDataType",
     "Batch",
     "Compilation",
     "DataType",
@@ -26,7 +27,8 @@ __all__ = [
 ]
 
 Fusion = bool | Literal["auto"]
-DataType = Literal["fp32", "bf16", "fp16", "fp64"]
+DataType = Literal["fp32", "bf16", "fp16"]
+AnyDataType = DataType | Literal["fp64"]
 """A configuration does not choose fp64: only `neox-launch verify-layout` does (`Resolved.in_float64`)."""
 
 
@@ -106,12 +108,12 @@ class Precision:
         loss: data type of the logits in the loss, if it is not that of the model's output.
     """
 
-    weights: DataType = of("precision")
+    weights: AnyDataType = of("precision")
     autocast: Literal["fp16", "bf16"] | None = of("amp.dtype")
     loss: Literal["fp16"] | None = of("fp16_lm_cross_entropy")
 
     @property
-    def computes_in(self) -> DataType:
+    def computes_in(self) -> AnyDataType:
         """The data type whose rounding the results of layers have."""
         return self.autocast or self.weights
 
@@ -236,7 +238,7 @@ class Gradients:
         reduces_each: parts of the gradients of each micro-batch are reduced (stages 2 and 3).
     """
 
-    accumulate_in: DataType = of("data_types.grad_accum_dtype")
+    accumulate_in: AnyDataType = of("data_types.grad_accum_dtype")
     reduce_in: DataType | None = of("communication_data_type")
     divides_first: bool = of("prescale_gradients")
     predivide_factor: float = of("gradient_predivide_factor")
@@ -326,7 +328,7 @@ class RunSpec:
         return self.layout.is_pipeline and self.engine.name == "torch"
 
     @property
-    def reduces_in(self) -> DataType:
+    def reduces_in(self) -> AnyDataType:
         """The data type in which the torch engine sums gradients over ranks under ZeRO."""
         return self.gradients.reduce_in or self.precision.weights
 

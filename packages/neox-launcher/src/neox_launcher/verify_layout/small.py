@@ -1,8 +1,8 @@
 """Cut a configuration to a small one in which every mechanism of it is at work.
 
 The kinds of layers and their pattern, ties, shared layers, the ratio of heads, norms, positions, biases,
-adapters, objective, optimizer, schedule, loss scaling, accumulation and recomputation stay as they are. Sizes
-become small, and what starts later starts at once.
+adapters, objective, optimizer, schedule, accumulation and recomputation stay as they are. Sizes become small,
+and what starts later starts at once.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 from neox_config import NeoXConfig, Text, load_config
 from neox_config.derive.attention_layers import expand_attention
 from neox_config.derive.engine import chosen_engine
+from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.derive.pipeline import chunks_per_stage
 from neox_config.derive.widths import mlp_width
 from neox_config.facts.widths import next_aligned
@@ -75,7 +76,8 @@ def small_config(config: NeoXConfig, sizes: Sizes, *, keeps_sizes: bool = False)
     for part in (*(() if keeps_sizes else _SMALLER), _comparable):
         changed |= part(config, sizes)
     small = with_settings(config, changed, name="the small configuration")
-    dropout = {name: getattr(config.model, name) for name in ("hidden_dropout", "attention_dropout")}
+    names = ("hidden_dropout", "attention_dropout", *(["lora_dropout"] if config.adapters.lora_rank else []))
+    dropout = {name: config.value_of(name) for name in names}
     return Small(config=small, changes=tuple(_changes(config, small)), dropout=dropout)
 
 
@@ -125,6 +127,8 @@ def _heads(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     shared = model.num_kv_heads or model.num_attention_heads
     ratio = min(model.num_attention_heads // shared, 3)
     few = min(shared, 2 * sizes.tensor) if shared % sizes.tensor == 0 else shared
+    if few % sizes.tensor:
+        ratio = sizes.tensor
     part = attention.rotary_pct if attention.pos_emb == "rotary" else 1.0
     width = next((each for each in _HEAD_WIDTHS if (each * part) % 2 == 0), _HEAD_WIDTHS[-1])
     return {
@@ -226,17 +230,21 @@ def _starts(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         block = getattr(compression, name)
         shared = getattr(block, "shared_parameters", None)
         if shared is not None and shared.enabled:
-            found[f"compression_training.{name}.shared_parameters.schedule_offset"] = 0
-    params = config.optimizer.optimizer.params
-    for name in ("freeze_step", "var_freeze_step"):
-        if name in params.model_fields_set:
-            found[f"optimizer.params.{name}"] = 1
-    return found
+            prefix = f"compression_training.{name}.shared_parameters"
+            found[f"{prefix}.schedule_offset"] = 0
+            if getattr(shared, "schedule_offset_end", None) is not None:
+                found[f"{prefix}.schedule_offset_end"] = 1
+            if getattr(shared, "num_heads", None) is not None:
+                found[f"{prefix}.num_heads"] = _heads(config, sizes)["num_attention_heads"]
+    if config.data_efficiency.curriculum_learning.enabled:
+        found |= {"curriculum_learning.min_difficulty": 8, "curriculum_learning.max_difficulty": _LENGTH}
+    steps = {"freeze_step", "var_freeze_step"} & set(optimizer_facts(config).declared)
+    return found | {f"optimizer.params.{name}": 1 for name in steps}
 
 
 def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
-    """Take away what prevents a comparison: dropout, data files, a warmup from 0."""
-    adapters = config.adapters
+    """Take away what prevents a comparison: random choices, data files, a warmup from 0."""
+    adapters, fp16, zero = config.adapters, config.precision.fp16, config.zero.zero_optimization
     # DeepSpeed clips before its gradients can be compared. The norm is compared nevertheless.
     clips = chosen_engine(config).name != "deepspeed"
     return {
@@ -244,6 +252,10 @@ def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         **({} if clips else {"gradient_clipping": 0}),
         "model_parallel_size": sizes.tensor,
         "pipe_parallel_size": sizes.stages if config.parallelism.pipe_parallel_size else 0,
+        # At the first scale, gradients may overflow, so that an update is left out.
+        **(
+            {"fp16.initial_scale_power": min(fp16.initial_scale_power, 8)} if config.precision.is_fp16 else {}
+        ),
         "hidden_dropout": 0,
         "attention_dropout": 0,
         "lora_dropout": 0 if adapters.lora_rank else None,
@@ -266,7 +278,11 @@ def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         "wall_clock_breakdown": None,
         "eval_iters": 1,
         "log_interval": None,
+        **({"zero_optimization.zero_hpz_partition_size": 2} if zero.zero_hpz_partition_size > 1 else {}),
         "compression_training.layer_reduction": None,
+        # Ranks and one process draw other tokens, and its curriculum reads an index of the user's data.
+        "data_efficiency": None,
+        "eigenvalue": None,
     }
 
 

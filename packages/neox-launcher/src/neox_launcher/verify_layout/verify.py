@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -135,10 +135,15 @@ def _agreements(
     }
     used = [kind for kind, is_used in kinds.items() if is_used]
     for kind in used if len(used) > 1 else ():
-        with suppress(NeoXError):  # Some layouts require another part.
-            _, answer = _compare(case_of(wanted, f"{case.layout},{kind}"), wanted, run)
-            if answer is not None:
-                yield kind, answer.agrees
+        try:
+            other = case_of(wanted, f"{case.layout},{kind}")
+        except NeoXError:
+            continue  # This layout requires it.
+        outcome, answer = _compare(other, wanted, run)
+        if outcome.was_stopped:
+            return
+        if answer is not None:
+            yield kind, answer.agrees
 
 
 def case_of(wanted: LayoutVerification, layout: str) -> Case:

@@ -5,9 +5,10 @@ differ for another reason. Explanations are hypotheses that are tried on the val
 adds to the reference's gradient, the parts of other ranks, and sums over ranks.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import sqrt
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from neox_config.counted import counted
 from neox_launcher.protocol.layout_verification import Finding, LayoutAnswer, Part
 from neox_model.verify_layout.observer import Values
-from neox_model.verify_layout.rows import KINDS, Piece, Place, Row
+from neox_model.verify_layout.rows import KINDS, Limit, Piece, Place, Row
 
 __all__ = ["Sizes", "answer_of"]
 
@@ -56,7 +57,7 @@ class _Case:
     pieces: Sequence[Piece]
     values: Values
     sizes: Sizes
-    limit: float
+    limit: Limit
 
     @property
     def kind(self) -> str:
@@ -81,7 +82,7 @@ class _Case:
     def agrees(self, found: Tensor, expected: Tensor) -> bool:
         """Return True if values agree up to rounding."""
         scale = max(float(expected.norm()), 1e-300)
-        return float((found - expected).norm()) <= max(100 * self.limit, 1e-8) * scale
+        return float((found - expected).norm()) <= max(self.limit.error, 1e-8) * scale
 
 
 def answer_of(
@@ -91,7 +92,7 @@ def answer_of(
     values: Values,
     sizes: Sizes,
     *,
-    limit: float,
+    limit: Limit,
 ) -> LayoutAnswer:
     """Summarize what all ranks compared.
 
@@ -101,7 +102,7 @@ def answer_of(
         missing: kind and name of what the reference has not.
         values: what the reference computed.
         sizes: the layout.
-        limit: the largest relative error that is rounding.
+        limit: what is rounding.
     """
     findings = [
         Finding(
@@ -109,7 +110,8 @@ def answer_of(
         )
         for kind, name in sorted(set(missing))[:_MOST_FINDINGS]
     ]
-    wrong = sorted((row for row in rows if row.error > limit), key=lambda row: row.order)
+    findings += _lacking(rows, values)
+    wrong = sorted((row for row in rows if row.differs(limit)), key=lambda row: row.order)
     if wrong:
         first = wrong[0].order
         mine = [piece for piece in pieces if piece.row.order == first]
@@ -117,16 +119,30 @@ def answer_of(
     return LayoutAnswer(parts=tuple(_parts(rows, limit)), findings=tuple(findings[:_MOST_FINDINGS]))
 
 
-def _parts(rows: Sequence[Row], limit: float) -> Iterator[Part]:
+def _lacking(rows: Sequence[Row], values: Values) -> list[Finding]:
+    """Return what the reference has, and no rank of the layout."""
+    found = {f"{row.kind}/{row.step}/{row.name}" for row in rows}
+    lacks = [name for name in values.tensors if name.split("/")[0] in KINDS[1:] and name not in found]
+    return [
+        Finding(what=name, meaning="no rank of the layout has it: it was left out there") for name in lacks
+    ]
+
+
+def _parts(rows: Sequence[Row], limit: Limit) -> Iterator[Part]:
     for kind in KINDS:
-        errors = [row.error for row in rows if row.kind == kind]
-        if errors:
-            differing = sum(error > limit for error in errors)
-            yield Part(name=kind, compared=len(errors), differing=differing, worst=max(errors), limit=limit)
+        found = [row for row in rows if row.kind == kind]
+        if found:
+            yield Part(
+                name=kind,
+                compared=len(found),
+                differing=sum(row.differs(limit) for row in found),
+                worst=min(max(row.error for row in found), sys.float_info.max),
+                limit=limit.error,
+            )
 
 
 def _explained(
-    pieces: Sequence[Piece], rows: Sequence[Row], values: Values, sizes: Sizes, limit: float
+    pieces: Sequence[Piece], rows: Sequence[Row], values: Values, sizes: Sizes, limit: Limit
 ) -> list[Finding]:
     """Return one finding for all tensors that differ in the same way."""
     by_name: dict[str, list[Piece]] = defaultdict(list)
@@ -137,22 +153,13 @@ def _explained(
         for name, found in by_name.items()
     ]
     by_meaning: dict[tuple[str, str], list[_Case]] = defaultdict(list)
-    for case in map(_of_update, cases):
+    for case in cases:
         by_meaning[case.kind, _signature(case)].append(case)
     found = []
     for (kind, signature), same in by_meaning.items():
         alike = [row for row in rows if row.kind == kind]
         found.append(Finding(what=_what(same, alike), meaning=_meaning(signature, same, alike)))
     return sorted(found, key=lambda finding: finding.meaning.startswith(_UNKNOWN))
-
-
-def _of_update(case: _Case) -> _Case:
-    """Return the case with what the update changed, in place of the weights."""
-    before = case.before
-    if before is None:
-        return case
-    changed = [replace(piece, values=piece.values - piece.of(before)) for piece in case.pieces]
-    return replace(case, pieces=changed)
 
 
 _UNKNOWN = "unlike any known fault"
@@ -233,12 +240,14 @@ def _micro_batches(case: _Case) -> str | None:
 
 def _pattern(weights: list[float], place: Place, sizes: Sizes) -> str:
     """Return which micro-batches count how often."""
-    counting = {number % sizes.data for number, weight in enumerate(weights) if weight}
+    # For retrieval, one micro-batch of the reference is that of all replicas.
+    replicas = len(weights) // sizes.accumulation
+    counting = {number % replicas for number, weight in enumerate(weights) if weight}
     counts = {weight for weight in weights if weight}
-    if sizes.data > 1 and len(counting) == len(counts) == 1:
+    if replicas > 1 and len(counting) == len(counts) == 1:
         whose = "this replica" if counting == {place.data} else f"replica {counting.pop()}"
         return f"only {whose}'s micro-batches count, {_number(counts.pop())} times"
-    rounds = [weights[start : start + sizes.data] for start in range(0, len(weights), sizes.data)]
+    rounds = [weights[start : start + replicas] for start in range(0, len(weights), replicas)]
     used = [number for number, round_ in enumerate(rounds) if any(round_)]
     if len(used) < len(rounds):
         shown = ", ".join(str(number + 1) for number in used)
@@ -306,7 +315,7 @@ def _permuted(case: _Case) -> str | None:
 
 def _same_norm(case: _Case) -> str | None:
     rows = [piece.row for piece in case.pieces]
-    if all(abs(row.found / row.expected - 1.0) < 1e-4 for row in rows if row.expected):
+    if all(row.expected and abs(row.found / row.expected - 1.0) < 1e-4 for row in rows):
         return "same norm, other direction"
     return None
 

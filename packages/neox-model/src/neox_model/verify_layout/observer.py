@@ -6,10 +6,9 @@ from math import prod, sqrt
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_model.assembly.zero_sharding import gathered_parameter, whole_parameter
 from neox_model.checkpoint.blocks import Block
 from neox_model.checkpoint.logical import engine_fragments, optimizer_parts
@@ -21,14 +20,12 @@ from neox_model.parallel.random import mixed_seed
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import StepReport, TrainState
 from neox_model.train.training import Additions, Training
-from neox_model.verify_layout.rows import Piece, Place, Row, compare_values
+from neox_model.verify_layout.rows import Limit, Piece, Place, Row, compare_values
 
 __all__ = ["Comparer", "Recorder", "Values"]
 
 # Of weights that the scheme makes constant, such as those of norms: then a swapped part of one shows, too.
 _SPREAD = 0.2
-# The least share of all gradients, or updates, that the error of one tensor is relative to.
-_FLOOR = 1e-3
 _MOST_ELEMENTS = 20_000_000
 
 
@@ -100,14 +97,13 @@ class _Observer(Hook):
         self.take_number("loss", float(report.loss))
         if report.grad_norm is not None:
             self.take_number("gradient norm", float(report.grad_norm))
-        update, of_ranks = self.engine.update, _states_of_ranks(self.training)
+        update = self.engine.update
         with torch.no_grad(), update.in_memory(changes=True):
             for fragment in engine_fragments(self.engine):
                 is_split, values = fragment.logical.model_parallel, fragment.weight
                 self.take("weights", fragment.as_part(fragment.name, values), values, is_split=is_split)
                 for part in optimizer_parts(fragment, update.optimizer)[0]:
-                    if part.name.rpartition("/")[2] not in of_ranks:
-                        self.take("optimizer states", part, part.values, is_split=is_split)
+                    self.take("optimizer states", part, part.values, is_split=is_split)
         for each in self.training.model_states:
             part = Part(
                 name=each.name, shape=each.shape, block=each.slices, start=each.start, values=each.values
@@ -127,9 +123,6 @@ class _Observer(Hook):
             logical: Logical = parameter.logical  # type: ignore[attr-defined]
             own = without_padding(gradient, logical.slices)
             values = own if scale == 1.0 else own / scale
-            if update.mixed.averages_itself and self.groups.data.size > 1:
-                values = values / self.groups.data.size
-                distributed.all_reduce(values, group=self.groups.data.process_group)
             name = self._names[id(parameter)]
             part = Part(
                 name=name, shape=logical.shape, block=logical.slices, start=0, values=values.reshape(-1)
@@ -175,7 +168,7 @@ class Recorder(_Observer):
         def added(parameter: Tensor) -> None:
             assert parameter.grad is not None
             whole = parameter.grad.detach().clone()
-            number = 0 if not self._counts.get(name) else self._counts[name]
+            number = self._counts.get(name, 0)
             self.values.put(f"micro-batch {number}", self.step, name, whole - before[0] if number else whole)
             before[:] = [whole]
             self._counts[name] = number + 1
@@ -221,11 +214,11 @@ class Comparer(_Observer):
     Args:
         values: what the reference computed.
         place: this rank.
-        limit: the largest relative error that is rounding.
+        limit: what is rounding.
         compares_initial: the reference's initial weights are drawn in the same dtype.
     """
 
-    def __init__(self, values: Values, place: Place, *, limit: float, compares_initial: bool) -> None:
+    def __init__(self, values: Values, place: Place, *, limit: Limit, compares_initial: bool) -> None:
         self.rows: list[Row] = []
         self.pieces: list[Piece] = []
         self.missing: list[tuple[str, str]] = []
@@ -281,10 +274,20 @@ class Comparer(_Observer):
             values=part.values.detach().double().cpu().reshape(-1).clone(),
         )
         expected = piece_of.of(whole)
+        # Of weights, what the update has changed is compared.
+        before = self._values.weight_before(self.step, part.name) if kind == "weights" else None
+        start = 0.0 if before is None else piece_of.of(before)
+        changed = piece_of.values - start
+        # A weight is rounded in its own dtype, however little it has changed.
+        rounding = torch.finfo(part.values.dtype).eps * float(torch.linalg.vector_norm(expected))
         row = compare_values(
-            piece_of.values,
-            expected,
-            scale=self._scale(kind, part.name, piece_of, expected),
+            changed,
+            expected - start,
+            scale=max(
+                float(torch.linalg.vector_norm(expected - start)),
+                self._floor(kind),
+                0.0 if before is None else rounding / self._limit.error,
+            ),
             step=self.step,
             kind=kind,
             name=part.name,
@@ -292,19 +295,13 @@ class Comparer(_Observer):
             is_split=is_split,
         )
         self.rows.append(row)
-        if row.error > self._limit and expected.numel() <= _MOST_ELEMENTS:
+        if row.differs(self._limit) and expected.numel() <= _MOST_ELEMENTS:
             # Only what comes first is explained.
             if self.pieces and row.order < self.pieces[0].row.order:
                 self.pieces.clear()
             if not self.pieces or row.order == self.pieces[0].row.order:
-                self.pieces.append(Piece(row=row, block=part.block, start=part.start, values=piece_of.values))
+                self.pieces.append(Piece(row=row, block=part.block, start=part.start, values=changed))
         return expected
-
-    def _scale(self, kind: str, name: str, piece: Piece, expected: Tensor) -> float:
-        """Return what an error is relative to: the values; of weights, the update that has changed them."""
-        before = self._values.weight_before(self.step, name) if kind == "weights" else None
-        changed = expected if before is None else expected - piece.of(before)
-        return max(float(torch.linalg.vector_norm(changed)), self._floor(kind))
 
     def _floor(self, kind: str) -> float:
         """Return the least scale: rounding of values that cancel is relative to the others."""
@@ -318,14 +315,8 @@ class Comparer(_Observer):
                 before = self._values.weight_before(self.step, name) if kind == "weights" else None
                 changed = whole if before is None else whole - before.double()
                 total, count = total + float(changed.square().sum()), count + 1
-            known = self._floors[kind, self.step] = _FLOOR * sqrt(total / max(1, count))
+            known = self._floors[kind, self.step] = self._limit.floor * sqrt(total / max(1, count))
         return known
-
-
-def _states_of_ranks(training: Training) -> set[str]:
-    """Return the optimizer's states that every rank has for itself."""
-    facts = OPTIMIZER_FACTS.get(training.resolved.update.optimizer.kind)
-    return set() if facts is None else {*facts.replica_states, *facts.local_states}
 
 
 def without_padding(values: Tensor, block: Block) -> Tensor:

@@ -9,13 +9,38 @@ from torch import Tensor
 
 from neox_model.checkpoint.blocks import Block
 
-__all__ = ["KINDS", "Piece", "Place", "Row", "compare_values"]
+__all__ = ["KINDS", "LIMITS", "Limit", "Piece", "Place", "Row", "compare_values"]
 
 # What is compared, in the order in which a fault shows.
 KINDS = (
     *("initial weights", "loss", "gradients", "gradient norm"),
     *("optimizer states", "weights", "model states", "evaluation loss"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What is rounding in a data type.
+
+    Args:
+        error: the largest relative error.
+        ratio: the largest distance from 1 of the projection on the reference: a factor that is closer to 1
+            stays hidden.
+        floor: the least share of all gradients, or updates, that the error of one tensor is relative to.
+    """
+
+    error: float
+    ratio: float
+    floor: float
+
+
+# By the coarsest data type of the computation.
+LIMITS = {
+    "fp64": Limit(error=1e-10, ratio=1e-10, floor=1e-3),
+    "fp32": Limit(error=2e-4, ratio=1e-4, floor=1e-3),
+    "fp16": Limit(error=0.03, ratio=0.02, floor=0.05),
+    "bf16": Limit(error=0.2, ratio=0.1, floor=0.1),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +89,14 @@ class Row:
         if not self.scale:
             return float("inf") if self.difference else 0.0
         return self.difference / self.scale
+
+    def differs(self, limit: Limit) -> bool:
+        """Return True if the difference is more than rounding."""
+        # What is smaller than the scale has no ratio: it may be rounding alone.
+        is_small = self.expected < self.scale or not self.expected
+        return self.error > limit.error or (
+            not is_small and abs(self.product / self.expected**2 - 1.0) > limit.ratio
+        )
 
     @property
     def order(self) -> tuple[int, int]:

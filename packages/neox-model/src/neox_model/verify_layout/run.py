@@ -16,13 +16,11 @@ from neox_model.train.run import Run, open_training
 from neox_model.verify_layout.corpus import write_corpus
 from neox_model.verify_layout.diagnosis import Sizes, answer_of
 from neox_model.verify_layout.observer import Comparer, Recorder, Values
-from neox_model.verify_layout.rows import Place
+from neox_model.verify_layout.rows import LIMITS, Place
 from neox_model.verify_layout.streams import DropoutWatch, with_draws
 
-__all__ = ["LIMITS", "verify_in"]
+__all__ = ["verify_in"]
 
-# The largest relative error that is rounding, by the coarsest data type of the computation.
-LIMITS = {"fp64": 1e-10, "fp32": 2e-4, "fp16": 3e-2, "bf16": 2e-1}
 _VALUES = "reference.pt"
 
 
@@ -43,7 +41,7 @@ def verify_in(groups: Groups, resolved: Resolved) -> None:
             with _default_dtype(torch.float64):
                 _train(open_training(SINGLE_PROCESS, plain, recorder.additions), recorder)
             torch.save(recorder.values.tensors, _VALUES)
-    values = Values(torch.load(_VALUES, weights_only=True))
+    values = Values(torch.load(_VALUES, map_location="cpu", weights_only=True))
     place = Place(
         rank=groups.world.rank, data=groups.data.rank, tensor=groups.model.rank, stage=groups.pipe.rank
     )
