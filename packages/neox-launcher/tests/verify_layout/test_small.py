@@ -113,3 +113,47 @@ def test_changes_are_listed_with_both_values():
     }
     assert changes["hidden_dropout"] == (0.1, 0)
     assert "norm" not in changes
+
+
+def test_what_requires_gpus_is_left_to_the_devices():
+    settings = {"scaled_upper_triang_masked_softmax_fusion": True, "distributed_backend": "nccl"}
+    small = small_of(settings).config
+    assert small.attention.scaled_upper_triang_masked_softmax_fusion == "auto"
+    assert small.parallelism.distributed_backend is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "value"),
+    [
+        (
+            {
+                "curriculum_learning": {
+                    "enabled": True,
+                    "curriculum_type": "seqlen",
+                    "min_difficulty": 64,
+                    "max_difficulty": 1024,
+                    "schedule_type": "fixed_linear",
+                    "schedule_config": {"total_curriculum_step": 100, "difficulty_step": 8},
+                },
+                "seq_length": 1024,
+                "max_position_embeddings": 1024,
+            },
+            "curriculum_learning.max_difficulty",
+            32,
+        ),
+        ({"num_attention_heads": 6, "num_kv_heads": 1, "model_parallel_size": 2}, "num_attention_heads", 2),
+        (
+            {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}, "engine": "deepspeed"},
+            "zero_optimization.zero_hpz_partition_size",
+            2,
+        ),
+        ({"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.1}}}, "optimizer.params.freeze_step", 1),
+        ({"lora_rank": 2, "lora_base": "x", "lora_dropout": 0.1}, "lora_dropout", 0),
+    ],
+)
+def test_what_depends_on_sizes_follows_them(settings, name, value):
+    assert small_of(settings).config.value_of(name) == value
+
+
+def test_the_dropout_of_adapters_is_compared():
+    assert small_of({"lora_rank": 2, "lora_base": "x", "lora_dropout": 0.1}).dropout["lora_dropout"] == 0.1

@@ -16,6 +16,7 @@ from neox_config.derive.engine import chosen_engine
 from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.derive.pipeline import chunks_per_stage
 from neox_config.derive.widths import mlp_width
+from neox_config.facts.fused_operators import FUSED_OPERATORS
 from neox_config.facts.widths import next_aligned
 from neox_config.problems import in_words
 from neox_config.schema.config import as_written
@@ -252,6 +253,10 @@ def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         **({} if clips else {"gradient_clipping": 0}),
         "model_parallel_size": sizes.tensor,
         "pipe_parallel_size": sizes.stages if config.parallelism.pipe_parallel_size else 0,
+        # What CPUs cannot do.
+        **{name: "auto" for name in FUSED_OPERATORS if config.value_of(name) is True},
+        "distributed_backend": None,
+        "zero_optimization.zero_quantized_weights": None,
         # At the first scale, gradients may overflow, so that an update is left out.
         **(
             {"fp16.initial_scale_power": min(fp16.initial_scale_power, 8)} if config.precision.is_fp16 else {}

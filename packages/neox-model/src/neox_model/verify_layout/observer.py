@@ -131,9 +131,11 @@ class _Observer(Hook):
 
     def _before_step(self, optimizer: Any, *_: object) -> None:
         """Take the gradients that DeepSpeed's ZeRO gives to the optimizer; nothing clips them here."""
+        # It may step with one group of parameters at a time.
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for fragment in engine_fragments(self.engine):
             gradient = fragment.held.holder.grad
-            if gradient is not None:
+            if gradient is not None and id(fragment.held.holder) in stepped:
                 values = fragment.part_of(gradient)
                 is_split = fragment.logical.model_parallel
                 self.take("gradients", fragment.as_part(fragment.name, values), values, is_split=is_split)
