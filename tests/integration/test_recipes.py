@@ -592,7 +592,7 @@ RECIPES = {
             Edit(
                 "neox_model/layers/lm_head.py",
                 PENALTY,
-                after="labels_BS).float() * loss_mask_BS.float()).sum()\n\n",
+                after="labels_BS)) * loss_mask_BS).sum()\n\n",
             ),
         ),
         settings={"hidden_penalty": 0.5},

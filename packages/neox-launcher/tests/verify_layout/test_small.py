@@ -157,3 +157,15 @@ def test_what_depends_on_sizes_follows_them(settings, name, value):
 
 def test_the_dropout_of_adapters_is_compared():
     assert small_of({"lora_rank": 2, "lora_base": "x", "lora_dropout": 0.1}).dropout["lora_dropout"] == 0.1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"bias_gelu_fusion": True}, {"bias_gelu_fusion": "auto"}, {"openai_gelu": True}, {}]
+)
+def test_the_reference_has_the_same_activation(settings):
+    config = config_of(settings)
+    sizes = sizes_of(config, {}, is_cut=True)
+    small = small_config(config, sizes).config
+    plain = with_settings(small, reference_settings(small, sizes), name="plain")
+    assert read_model(plain) == read_model(small)
+    assert plain.model.bias_gelu_fusion is False

@@ -1,12 +1,14 @@
 """The verdict of `verify-layout`, with workers that answer at once."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
 
 from neox_config import decode_resolved
-from neox_config.errors import LaunchError
+from neox_config.errors import LaunchError, NeoXError
 from neox_launcher.protocol.layout_verification import Finding, LayoutAnswer, LayoutRequest, Part
 from neox_launcher.protocol.outcome import Outcome
 from neox_launcher.verify_layout import verify
@@ -100,3 +102,18 @@ def test_the_workers_get_the_small_corpus_and_the_dropout_to_compare(path, tmp_p
     )
     labelled = case_of(LayoutVerification(paths=(path,), overrides=paths), "").small.config.data
     assert (labelled.train_data_paths, labelled.train_label_data_paths) == (("corpus",), ("labels",))
+
+
+def test_a_refusal_is_printed_before_the_end(tmp_path):
+    """By a thread, which the end of the program would not wait for."""
+    command = [sys.executable, "-c", "from neox_launcher.cli.launch import main; main()"]
+    ended = subprocess.run(
+        [*command, "verify-layout", "missing.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "missing.yml: 1 problem\n\n  file not found" in ended.stderr
+
+
+def test_the_problems_of_a_layout_are_those_of_the_file(path):
+    with pytest.raises(NeoXError, match=r"job\.yml: .*problem(.|\n)*cannot be divided among 5"):
+        case_of(LayoutVerification(paths=(path,)), "tp=5")

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -32,7 +31,7 @@ from neox_launcher.controller.dry_run import Form, show_plan
 from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
 from neox_launcher.controller.restarts import checkpoints_of
 from neox_launcher.controller.supervision import Outcome
-from neox_launcher.controller.terminal import finish_output, print_message
+from neox_launcher.controller.terminal import finished_output, print_message
 from neox_launcher.plan.in_use import refuse_what_is_in_use
 from neox_launcher.plan.notes import notes_on_data, notes_on_load, notes_on_record, notes_on_save
 from neox_launcher.plan.of_training import is_noted
@@ -449,14 +448,11 @@ def _launch(request: Request, dry_run: DryRun, wanted: VerifyRequest | None = No
             "writes one)"
         )
     # SIGUSR1 stays pending until a handler is installed: see `stop_signals`.
-    with warning_blocked():
+    with warning_blocked(), finished_output():
         try:
             _run(request, dry_run, wanted)
         finally:
             ignore_warning()
-            # Neither a second Ctrl-C nor a working directory that is gone changes the exit code.
-            with suppress(KeyboardInterrupt, OSError):
-                finish_output()
 
 
 def _run(request: Request, dry_run: DryRun, wanted: VerifyRequest | None) -> NoReturn:

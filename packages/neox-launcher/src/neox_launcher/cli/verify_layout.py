@@ -7,7 +7,7 @@ import click
 from neox_config.command_line import PATH, Command, option
 from neox_config.errors import NeoXError
 from neox_launcher.cli.options import CONFIGURATION, directory_option, set_option
-from neox_launcher.controller.terminal import print_message
+from neox_launcher.controller.terminal import finished_output, print_message
 from neox_launcher.verify_layout.verify import LayoutVerification, verify_layouts
 
 __all__ = ["verify_layout"]
@@ -103,11 +103,12 @@ def verify_layout(
         as_json=as_json,
         keep=keep,
     )
-    try:
-        outcome = verify_layouts(wanted)
-    except NeoXError as error:
-        print_message(f"{error}\n")
-        sys.exit(error.exit_code)
-    if outcome.first_failure is not None:
-        print_message(f"\n{outcome.first_failure}\n")
-    sys.exit(outcome.exit_code)
+    with finished_output():
+        try:
+            outcome = verify_layouts(wanted)
+        except NeoXError as error:
+            print_message(f"{error}\n")
+            sys.exit(error.exit_code)
+        if outcome.first_failure is not None:
+            print_message(f"\n{outcome.first_failure}\n")
+        sys.exit(outcome.exit_code)

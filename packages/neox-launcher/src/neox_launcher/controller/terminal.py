@@ -13,7 +13,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
@@ -25,6 +25,7 @@ from neox_launcher.protocol.background import BackgroundQueue, LossyFile, descri
 __all__ = [
     "draw",
     "finish_output",
+    "finished_output",
     "pass_on",
     "pause_drawing",
     "print_message",
@@ -211,6 +212,16 @@ def finish_output() -> None:
     if unread:
         print_message(f"\nneox-launch: {len(unread):,} bytes of output were not read; {_keep(unread)}\n")
     settle_output()  # Warnings about what has just been printed.
+
+
+@contextmanager
+def finished_output() -> Iterator[None]:
+    """Print everything before the context ends; Ctrl-C or a lost folder then change no exit code."""
+    try:
+        yield
+    finally:
+        with suppress(KeyboardInterrupt, OSError):
+            finish_output()
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from neox_launcher.verify_layout.small import Small
 
 __all__ = ["render_answer", "render_case", "render_kept"]
 
+_EXACT = 1e-8
 _HEADER = ("", "compared", "result", "largest error", "limit")
 
 
@@ -40,12 +41,13 @@ def render_kept(small: Small) -> str:
     return f"keeps {', '.join(kept)}\nchanges {changed}\n"
 
 
-def render_answer(answer: LayoutAnswer, without: Mapping[str, bool]) -> str:
+def render_answer(answer: LayoutAnswer, without: Mapping[str, bool], sizes: Sizes) -> str:
     """Render a table of what was compared, the differences with their meaning, and the verdict.
 
     Args:
         answer: the comparison.
         without: whether the layout agrees without one kind of parallelism, by the settings of `--layout`.
+        sizes: the processes of the layout.
     """
     rows = [_HEADER]
     for part in answer.parts:
@@ -53,7 +55,13 @@ def render_answer(answer: LayoutAnswer, without: Mapping[str, bool]) -> str:
         rows.append((part.name, f"{part.compared:,}", result, f"{part.worst:.1e}", f"{part.limit:.0e}"))
     lines = [table(rows, left=range(len(_HEADER))), ""]
     if answer.agrees:
-        return "\n".join([*lines, "verdict: the layout computes the same as one process\n"])
+        rounding = max(part.limit for part in answer.parts)
+        verdict = "the layout computes the same as one process"
+        if sizes.processes == 1:
+            verdict = "the layout is one process, so that no parallelism was compared"
+        elif rounding > _EXACT:
+            verdict += f", up to the rounding of its precision ({rounding:.0e})"
+        return "\n".join([*lines, f"verdict: {verdict}\n"])
     lines.append("verdict: the layout does NOT compute the same as one process")
     for finding in answer.findings:
         lines += [f"  {finding.what}", f"      {finding.meaning}"]

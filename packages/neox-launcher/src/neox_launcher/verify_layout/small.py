@@ -6,7 +6,7 @@ and what starts later starts at once.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,11 @@ _LEFT_OUT = (
     *("launch", "checkpoint", "tokenizer", "logging", "generation", "serving", "monitors", "autotuning"),
     "elasticity",
 )
+_RECORDS = (
+    *("exit_interval", "planned_seconds", "on_spike", "sdc_check_interval", "adlr_autoresume", "eigenvalue"),
+    *("flops_profiler", "comms_logger", "wall_clock_breakdown", "log_interval"),
+)
+_LAYOUT = ("model_parallel_size", "pipe_parallel_size")
 _HEAD_WIDTHS = (8, 16, 32, 64, 128)
 
 
@@ -76,10 +81,11 @@ def small_config(config: NeoXConfig, sizes: Sizes, *, keeps_sizes: bool = False)
     changed = dict(left_out)
     for part in (*(() if keeps_sizes else _SMALLER), _comparable):
         changed |= part(config, sizes)
-    small = with_settings(config, changed, name="the small configuration")
+    bookkeeping = _of_the_run(config)
+    small = with_settings(config, changed | bookkeeping, name="the small configuration")
     names = ("hidden_dropout", "attention_dropout", *(["lora_dropout"] if config.adapters.lora_rank else []))
     dropout = {name: config.value_of(name) for name in names}
-    return Small(config=small, changes=tuple(_changes(config, small)), dropout=dropout)
+    return Small(config=small, changes=tuple(_changes(config, small, left_out=bookkeeping)), dropout=dropout)
 
 
 def _put(settings: dict[str, Any], name: str, value: Any) -> None:
@@ -96,11 +102,11 @@ def _put(settings: dict[str, Any], name: str, value: Any) -> None:
         settings[last] = value
 
 
-def _changes(before: NeoXConfig, after: NeoXConfig) -> Iterator[Change]:
-    """Yield the changes of what determines a step."""
-    for name in _flat_names(before, after):
+def _changes(before: NeoXConfig, after: NeoXConfig, *, left_out: Collection[str]) -> Iterator[Change]:
+    """Yield the changes of what determines a step, the layout first."""
+    for name in (*_LAYOUT, *_flat_names(before, after)):
         values = before.value_of(name), after.value_of(name)
-        if values[0] != values[1]:
+        if values[0] != values[1] and name not in left_out:
             yield Change(name=name, before=values[0], after=values[1])
 
 
@@ -111,7 +117,7 @@ def _flat_names(*configs: NeoXConfig) -> list[str]:
         for section, values in config.given().items():
             if section not in _LEFT_OUT:
                 names |= dict.fromkeys(_leaves(values, ""))
-    return list(names)
+    return [name for name in names if name not in _LAYOUT]
 
 
 def _leaves(values: Mapping[str, Any], outer: str) -> Iterator[str]:
@@ -249,13 +255,11 @@ def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     # DeepSpeed clips before its gradients can be compared. The norm is compared nevertheless.
     clips = chosen_engine(config).name != "deepspeed"
     return {
-        **_data(config),
         **({} if clips else {"gradient_clipping": 0}),
         "model_parallel_size": sizes.tensor,
         "pipe_parallel_size": sizes.stages if config.parallelism.pipe_parallel_size else 0,
         # What CPUs cannot do.
         **{name: "auto" for name in FUSED_OPERATORS if config.value_of(name) is True},
-        "distributed_backend": None,
         "zero_optimization.zero_quantized_weights": None,
         # At the first scale, gradients may overflow, so that an update is left out.
         **(
@@ -265,34 +269,20 @@ def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         "attention_dropout": 0,
         "lora_dropout": 0 if adapters.lora_rank else None,
         "lora_base": "drawn" if adapters.lora_rank else None,
-        "train_iters": _STEPS,
-        "train_epochs": None,
         "warmup": 0,
         "warmup_iters": None,
         "lr_decay_iters": None,
         "lr_decay_fraction": None,
         "lr_wsd_decay_iters": None,
-        "exit_interval": None,
-        "planned_seconds": None,
-        "on_spike": None,
-        "sdc_check_interval": None,
-        "adlr_autoresume": None,
-        "num_workers": 0,
-        "flops_profiler": None,
-        "comms_logger": None,
-        "wall_clock_breakdown": None,
-        "eval_iters": 1,
-        "log_interval": None,
         **({"zero_optimization.zero_hpz_partition_size": 2} if zero.zero_hpz_partition_size > 1 else {}),
         "compression_training.layer_reduction": None,
         # Ranks and one process draw other tokens, and its curriculum reads an index of the user's data.
         "data_efficiency": None,
-        "eigenvalue": None,
     }
 
 
-def _data(config: NeoXConfig) -> dict[str, Any]:
-    """Read the small corpus, with labels and titles if the configuration has some."""
+def _of_the_run(config: NeoXConfig) -> dict[str, Any]:
+    """Read the small corpus, with labels and titles if the configuration has some, and record nothing."""
     data, objective = config.data, config.objective
     has_labels = data.train_label_data_paths is not None
     parts = ("train", "valid") if has_labels else ()
@@ -309,6 +299,12 @@ def _data(config: NeoXConfig) -> dict[str, Any]:
         "titles_data_path": None if objective.titles_data_path is None else "titles",
         "tokenizer_type": "HFTokenizer",
         "vocab_file": "tokenizer.json",
+        "num_workers": 0,
+        "train_iters": _STEPS,
+        "train_epochs": None,
+        "eval_iters": 1,
+        "distributed_backend": None,
+        **dict.fromkeys(_RECORDS),
     }
 
 
@@ -316,6 +312,8 @@ def reference_settings(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     """Return the settings with which one process of the torch engine does the same, plainly."""
     fusions = {name: False for name in type(config.model).model_fields if name.endswith("_fusion")}
     fusions |= {name: False for name in type(config.attention).model_fields if name.endswith("_fusion")}
+    # This fusion is that of gelu's tanh form.
+    is_tanh = config.model.openai_gelu or bool(config.model.bias_gelu_fusion)
     recomputation = dict.fromkeys(type(config.activation_checkpointing).model_fields)
     training = config.training
     batch = {"gradient_accumulation_steps": (training.gradient_accumulation_steps or 1) * sizes.data}
@@ -327,6 +325,7 @@ def reference_settings(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     return {
         **batch,
         **fusions,
+        "openai_gelu": is_tanh,
         **recomputation,
         "model_parallel_size": None,
         "pipe_parallel_size": None,

@@ -16,6 +16,7 @@ import click
 from neox_config import NeoXConfig, Resolved, encode_resolved, load_config, resolve
 from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
+from neox_config.estimate.setup import fewest_devices
 from neox_launcher.controller.launch import run_plan
 from neox_launcher.controller.terminal import print_message
 from neox_launcher.plan.environment import travelling_variables
@@ -94,22 +95,23 @@ def verify_layouts(wanted: LayoutVerification, *, run: Callable[[LaunchPlan], Ou
     """
     # All are checked before the first one runs.
     cases = [case_of(wanted, layout) for layout in wanted.layouts or ("",)]
-    results = []
+    results, failed = [], None
     for case in cases:
         if not wanted.as_json:
             click.echo(render_case(case.title, case.sizes, case.in_float64, wanted.steps))
             click.echo(render_kept(case.small))
         outcome, answer = _compare(case, wanted, run)
         if answer is None:
-            return outcome
+            failed = outcome
+            break
         without = {} if answer.agrees else dict(_agreements(case, wanted, run))
         results.append((case, answer, without))
         if not wanted.as_json:
-            click.echo(render_answer(answer, without))
+            click.echo(render_answer(answer, without, case.sizes))
     if wanted.as_json:
         click.echo(json.dumps([_as_json(*each) for each in results], indent=2, allow_nan=False))
     agrees = all(answer.agrees for _, answer, _ in results)
-    return Outcome(exit_code=0 if agrees else _DIFFERENT)
+    return failed or Outcome(exit_code=0 if agrees else _DIFFERENT)
 
 
 def _compare(
@@ -155,6 +157,8 @@ def case_of(wanted: LayoutVerification, layout: str) -> Case:
     given = parse_layout(layout)
     settings = [f"{name}={value}" for name, value in given.items() if name != "dp"]
     config = load_config(wanted.paths, overrides=[*wanted.overrides, *settings], directory=wanted.directory)
+    # Its problems are those of the user's file; the small copy has none of its own.
+    resolve(config, devices=fewest_devices(config))
     sizes = sizes_of(config, given, is_cut=not wanted.full)
     small = small_config(config, sizes, keeps_sizes=wanted.full)
     resolved = resolve(small.config, devices=sizes.processes)

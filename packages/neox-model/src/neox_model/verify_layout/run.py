@@ -1,5 +1,6 @@
 """Train in one process and on the layout, and compare both."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -29,6 +30,9 @@ def verify_in(groups: Groups, resolved: Resolved) -> None:
 
     The answer of rank 0 goes to the launcher.
     """
+    # What a training logs is not of interest here.
+    for package in ("neox_data", "neox_model"):
+        logging.getLogger(package).setLevel(logging.WARNING)
     request = LayoutRequest.from_environment()
     if request.in_float64:
         resolved = resolved.in_float64()
