@@ -130,7 +130,13 @@ class NeoXConfig(BaseModel):
     def value_of(self, name: str) -> Any:
         """Return the value of a parameter by its dotted name."""
         found: Any = getattr(self, section_of(name.partition(".")[0]))
-        for part in name.split("."):
+        rest = name
+        while rest:
+            # A name that is not declared may have a dot in it.
+            extra = getattr(found, "model_extra", None) or {}
+            if rest in extra:
+                return extra[rest]
+            part, _, rest = rest.partition(".")
             found = found.get(part) if isinstance(found, dict) else getattr(found, part)
         return found
 

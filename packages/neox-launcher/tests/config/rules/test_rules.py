@@ -1082,3 +1082,10 @@ def test_traces_have_a_folder(load):
 def test_the_container_in_a_url_of_azure_is_no_user_name():
     assert not has_credentials("abfss://container@account.dfs.core.windows.net/run")
     assert has_credentials("s3://name:secret@bucket/run")
+
+
+def test_an_unknown_name_with_a_dot_has_a_value(tmp_path):
+    path = tmp_path / "job.yml"
+    path.write_text('{"optimizer": {"type": "Adam", "params": {"lr": 0.1, "local_.x": 16}}}')
+    with pytest.raises(ConfigError, match=r"optimizer.params.local_.x: 16\n +is not an argument of Adam"):
+        load_config([path])
