@@ -20,11 +20,12 @@ declare -A tests=(
     [pairs]="-m sweep $integration/test_pairs.py"
     [port]="-s -m sweep packages/neox-launcher/tests/controller/test_listener.py"
     [precision]="-m sweep $integration/test_precision.py"
+    [verify]="-q -m sweep $integration/test_verified_layouts.py"
     [services]="-p support.no_skips -q -rs packages/neox-model/tests/checkpoint/test_s3.py $integration/test_object_store.py packages/neox-model/tests/metrics/test_comet.py packages/neox-model/tests/train/test_wandb.py"
 )
 # All sweeps that have no name here.
 tests[chaos]="--hypothesis-profile=random -m sweep packages tests --ignore tests/cluster"
-for name in archives config conversion layouts manifests optimizers pairs port precision; do
+for name in archives config conversion layouts manifests optimizers pairs port precision verify; do
     for word in ${tests[$name]}; do
         case $word in packages/* | tests/*) tests[chaos]+=" --ignore $word" ;; esac
     done
@@ -63,6 +64,7 @@ make sweep NAME=...
   port        100,000 connections with random lines to the launcher's port
   precision   every architecture on every layout in fp32, bf16 and fp16 (an hour); then run make docs
   sanitizers  neox-data's extension under AddressSanitizer and UndefinedBehaviorSanitizer
+  verify      verify-layout of configs/ on two layouts each, and of 150 drawn configurations (20 minutes; PART=2/4)
   services    uploads to a real S3 server, Comet and wandb; installs their packages into .venv
 END
     exit 2
