@@ -97,7 +97,8 @@ def main() -> None:
     words = bm25_recall(config)
     print(f"{model.queries:,} sentences, {model.blocks:,} blocks, {arguments.iterations:,} iterations")
     print("| | " + " | ".join(f"top {k}" for k in BEST) + " |\n| --- |" + " --- |" * len(BEST))
-    for name, found in (("retrieval model", model.found), ("BM25", words), ("chance", model.by_chance)):
+    chance = {k: min(1.0, k / model.blocks) for k in BEST}
+    for name, found in (("retrieval model", model.found), ("BM25", words), ("chance", chance)):
         print(f"| {name} | " + " | ".join(f"{100 * found[k]:.3g} %" for k in BEST) + " |")
 
 
