@@ -85,8 +85,8 @@ def verify_layout(
 ) -> None:
     """Verify that a layout computes the same as one process, before renting GPUs.
 
-    Trains a small copy of the model on this machine's CPUs, on the layout and in one process, with every
-    mechanism of the configuration. Compares losses, every gradient, the gradient norm, updates and optimizer
+    Trains a small copy of the model on this machine's CPUs, on the layout and in one process, with the
+    mechanisms of the configuration. Compares losses, every gradient, the gradient norm, updates and optimizer
     states, and says what a difference means. Needs no data, tokenizer, checkpoint or GPU.
     """
     if not paths:

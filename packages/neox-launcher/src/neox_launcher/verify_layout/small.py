@@ -77,8 +77,8 @@ def small_config(config: NeoXConfig, sizes: Sizes, *, keeps_sizes: bool = False)
     Raises:
         ConfigError: the small configuration breaks a rule, which the user's does not.
     """
-    left_out = {name: None for section in _LEFT_OUT for name in config.given().get(section, {})}
-    changed = dict(left_out)
+    given = config.given()
+    changed: dict[str, Any] = {name: None for section in _LEFT_OUT for name in given.get(section, {})}
     for part in (*(() if keeps_sizes else _SMALLER), _comparable):
         changed |= part(config, sizes)
     bookkeeping = _of_the_run(config)

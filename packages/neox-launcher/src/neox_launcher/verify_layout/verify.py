@@ -157,7 +157,7 @@ def case_of(wanted: LayoutVerification, layout: str) -> Case:
     given = parse_layout(layout)
     settings = [f"{name}={value}" for name, value in given.items() if name != "dp"]
     config = load_config(wanted.paths, overrides=[*wanted.overrides, *settings], directory=wanted.directory)
-    # Its problems are those of the user's file; the small copy has none of its own.
+    # Report what is wrong with the user's file, with its lines: shrinking must not hide or add anything.
     resolve(config, devices=fewest_devices(config))
     sizes = sizes_of(config, given, is_cut=not wanted.full)
     small = small_config(config, sizes, keeps_sizes=wanted.full)

@@ -163,7 +163,7 @@ def _explained(
 
 
 _UNKNOWN = "unlike any known fault"
-_NUMBER, _FACTOR, _OWN_FACTORS = "number", "factor", "each rank's part has a factor of its own"
+_NUMBER, _FACTOR, _OWN_FACTORS = "number", "factor", "each rank's shard is scaled by another factor"
 
 
 def _signature(case: _Case) -> str:
@@ -392,7 +392,7 @@ def _meaning(signature: str, cases: Sequence[_Case], rows: Sequence[Row]) -> str
         expected = piece.of(first.whole)
         return _meaning_of_factor(float(piece.values @ expected) / float(expected @ expected), cases, rows)
     if signature == _OWN_FACTORS and first.kind in ("weights", "optimizer states"):
-        return f"{signature}: clipping or the optimizer uses the norm of the rank's part, not the whole one"
+        return f"{signature}: clipping or the optimizer uses the norm of the rank's part, not the tensor's"
     if signature == _UNKNOWN:
         row = max((piece.row for case in cases for piece in case.pieces), key=lambda row: row.error)
         cosine = row.product / (row.expected * row.found) if row.expected and row.found else 0.0

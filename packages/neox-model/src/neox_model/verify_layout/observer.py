@@ -20,7 +20,7 @@ from neox_model.parallel.random import mixed_seed
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import StepReport, TrainState
 from neox_model.train.training import Additions, Training
-from neox_model.verify_layout.rows import Limit, Piece, Place, Row, compare_values
+from neox_model.verify_layout.rows import Limit, Piece, Place, Row, compare_values, elements
 
 __all__ = ["Comparer", "Recorder", "Values"]
 
@@ -269,17 +269,13 @@ class Comparer(_Observer):
 
     def _compare(self, kind: str, part: Part, whole: Tensor, *, is_split: bool) -> Tensor:
         """Add a row; return the reference's values."""
-        piece_of = Piece(
-            row=None,  # type: ignore[arg-type]
-            block=part.block,
-            start=part.start,
-            values=part.values.detach().double().cpu().reshape(-1).clone(),
-        )
-        expected = piece_of.of(whole)
+        found = part.values.detach().double().cpu().reshape(-1).clone()
+        place = part.block, part.start, found.numel()
+        expected = elements(whole, *place)
         # Of weights, what the update has changed is compared.
         before = self._values.weight_before(self.step, part.name) if kind == "weights" else None
-        start = 0.0 if before is None else piece_of.of(before)
-        changed = piece_of.values - start
+        start = 0.0 if before is None else elements(before, *place)
+        changed = found - start
         # A weight is rounded in its own dtype, however little it has changed.
         rounding = torch.finfo(part.values.dtype).eps * float(torch.linalg.vector_norm(expected))
         row = compare_values(

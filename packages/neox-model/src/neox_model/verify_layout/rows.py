@@ -9,7 +9,7 @@ from torch import Tensor
 
 from neox_model.checkpoint.blocks import Block
 
-__all__ = ["KINDS", "LIMITS", "Limit", "Piece", "Place", "Row", "compare_values"]
+__all__ = ["KINDS", "LIMITS", "Limit", "Piece", "Place", "Row", "compare_values", "elements"]
 
 # What is compared, in the order in which a fault shows.
 KINDS = (
@@ -122,8 +122,12 @@ class Piece:
 
     def of(self, whole: Tensor) -> Tensor:
         """Return the same elements of a whole tensor, float64, 1-D."""
-        block = whole[tuple(slice(*bounds) for bounds in self.block)].reshape(-1)
-        return block[self.start : self.start + self.values.numel()].double()
+        return elements(whole, self.block, self.start, self.values.numel())
+
+
+def elements(whole: Tensor, block: Block, start: int, count: int) -> Tensor:
+    """Return some elements of a block of a whole tensor, float64, 1-D; the first is at `start`, row-major."""
+    return whole[tuple(slice(*bounds) for bounds in block)].reshape(-1)[start : start + count].double()
 
 
 def compare_values(found: Tensor, expected: Tensor, *, scale: float, **about: Any) -> Row:
