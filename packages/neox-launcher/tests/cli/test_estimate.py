@@ -258,3 +258,9 @@ def test_a_dry_run_shows_the_same_estimate(write, monkeypatch):
         estimate = run("estimate", path, "--devices", "2", *options).stdout
         assert value_of(estimate, "samples per iteration")[-2].strip() == "64"
         assert estimate.rpartition("\n\n")[0] in dry.stdout
+
+
+def test_the_command_that_verifies_the_layout_has_the_same_settings(write):
+    path = write()
+    last = run("estimate", path, "--devices", "2", "--set", "hidden-dropout=0").stdout.splitlines()[-1]
+    assert last.endswith(f"neox-launch verify-layout {path} --set=hidden-dropout=0")

@@ -181,9 +181,8 @@ def estimate(
     if step:
         click.echo(render_step(result, step_collectives(result.setup, device=device)))
     if result.setup.devices > 1:
-        click.echo(
-            f"\nprove on CPUs what this layout computes: neox-launch verify-layout {shlex.join(files)}"
-        )
+        options = shlex.join([*files, *(f"--set={override}" for override in overrides)])
+        click.echo(f"\nprove on CPUs what this layout computes: neox-launch verify-layout {options}")
     if device_memory is not None and not fits(result, device_memory):
         raise click.exceptions.Exit(1)
 
