@@ -19,7 +19,7 @@ from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from support.documents import DOCUMENTS, blocks_of
+from support.documents import DOCUMENTS, REPORTS, blocks_of
 from support.sources import DISTRIBUTIONS, PACKAGES, ROOT
 
 __all__ = ["anchors_of", "linked_files", "navigation", "problems_of_pages", "public_names", "without_code"]
@@ -201,7 +201,9 @@ def _configuration(folder: Path) -> str:
             {"toc": {"permalink": True, "toc_depth": 3, "slugify": "SLUGIFY"}},
         ],
         "validation": {"nav": {"omitted_files": "warn", "not_found": "warn"}, "links": checks},
-        "not_in_nav": "\n".join(f"/{name}.md" for name in _all_linked_files()),
+        "not_in_nav": "\n".join(
+            [*(f"/{name}.md" for name in _all_linked_files()), *(f"/{_plain(path)}" for path in REPORTS)]
+        ),
         "nav": navigation(),
     }
     # JSON is YAML, but a Python function in it requires a tag.
