@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gpu-gate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--update", action="store_true", help="store the figures and write docs/reports/gpu-gate.md")
+    parser.add_argument("--update", action="store_true", help="store the figures and write the report")
     parser.add_argument("--plant", action="store_true", help="plant faults, each of which must be found")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
