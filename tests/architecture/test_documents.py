@@ -137,6 +137,17 @@ def test_the_refused_configuration_in_the_readme_is_reported_as_shown(tmp_path, 
     assert str(error.value) == shown
 
 
+@pytest.mark.parametrize("package", ["neox-launcher", "neox-model"])
+def test_the_python_in_the_readme_of_a_package_runs(package, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    blocks = blocks_of((ROOT / f"packages/{package}/README.md").read_text())
+    sources = [block.text for block in blocks if block.language == "python"]
+    assert sources
+    names: dict[str, object] = {}
+    for source in sources:
+        exec(compile(source, package, "exec"), names)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_block_is_run_or_marked(path):
     name = str(path.relative_to(ROOT))
