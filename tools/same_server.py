@@ -26,7 +26,7 @@ IMPORTED = {
         "torch._dynamo",
         "deepspeed",
         "transformers",
-        "neox_model.train.run",
+        "neox_model.train.open_run",
         "neox_model.generate.run",
         "neox_model.convert.to_hf",
         "neox_model.convert.from_hf",

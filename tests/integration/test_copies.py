@@ -60,9 +60,9 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
     from neox_config.errors import NeoXError
     from neox_model.parallel.topology import create_groups
     from neox_model.train import run
-    from neox_model.train.hooks.base import Hook
+    from neox_model.train.run import Callback
 
-    class Flip(Hook):
+    class Flip(Callback):
         def __init__(self, engine: Any, what: str) -> None:
             self.engine, self.what = engine, what
 
@@ -135,7 +135,7 @@ RANDOM_FLIPS, CLEAN_STEPS = 200, 20_000
 
 def flip_and_train() -> dict[str, int]:
     """Compare after each of many steps without a fault and after random flips; return the alarms of both."""
-    from neox_model.train.hooks.copies import CopiesDifferError, CopiesHook, _pieces
+    from neox_model.train.callbacks.copies import CopiesDifferError, CopiesCallback, _pieces
     from support.worlds import forget_deepspeeds_world
 
     found = {"steps": 0, "false": 0, "flips": 0, "located": 0}
@@ -146,7 +146,7 @@ def flip_and_train() -> dict[str, int]:
         resolved = resolved_from(layouts.SETTINGS | layouts.WIDE | ADAM | settings, devices=2)
         engine, step, groups, _ = layouts.start(resolved)
         batches = cycle(list(layouts.batches_of(resolved, groups)))
-        hook = CopiesHook(engine, groups, interval=1)
+        hook = CopiesCallback(engine, groups, interval=1)
         for iteration in range(math.ceil(CLEAN_STEPS / len(flat))):
             step(batches)
             found["steps"] += 1

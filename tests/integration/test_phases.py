@@ -7,7 +7,7 @@ import pytest
 
 from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.parallel.topology import create_groups
-from neox_model.train.run import train_in
+from neox_model.train.open_run import train_in
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from

@@ -28,7 +28,7 @@ from neox_model.checkpoint.contents import Manifest
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.train import run
 from neox_model.train.data.batch import Batch
-from neox_model.train.hooks.record import RecordHook
+from neox_model.train.callbacks.record import RecordCallback
 from neox_model.train.step import EngineStep
 from neox_model.verify.run import compare
 from support.checkpoint_edits import edit_manifest, edit_tensors
@@ -70,8 +70,8 @@ def plant(fault: str, named: str, base: str = "fp32") -> Callable[[Plant], Plant
 @contextmanager
 def batches(change: Callable[[Iterator[Batch]], Iterator[Batch]]) -> Iterator[None]:
     """Change the stream of micro-batches that the trainer gets."""
-    watch = RecordHook.watch
-    with patch.object(RecordHook, "watch", lambda hook, stream: watch(hook, change(iter(stream)))):
+    watch = RecordCallback.watch
+    with patch.object(RecordCallback, "watch", lambda hook, stream: watch(hook, change(iter(stream)))):
         yield
 
 

@@ -143,14 +143,14 @@ def test_a_loss_that_is_not_finite_is_a_skipped_update_on_every_engine(started):
 def stop_when_one_rank_is_told() -> list:
     """Train until rank 1 alone has had a signal; runs in every rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.hooks.base import Hook
-    from neox_model.train.hooks.stop import StopHook
+    from neox_model.train.run import Callback
+    from neox_model.train.callbacks.stop import StopCallback
     from neox_model.train.loop import Loop
     from neox_model.train.state import StepReport, TrainState
 
     groups = create_groups(1, 1)
 
-    class Signaller(Hook):
+    class Signaller(Callback):
         def on_step(self, state: TrainState, report: StepReport) -> None:
             if state.iteration == 3 and groups.world.rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -159,7 +159,7 @@ def stop_when_one_rank_is_told() -> list:
         return StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=1)
 
     state = TrainState(last_iteration=1000, samples_per_iteration=8)
-    Loop(state, step, iter(()), [Signaller(), StopHook(groups.control, exit_interval=None)]).run()
+    Loop(state, step, iter(()), [Signaller(), StopCallback(groups.control, exit_interval=None)]).run()
     return [state.iteration, state.stop_reason]
 
 

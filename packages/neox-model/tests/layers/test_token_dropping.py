@@ -16,7 +16,7 @@ from neox_model.layers.token_dropping import choose_tokens
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.random import seed_streams
 from neox_model.parallel.topology import create_groups
-from neox_model.train.hooks.upkeep import DropTokensHook
+from neox_model.train.callbacks.upkeep import DropTokens
 from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
 from support.settings import resolved_from, specs_from
@@ -154,7 +154,7 @@ def test_tensor_parallel_ranks_see_the_same_tokens_and_their_streams_stay_togeth
 
 def test_the_hook_sets_the_number_for_the_coming_iteration_also_after_a_restart():
     model = model_of(kept=None)
-    hook = DropTokensHook(model, KeptTokens(first=4, last=12, iterations=4, step=1).at)
+    hook = DropTokens(model, KeptTokens(first=4, last=12, iterations=4, step=1).at)
     state = TrainState(last_iteration=9, samples_per_iteration=8)
     report = StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=1)
     hook.on_start(state)
@@ -165,7 +165,7 @@ def test_the_hook_sets_the_number_for_the_coming_iteration_also_after_a_restart(
         seen.append([layer.kept_tokens for layer in token_dropping_layers(model)])
     assert seen == [[4, 4], [6, 6], [8, 8], [10, 10], [12, 12], [12, 12]]
     restarted = model_of(kept=None)
-    DropTokensHook(restarted, KeptTokens(first=4, last=12, iterations=4, step=1).at).on_start(
+    DropTokens(restarted, KeptTokens(first=4, last=12, iterations=4, step=1).at).on_start(
         TrainState(last_iteration=9, samples_per_iteration=8, iteration=2)
     )
     assert [layer.kept_tokens for layer in token_dropping_layers(restarted)] == [8, 8]

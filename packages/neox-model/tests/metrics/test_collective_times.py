@@ -12,7 +12,7 @@ import torch.distributed as dist
 from neox_model.metrics.collective_times import CollectiveTimes, Total
 from neox_model.parallel.groups import Group
 from neox_model.torch_compat import watched_collectives
-from neox_model.train.profilers import CollectivesHook
+from neox_model.train.callbacks.profilers import CollectivesCallback
 from neox_model.train.state import TrainState
 from support import layouts
 from support.distributed import run_ranks
@@ -227,7 +227,7 @@ def test_the_table_is_logged_once_at_the_end_or_after_an_error(times, caplog):
     state = TrainState(last_iteration=1, samples_per_iteration=1)
     for ends, text in ((True, "of rank 0 in all:"), (False, "of rank 0 until the error:")):
         caplog.clear()
-        hook = CollectivesHook(times, interval=None, rank=0)
+        hook = CollectivesCallback(times, interval=None, rank=0)
         hook.on_start(state)
         if ends:
             hook.on_end(state)

@@ -6,8 +6,8 @@ import torch
 
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import SINGLE_RANK
-from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.stop import AutoresumeHook, find_service
+from neox_model.train.run import Callback
+from neox_model.train.callbacks.stop import AutoresumeCallback, find_service
 from neox_model.train.loop import Loop
 from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
@@ -30,7 +30,7 @@ class Service:
         self.calls.append("resume")
 
 
-class Saving(Hook):
+class Saving(Callback):
     def __init__(self, calls):
         self.calls = calls
 
@@ -42,7 +42,7 @@ class Saving(Hook):
 def run(service, control=SINGLE_RANK, *, last=100):
     state = TrainState(last_iteration=last, samples_per_iteration=4)
     report = StepReport(loss=torch.tensor(1.0), grad_norm=None, skipped=False, tokens=8)
-    hook = AutoresumeHook(service, control, interval=10)
+    hook = AutoresumeCallback(service, control, interval=10)
     Loop(state, lambda batches: report, iter(()), [hook, Saving(service.calls)]).run()
     return state
 

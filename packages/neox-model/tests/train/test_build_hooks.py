@@ -1,4 +1,4 @@
-from neox_model.train.build_hooks import describe_size
+from neox_model.train.about import describe_size
 
 
 def test_parameters_that_are_not_trained_are_told_apart():

@@ -11,7 +11,7 @@ from neox_config.schema.sections.engine import Eigenvalue
 from neox_model.assembly.model import build_model
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.train.data.batch import Batch, as_batch, weighted_by_micro_batch
-from neox_model.train.eigenvalues import Eigenvalues, MeasuringStep, largest_eigenvalue
+from neox_model.train.eigenvalues import Eigenvalues, EigenvaluesCallback, largest_eigenvalue
 from neox_model.train.state import TrainState
 from support.distributed import run_ranks
 from support.settings import resolved_from, specs_from
@@ -146,7 +146,7 @@ def test_eigenvalues_are_measured_every_few_iterations_and_batches_are_trained_o
     state = TrainState(last_iteration=9, samples_per_iteration=1)
     monkeypatch.setattr(found, "measure", lambda batches: measured.append(len(batches)))
     step = Remembering()
-    wrapped = MeasuringStep(
+    wrapped = EigenvaluesCallback(
         step,
         found,
         state=state,

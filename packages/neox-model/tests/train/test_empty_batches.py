@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from neox_model.train.data.batch import Batch
-from neox_model.train.wrapped_steps import EmptyMicroBatches
+from neox_model.train.callbacks.steps import EmptyMicroBatches
 from support.distributed import run_ranks
 
 
@@ -32,7 +32,7 @@ def train(targets: list[list[int]], interval: int, stages: int) -> tuple[int, li
     heard: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("neox_model.train.wrapped_steps").addHandler(handler)
+    logging.getLogger("neox_model.train.callbacks.steps").addHandler(handler)
     mine = targets[groups.data.rank]
     dues = cycle([False] * (interval - 1) + [True])
     step = EmptyMicroBatches(Step(), groups, is_due=lambda: next(dues))  # type: ignore[arg-type]

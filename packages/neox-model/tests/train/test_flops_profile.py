@@ -14,7 +14,7 @@ from neox_config.estimate import count_parameters, flops_per_token
 from neox_config.schema.sections.engine import FlopsProfiler
 from neox_config.spec.model import ModelSpec
 from neox_model.parallel.groups import SINGLE_PROCESS
-from neox_model.train.flops_profile import ProfiledStep
+from neox_model.train.callbacks.flops_profile import FlopsCallback
 from neox_model.train.state import StepReport, TrainState
 from support import layouts
 from support.distributed import run_ranks
@@ -58,7 +58,7 @@ def profile(folder: str) -> dict[str, dict[str, Any]]:
         block = {"enabled": True, "profile_step": PROFILED, "output_file": str(path)}
         resolved = resolved_from(COMMON | settings | {"flops_profiler": block}, devices=dist.get_world_size())
         started = layouts.start(resolved)
-        step = flops_profile.ProfiledStep(
+        step = flops_profile.FlopsCallback(
             started.step,
             resolved.config.engine.flops_profiler,
             engine=started.engine,
@@ -177,7 +177,7 @@ class OneProduct:
 def logged(caplog, *, start: int, output_file: Path | None = None) -> str:
     """Return what is logged about five iterations after `start`."""
     state = TrainState(iteration=start, last_iteration=9, samples_per_iteration=1)
-    step = ProfiledStep(
+    step = FlopsCallback(
         (computed := OneProduct()),
         FlopsProfiler(enabled=True, profile_step=3, output_file=output_file and str(output_file)),
         engine=computed,

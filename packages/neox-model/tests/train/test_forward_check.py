@@ -12,7 +12,7 @@ import pytest
 from neox_data.indexed import IndexedDatasetWriter
 from neox_data.tokenizers.char_level import CharLevelTokenizer
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.train.forward_check import ForwardCheck
+from neox_model.train.callbacks.forward_check import ForwardCheck
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
 
@@ -110,7 +110,7 @@ def train(
     from support.worlds import world_of
 
     load, ended, heard = loading.load_checkpoint, {}, []
-    forward_logger = logging.getLogger("neox_model.train.forward_check")
+    forward_logger = logging.getLogger("neox_model.train.callbacks.forward_check")
     forward_logger.setLevel(logging.INFO)
     forward_logger.addFilter(lambda record: heard.append(record.getMessage()) or True)
 

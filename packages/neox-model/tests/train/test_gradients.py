@@ -13,7 +13,7 @@ import torch
 from neox_model.optim.gradient_norm import share_of_zeros
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import logical_parameter
-from neox_model.train.hooks.tensors import estimate
+from neox_model.train.callbacks.tensors import estimate
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
@@ -53,7 +53,7 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
 def train(folder: str, data_path: str, runs: dict[str, dict[str, Any]]) -> None:
     """Train with each settings, one after another in the same processes; runs in every rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
 
     for name, changes in runs.items():
         settings = SETTINGS | {"data_path": data_path, "log_dir": str(Path(folder, name))} | changes

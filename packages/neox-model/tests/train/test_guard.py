@@ -5,7 +5,7 @@ import torch
 
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.train.hooks.guard import NonfiniteGuard
+from neox_model.train.callbacks.guard import NonfiniteGuard
 from neox_model.train.state import StepReport, TrainState
 
 NAN, INF = math.nan, math.inf

@@ -26,13 +26,13 @@ from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.train import evaluate
 from neox_model.train.data.position import Position
 from neox_model.train.evaluate import Evaluation, Evaluator
-from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.evaluate import EvaluateHook, ReserveHook
-from neox_model.train.hooks.log import LogHook
-from neox_model.train.hooks.stop import StopHook
-from neox_model.train.hooks.upkeep import GarbageCollectionHook
+from neox_model.train.run import Callback
+from neox_model.train.callbacks.evaluate import EvaluateCallback, ReserveCallback
+from neox_model.train.callbacks.log import LogCallback
+from neox_model.train.callbacks.stop import StopCallback
+from neox_model.train.callbacks.upkeep import GarbageCollection
 from neox_model.train.loop import Loop
-from neox_model.train.saving import Background, CheckpointHook, SaveClock, UploadHook
+from neox_model.train.saving import Background, CheckpointCallback, SaveClock, UploadCallback
 from neox_model.train.state import StepReport, TrainState
 
 # Of an iteration: two micro-batches of two.
@@ -57,7 +57,7 @@ class CountingStep:
         return torch.tensor(found).mean()
 
 
-class Recorder(Hook):
+class Recorder(Callback):
     def __init__(self):
         self.calls = []
 
@@ -118,37 +118,37 @@ def test_state_records_the_batch_sizes_of_all_iterations():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_the_training_after_the_next_iteration(number):
-    class Signaller(Hook):
+    class Signaller(Callback):
         def on_step(self, state, report):
             if state.iteration == 2:
                 os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
-    state = run(Signaller(), StopHook(SINGLE_RANK, exit_interval=None), last=50)
+    state = run(Signaller(), StopCallback(SINGLE_RANK, exit_interval=None), last=50)
     name = "Ctrl-C" if number == signal.SIGINT else number.name
     assert (state.iteration, state.stop_reason) == (3, f"{name} received")
     assert signal.getsignal(number) is before
 
 
 def test_a_second_signal_meets_the_previous_handler():
-    class TwoSignals(Hook):
+    class TwoSignals(Callback):
         def on_step(self, state, report):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
-    stop = StopHook(SINGLE_RANK, exit_interval=None)
+    stop = StopCallback(SINGLE_RANK, exit_interval=None)
     with pytest.raises(KeyboardInterrupt):
         run(TwoSignals(), stop)
 
 
 def test_repeated_stop_request_is_one_request():
-    class Scheduler(Hook):
+    class Scheduler(Callback):
         def on_step(self, state, report):
             if state.iteration == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    state = run(Scheduler(), StopHook(SINGLE_RANK, exit_interval=None), last=50)
+    state = run(Scheduler(), StopCallback(SINGLE_RANK, exit_interval=None), last=50)
     assert (state.iteration, state.stop_reason) == (3, "SIGTERM received")
 
 
@@ -164,13 +164,13 @@ def _warning_blocked():
 
 @pytest.mark.usefixtures("_warning_blocked")
 def test_a_repeated_sigusr1_is_one_request_and_a_sigterm_after_it_ends_nothing_at_once(caplog):
-    class Scheduler(Hook):
+    class Scheduler(Callback):
         def on_step(self, state, report):
             for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
                 os.kill(os.getpid(), number)
 
     caplog.set_level(logging.INFO)
-    state = run(Scheduler(), StopHook(SINGLE_RANK, exit_interval=None, save="kept"), last=50)
+    state = run(Scheduler(), StopCallback(SINGLE_RANK, exit_interval=None, save="kept"), last=50)
     assert (state.iteration, state.stop_reason) == (2, "SIGUSR1 received")
     assert caplog.messages == ["stopping after iteration 2: SIGUSR1 received; saving a checkpoint in kept"]
 
@@ -180,7 +180,7 @@ def test_a_sigusr1_sent_while_loading_ends_the_training_before_its_first_iterati
     caplog.set_level(logging.INFO)
     # To this thread: any other that does not block it would end the process.
     signal.raise_signal(signal.SIGUSR1)
-    state = run(StopHook(SINGLE_RANK, exit_interval=None), last=50, iteration=7)
+    state = run(StopCallback(SINGLE_RANK, exit_interval=None), last=50, iteration=7)
     assert (state.iteration, state.stop_reason) == (7, "SIGUSR1 received")
     [line] = caplog.messages
     assert line == "stopping before iteration 8: SIGUSR1 received; nothing new to save"
@@ -188,7 +188,7 @@ def test_a_sigusr1_sent_while_loading_ends_the_training_before_its_first_iterati
 
 @pytest.mark.usefixtures("_warning_blocked")
 def test_a_sigusr1_after_the_training_stays_pending():
-    run(StopHook(SINGLE_RANK, exit_interval=None), last=2)
+    run(StopCallback(SINGLE_RANK, exit_interval=None), last=2)
     signal.raise_signal(signal.SIGUSR1)
     assert signal.SIGUSR1 in signal.sigpending()
 
@@ -210,8 +210,8 @@ def test_a_signal_during_the_last_upload_does_not_end_it(is_stopped):
 
     before = signal.getsignal(signal.SIGTERM)
     uploads = Uploading()
-    hook = UploadHook(uploads, resumed=None, while_waiting=nullcontext)
-    run(StopHook(SINGLE_RANK, exit_interval=None), hook, last=50 if is_stopped else 3)
+    hook = UploadCallback(uploads, resumed=None, while_waiting=nullcontext)
+    run(StopCallback(SINGLE_RANK, exit_interval=None), hook, last=50 if is_stopped else 3)
     assert uploads.ended
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -220,25 +220,25 @@ def test_stop_names_the_signal_that_the_launcher_received(tmp_path, monkeypatch,
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
     (tmp_path / "stop-signal").write_text(str(int(signal.SIGHUP)))
 
-    class Launcher(Hook):
+    class Launcher(Callback):
         def on_step(self, state, report):
             os.kill(os.getpid(), signal.SIGTERM)
 
     caplog.set_level(logging.INFO)
-    state = run(Launcher(), StopHook(SINGLE_RANK, exit_interval=None), last=50)
+    state = run(Launcher(), StopCallback(SINGLE_RANK, exit_interval=None), last=50)
     assert state.stop_reason == "SIGHUP received"
     assert caplog.messages[0].endswith("SIGHUP received; no checkpoint is saved, because `save` is not set")
 
 
 def test_exit_interval_counts_iterations_of_the_whole_training():
-    state = run(StopHook(SINGLE_RANK, exit_interval=5), last=50, iteration=7)
+    state = run(StopCallback(SINGLE_RANK, exit_interval=5), last=50, iteration=7)
     assert state.iteration == 10
 
 
 def test_a_training_that_is_complete_is_not_stopped():
-    state = run(StopHook(SINGLE_RANK, exit_interval=5), last=10)
+    state = run(StopCallback(SINGLE_RANK, exit_interval=5), last=10)
     assert (state.iteration, state.stop_reason) == (5, "exit_interval is 5")
-    state = run(StopHook(SINGLE_RANK, exit_interval=5), last=10, iteration=5)
+    state = run(StopCallback(SINGLE_RANK, exit_interval=5), last=10, iteration=5)
     assert (state.iteration, state.stop_reason) == (10, None)
 
 
@@ -246,7 +246,7 @@ def test_a_training_that_is_complete_is_not_stopped():
 
 
 def run_saving(save, *, last=7, interval=3, hooks=()):
-    hook = CheckpointHook(save, interval=interval, timers=Timers(), before_save=lambda: None)
+    hook = CheckpointCallback(save, interval=interval, timers=Timers(), before_save=lambda: None)
     return run(*hooks, hook, last=last)
 
 
@@ -262,7 +262,7 @@ def test_saves_at_the_interval_and_at_the_end():
 )
 def test_saves_at_powers_rounded_down_as_gpt_neox_does(growth, saved):
     found = []
-    hook = CheckpointHook(
+    hook = CheckpointCallback(
         lambda state: found.append(state.iteration),
         interval=None,
         growth=growth,
@@ -281,7 +281,7 @@ def test_the_last_iteration_is_saved_once():
 
 def test_a_stopped_training_saves_where_it_stopped():
     saved = []
-    run_saving(lambda state: saved.append(state.iteration), hooks=[StopHook(SINGLE_RANK, exit_interval=4)])
+    run_saving(lambda state: saved.append(state.iteration), hooks=[StopCallback(SINGLE_RANK, exit_interval=4)])
     assert saved == [3, 4]
 
 
@@ -298,7 +298,7 @@ def save_extra(*, extra=(), clock=None, last=9, iteration=0, watched=None, faili
         watched.append(iteration)
         return nullcontext()
 
-    hook = CheckpointHook(
+    hook = CheckpointCallback(
         save,
         interval=4,
         extra=extra,
@@ -423,7 +423,7 @@ class Slow:
 
 
 def save_in_background(slow, *, interval, last, extra=(), before_save=lambda: None):
-    hook = CheckpointHook(
+    hook = CheckpointCallback(
         lambda state: slow.calls.append(f"save {state.iteration}"),
         interval=interval,
         extra=extra,
@@ -504,9 +504,9 @@ def make_evaluate_hook(log, write=lambda metrics, iteration: None, interval=2, *
     evaluator = Evaluator(
         CountingStep().evaluate, streams, iterations=3, accumulation=2, samples_per_iteration=SAMPLES
     )
-    options = {"stop": StopHook(SINGLE_RANK, exit_interval=None)} | options
-    hook = EvaluateHook(evaluator, write=write, **options)
-    return evaluator, ReserveHook(evaluator.samples, interval=interval), hook
+    options = {"stop": StopCallback(SINGLE_RANK, exit_interval=None)} | options
+    hook = EvaluateCallback(evaluator, write=write, **options)
+    return evaluator, ReserveCallback(evaluator.samples, interval=interval), hook
 
 
 def test_each_evaluation_reads_on_where_the_one_before_ended():
@@ -519,7 +519,7 @@ def test_each_evaluation_reads_on_where_the_one_before_ended():
 def test_a_resumed_training_evaluates_on_the_same_data_as_an_uninterrupted_one(half):
     uninterrupted, first_half, second_half = [], [], []
     run(*make_evaluate_hook(uninterrupted)[1:], last=5)
-    stopped = run(StopHook(SINGLE_RANK, exit_interval=half), *make_evaluate_hook(first_half)[1:], last=5)
+    stopped = run(StopCallback(SINGLE_RANK, exit_interval=half), *make_evaluate_hook(first_half)[1:], last=5)
     evaluated = stopped.validation_samples
     run(*make_evaluate_hook(second_half)[1:], last=5, iteration=half, evaluated=evaluated)
     assert first_half + second_half == uninterrupted
@@ -527,7 +527,7 @@ def test_a_resumed_training_evaluates_on_the_same_data_as_an_uninterrupted_one(h
 
 def test_a_resumed_training_evaluates_what_follows_at_another_interval():
     log = []
-    stopped = run(StopHook(SINGLE_RANK, exit_interval=4), *make_evaluate_hook(log)[1:], last=9)
+    stopped = run(StopCallback(SINGLE_RANK, exit_interval=4), *make_evaluate_hook(log)[1:], last=9)
     assert log == [*range(6), "closed", *range(6, 12), "closed"]
     log.clear()
     evaluated = stopped.validation_samples
@@ -559,13 +559,13 @@ def signal_in_batch(number):
 def test_a_stop_in_an_evaluation_ends_it_saves_once_and_a_resumed_training_begins_with_it(is_saved_before):
     uninterrupted, log, resumed, saved = [], signal_in_batch(7), [], []
     run(*make_evaluate_hook(uninterrupted)[1:], last=7)
-    checkpoint = CheckpointHook(
+    checkpoint = CheckpointCallback(
         lambda state: saved.append(state.state_dict()),
         interval=4 if is_saved_before else 100,
         timers=Timers(),
         before_save=lambda: None,
     )
-    stop = StopHook(SINGLE_RANK, exit_interval=None)
+    stop = StopCallback(SINGLE_RANK, exit_interval=None)
     _, reserve, evaluate = make_evaluate_hook(log, stop=stop, save_last=checkpoint.save_last)
     state = run(stop, reserve, checkpoint, evaluate, last=7)
     # It arrives with 7, is sent behind it, and received behind 8.
@@ -580,13 +580,13 @@ def test_a_stop_in_an_evaluation_ends_it_saves_once_and_a_resumed_training_begin
 
 def test_an_evaluation_that_is_complete_when_the_training_stops_is_not_repeated():
     saved = []
-    checkpoint = CheckpointHook(
+    checkpoint = CheckpointCallback(
         lambda state: saved.append((state.iteration, state.due_validation)),
         interval=None,
         timers=Timers(),
         before_save=lambda: None,
     )
-    stop = StopHook(SINGLE_RANK, exit_interval=4)
+    stop = StopCallback(SINGLE_RANK, exit_interval=4)
     _, reserve, evaluate = make_evaluate_hook([], stop=stop, save_last=checkpoint.save_last)
     run(stop, reserve, checkpoint, evaluate, last=7)
     # Before the evaluation, which may take long or fail, and again behind it.
@@ -611,7 +611,7 @@ def test_without_evaluations_the_samples_of_one_that_is_due_stay_reserved():
 def test_a_stop_in_the_evaluation_at_the_end_ends_it_and_restores_the_handlers_afterwards():
     before = signal.getsignal(signal.SIGTERM)
     log = signal_in_batch(1)
-    stop = StopHook(SINGLE_RANK, exit_interval=None)
+    stop = StopCallback(SINGLE_RANK, exit_interval=None)
     state = run(stop, *make_evaluate_hook(log, stop=stop, interval=None)[1:], last=3)
     assert (log, state.stop_reason) == ([0, 1, 2, "closed"], "SIGTERM received")
     assert signal.getsignal(signal.SIGTERM) is before
@@ -666,7 +666,7 @@ def test_the_start_of_an_evaluation_is_logged_before_its_only_batch(caplog):
 
 def test_a_stopped_training_is_not_evaluated_at_its_end():
     evaluator, *hooks = make_evaluate_hook([], interval=None)
-    run(StopHook(SINGLE_RANK, exit_interval=2), *hooks, last=5)
+    run(StopCallback(SINGLE_RANK, exit_interval=2), *hooks, last=5)
     assert evaluator.results == {}
 
 
@@ -693,14 +693,14 @@ def make_log_hook(writers, *, interval=2, phases=None, clock=time.monotonic):
     schedule = LearningRateSchedule(optimizer, curve)
     throughput = Throughput(flops_per_token=1.0, causal_flops_per_token=1.0, num_devices=1)
 
-    class Engine(Hook):
+    class Engine(Callback):
         """Steps the schedule as the engine does: before any other hook, when the update was applied."""
 
         def on_step(self, state, report):
             if not report.skipped:
                 schedule.step()
 
-    log = LogHook(
+    log = LogCallback(
         writers,
         schedule=schedule,
         throughput=throughput,
@@ -724,7 +724,7 @@ def test_every_iteration_is_written_with_the_rate_its_update_used():
 def test_speed_is_written_once_per_interval_and_interval_ends_are_read_one_iteration_late():
     memory, written = Memory(), []
 
-    class Watcher(Hook):
+    class Watcher(Callback):
         def on_step(self, state, report):
             written.append(len(memory.lines))
 
@@ -736,7 +736,7 @@ def test_speed_is_written_once_per_interval_and_interval_ends_are_read_one_itera
 def test_the_time_left_counts_evaluations_and_leaves_pauses_out():
     memory, now = Memory(), [0.0]
 
-    class Clock(Hook):
+    class Clock(Callback):
         """An iteration takes 1 s, and the evaluation after each second one 6 s."""
 
         def on_step(self, state, report):
@@ -781,7 +781,7 @@ def test_a_long_interval_is_not_silent(caplog):
     now = [0.0]
     engine, log = make_log_hook([Memory()], interval=12, clock=lambda: now[0])
 
-    class Watch(Hook):
+    class Watch(Callback):
         def on_step(self, state, report):
             now[0] = float(next(clock))
 
@@ -817,7 +817,7 @@ def test_pending_metrics_are_written_before_a_checkpoint():
     memory = Memory()
     engine, log = make_log_hook([memory], interval=100)
     seen = []
-    save = CheckpointHook(
+    save = CheckpointCallback(
         lambda state: seen.append(len(memory.lines)),
         interval=2,
         timers=Timers(),
@@ -837,11 +837,11 @@ def test_without_writers_nothing_is_kept():
 def test_garbage_is_collected_by_iteration_and_the_automatic_collector_comes_back():
     collected = []
 
-    class Watcher(Hook):
+    class Watcher(Callback):
         def on_step(self, state, report):
             collected.append(gc.isenabled())
 
-    run(GarbageCollectionHook(interval=2), Watcher(), last=3)
+    run(GarbageCollection(interval=2), Watcher(), last=3)
     assert collected == [False] * 3
     assert gc.isenabled()
 
@@ -851,7 +851,7 @@ def test_a_program_without_automatic_collection_stays_without():
     gc.disable()
     try:
         state = TrainState(last_iteration=4, samples_per_iteration=SAMPLES)
-        loop = Loop(state, CountingStep(), iter(range(100)), [GarbageCollectionHook()])
+        loop = Loop(state, CountingStep(), iter(range(100)), [GarbageCollection()])
         for iterations in (2, None):
             loop.run(iterations)
             assert not gc.isenabled()
@@ -870,5 +870,5 @@ def test_the_record_of_a_resumed_training_is_that_of_an_uninterrupted_one(tmp_pa
         return [record["loss/train"] for record in read_metrics(folder / "metrics.jsonl")]
 
     whole = train_part(tmp_path / "whole", 0)
-    train_part(tmp_path / "parts", 0, StopHook(SINGLE_RANK, exit_interval=3))
+    train_part(tmp_path / "parts", 0, StopCallback(SINGLE_RANK, exit_interval=3))
     assert train_part(tmp_path / "parts", 3) == whole

@@ -12,7 +12,7 @@ import torch
 
 from neox_model.train import profilers
 from neox_model.train.loop import Loop
-from neox_model.train.profilers import MemoryHook
+from neox_model.train.callbacks.profilers import MemoryCallback
 from neox_model.train.state import StepReport, TrainState
 
 
@@ -46,7 +46,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def run(recorder: Recorder, folder: Path, *, first: int = 0, last: int = 2, end: int = 4) -> TrainState:
     state = TrainState(last_iteration=end, samples_per_iteration=1, iteration=first)
-    hook = MemoryHook(last, folder, rank=3)
+    hook = MemoryCallback(last, folder, rank=3)
     hook.start()
     Loop(state, recorder.step, iter(()), [hook]).run()  # type: ignore[arg-type]
     return state
@@ -98,7 +98,7 @@ def test_a_snapshot_that_cannot_be_written_does_not_end_the_training(recorder, t
 
 @pytest.mark.gpu
 def test_pytorch_writes_a_snapshot_with_the_allocations(tmp_path):
-    hook = MemoryHook(1, tmp_path, rank=0)
+    hook = MemoryCallback(1, tmp_path, rank=0)
     state = TrainState(last_iteration=2, samples_per_iteration=1)
     hook.start()
     hook.on_start(state)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neox_model.train.hooks.tensors import AveragedNoiseScale, GradientNoise, NoiseScale, estimate
+from neox_model.train.callbacks.tensors import AveragedNoiseScale, GradientNoise, NoiseScale, estimate
 
 
 def test_the_estimates_are_unbiased():

@@ -40,7 +40,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def train(folder: str, data_path: str, names: list[str]) -> None:
     """Train each layout, one after another in the same processes; runs in every rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
 
     for name in names:
         settings = SETTINGS | LAYOUTS.get(name, {}) | {"data_path": data_path}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from neox_model.train.loop import Loop
-from neox_model.train.profilers import ProfileHook
+from neox_model.train.callbacks.profilers import ProfileCallback
 from neox_model.train.state import StepReport, TrainState
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ class Step:
 def traced(folder: Path, iterations: range, *, first: int = 0, last: int = 6, **given: Any) -> list[str]:
     """Names of the files after a training from iteration `first` + 1 to `last`."""
     state = TrainState(last_iteration=last, samples_per_iteration=1, iteration=first)
-    hook = ProfileHook(iterations, [folder], rank=0, device=CPU, **given)
+    hook = ProfileCallback(iterations, [folder], rank=0, device=CPU, **given)
     Loop(state, Step(), iter(()), [hook]).run()
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
@@ -94,7 +94,7 @@ def test_allocations_are_traced_on_request(tmp_path):
 def test_a_trace_that_cannot_be_written_does_not_end_the_training(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     state = TrainState(last_iteration=4, samples_per_iteration=1)
-    hook = ProfileHook(range(2, 3), [tmp_path / "file" / "profile"], rank=0, device=CPU)
+    hook = ProfileCallback(range(2, 3), [tmp_path / "file" / "profile"], rank=0, device=CPU)
     Loop(state, Step(), iter(()), [hook]).run()
     assert state.iteration == 4
     assert "the trace of rank 0 was not written, training continues" in caplog.text
@@ -102,7 +102,7 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_training(tmp_path, capl
 
 def test_an_error_leaves_no_profiler_running(tmp_path):
     state = TrainState(last_iteration=4, samples_per_iteration=1)
-    hook = ProfileHook(range(1, 3), [tmp_path], rank=0, device=CPU)
+    hook = ProfileCallback(range(1, 3), [tmp_path], rank=0, device=CPU)
     hook.on_start(state)
     hook.close()
     assert not torch.autograd._profiler_enabled()
@@ -132,7 +132,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_the_other_one_receives_the
     (tmp_path / "file").write_text("")
     state = TrainState(last_iteration=4, samples_per_iteration=1)
     folders = [tmp_path / "profile", tmp_path / "file" / "memory"]
-    Loop(state, Step(), iter(()), [ProfileHook(range(2, 3), folders, rank=0, device=CPU)]).run()
+    Loop(state, Step(), iter(()), [ProfileCallback(range(2, 3), folders, rank=0, device=CPU)]).run()
     assert len(list(folders[0].iterdir())) == 1
     assert f"the trace {folders[1]}/rank-00000" in caplog.text
 

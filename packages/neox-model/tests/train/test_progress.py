@@ -12,19 +12,19 @@ from neox_launcher.worker.reporting import ALL_DONE, Progress
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
 from neox_model.parallel.flight_recorder import newest_per_group
-from neox_model.train.hooks.progress import (
-    ProgressHook,
+from neox_model.train.callbacks.progress import (
+    ProgressCallback,
     reported_progress,
     while_saving,
 )
-from neox_model.train.saving import CheckpointHook
+from neox_model.train.saving import CheckpointCallback
 from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
 
 
 def test_progress_is_the_iteration_and_ends_with_the_training(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
-    hook = ProgressHook(Progress(3), schedule=Curve(), throughput=None)
+    hook = ProgressCallback(Progress(3), schedule=Curve(), throughput=None)
     state = TrainState(last_iteration=9, samples_per_iteration=8)
     state.iteration = 7
     hook.on_step(state, None)
@@ -50,7 +50,7 @@ def reports(tmp_path, monkeypatch):
     progress, schedule, clock = Progress(0), Curve(), SimpleNamespace(now=0.0)
     state = TrainState(last_iteration=9, samples_per_iteration=8)
     state.iteration = 2
-    hook = ProgressHook(
+    hook = ProgressCallback(
         progress,
         schedule=schedule,
         throughput=Throughput(flops_per_token=1e9, causal_flops_per_token=9e8, num_devices=2),
@@ -131,7 +131,7 @@ def arrivals(monkeypatch):
         found.append(Arrival())
         return dict(numbers), found[-1]
 
-    monkeypatch.setattr("neox_model.train.hooks.progress._start_copy", start_copy)
+    monkeypatch.setattr("neox_model.train.callbacks.progress._start_copy", start_copy)
     return found
 
 
@@ -196,7 +196,7 @@ def test_progress_is_reported_during_a_save(tmp_path, monkeypatch):
             time.sleep(0.001)
         assert int(told.read_text()) == state.iteration
 
-    hook = CheckpointHook(
+    hook = CheckpointCallback(
         save, interval=2, timers=Timers(), before_save=lambda: None, while_saving=progress.repeated
     )
     state = TrainState(last_iteration=9, samples_per_iteration=8)
@@ -207,7 +207,7 @@ def test_progress_is_reported_during_a_save(tmp_path, monkeypatch):
 
 def test_nothing_is_reported_without_an_agent(monkeypatch):
     monkeypatch.delenv("NEOX_RUN_DIR", raising=False)
-    hook = ProgressHook(Progress(0), schedule=Curve(), throughput=None)
+    hook = ProgressCallback(Progress(0), schedule=Curve(), throughput=None)
     hook.on_end(TrainState(last_iteration=1, samples_per_iteration=8))
 
 

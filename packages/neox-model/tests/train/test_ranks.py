@@ -1,6 +1,6 @@
 import pytest
 
-from neox_model.train.hooks.stragglers import RankReport, slowest
+from neox_model.train.callbacks.stragglers import RankReport, slowest
 
 
 def reports(seconds, *, stages=1, tensor=1):

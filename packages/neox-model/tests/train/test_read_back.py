@@ -1,6 +1,6 @@
 import torch
 
-from neox_model.train.state import read_back
+from neox_model.metrics.bus import read_back
 
 
 def test_numbers_of_several_devices_and_types_are_read_in_their_order(monkeypatch):

@@ -14,8 +14,8 @@ from neox_model.metrics.events import Events
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train import loading
 from neox_model.train.data.position import merged
-from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.guard import (
+from neox_model.train.run import Callback
+from neox_model.train.callbacks.guard import (
     NonfiniteGuard,
     RepeatedSpikesError,
     RollbackError,
@@ -25,7 +25,7 @@ from neox_model.train.loading import read_left_out, write_left_out
 from neox_model.train.loop import Loop
 from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.state import StepReport, TrainState
-from neox_model.train.wrapped_steps import LeftOutBatches, SpikeDetection
+from neox_model.train.callbacks.steps import LeftOutBatches, SpikeDetection
 from support.read_backs import ReadBacks
 from support.settings import SMALL_TRAINING, resolved_from
 
@@ -101,7 +101,7 @@ class Recorded:
         self.events.append((kind, iteration, dict(content)))
 
 
-class Saving(Hook):
+class Saving(Callback):
     """Saves during an attempt, after all losses so far are judged."""
 
     def __init__(self, run, handler, guard, iterations):

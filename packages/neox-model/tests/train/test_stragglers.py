@@ -2,8 +2,8 @@ import logging
 
 from neox_model.metrics.events import Events
 from neox_model.parallel.groups import SINGLE_PROCESS
-from neox_model.train.hooks import stragglers
-from neox_model.train.hooks.stragglers import RankReport, StragglersHook
+from neox_model.train.callbacks import stragglers
+from neox_model.train.callbacks.stragglers import RankReport, StragglersCallback
 from neox_model.train.state import TrainState
 
 
@@ -56,7 +56,7 @@ def run(monkeypatch, times, *, memory=(10.0,), interval=1):
         ]
 
     monkeypatch.setattr(stragglers, "collect", of_two_ranks)
-    hook = StragglersHook(
+    hook = StragglersCallback(
         SINGLE_PROCESS,
         time=measured,
         peak=lambda: 0.0,

@@ -3,20 +3,20 @@
 import gc
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
-from neox_model.assembly.token_dropping import token_dropping_layers
-from neox_model.train.hooks.base import Hook
-from neox_model.train.state import StepReport, TrainState
+from neox_model.assembly.token_dropping import kept_tokens, token_dropping_layers
+from neox_model.train.run import Callback, Run
+from neox_model.train.state import StepReport
 
-__all__ = ["DropTokensHook", "GarbageCollectionHook", "LocalStepsHook"]
+__all__ = ["DropTokens", "GarbageCollection", "LocalSteps"]
 
 logger = logging.getLogger(__name__)
 
 
-class GarbageCollectionHook(Hook):
+class GarbageCollection(Callback):
     """Replaces Python's automatic garbage collection, so that all ranks collect in the same iteration.
 
     Automatic collection runs at a different time on each rank, and all other ranks wait for it. Objects that
@@ -30,30 +30,35 @@ class GarbageCollectionHook(Hook):
         self._interval = interval
         self._was_enabled = True
 
-    def on_start(self, state: TrainState) -> None:
+    @classmethod
+    def from_run(cls, run: Run) -> Self:
+        """Build it."""
+        return cls()
+
+    def on_start(self, run: Run) -> None:
         """Disable automatic collection."""
         gc.collect()
         gc.freeze()
-        self.on_resume(state)
+        self.on_resume(run)
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Collect every `interval` iterations."""
-        if state.iteration % self._interval == 0:
+        if run.state.iteration % self._interval == 0:
             gc.collect()
 
-    def on_pause(self, state: TrainState) -> None:
+    def on_pause(self, run: Run) -> None:
         """Enable automatic collection again, unless the program had disabled it."""
         gc.unfreeze()
         if self._was_enabled:
             gc.enable()
 
-    def on_resume(self, state: TrainState) -> None:
+    def on_resume(self, run: Run) -> None:
         """Disable automatic collection."""
         self._was_enabled = gc.isenabled()
         gc.disable()
 
 
-class DropTokensHook(Hook):
+class DropTokens(Callback):
     """Sets `kept_tokens` of this rank's token-dropping layers before each iteration.
 
     The number depends on the iteration only, so that a resumed training continues where it was.
@@ -67,17 +72,23 @@ class DropTokensHook(Hook):
         self._layers = token_dropping_layers(model)
         self._kept = kept
 
-    def on_start(self, state: TrainState) -> None:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if layers drop tokens."""
+        kept = kept_tokens(run.config.data_efficiency.data_efficiency)
+        return None if kept is None else cls(run.model, kept.at)
+
+    def on_start(self, run: Run) -> None:
         """Set the number for the next iteration of this process."""
         for layer in self._layers:
-            layer.kept_tokens = self._kept(state.iteration)
+            layer.kept_tokens = self._kept(run.state.iteration)
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Set the number for the next iteration."""
-        self.on_start(state)
+        self.on_start(run)
 
 
-class LocalStepsHook(Hook):
+class LocalSteps(Callback):
     """States at the end which weights were saved and evaluated, if each replica has its own.
 
     Args:
@@ -87,7 +98,13 @@ class LocalStepsHook(Hook):
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
-    def on_end(self, state: TrainState) -> None:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if replicas may have different weights."""
+        optimizer = run.engine.update.optimizer
+        return cls(optimizer) if hasattr(optimizer, "replicas_differ") else None
+
+    def on_end(self, run: Run) -> None:
         """Log a warning if replicas have made updates alone since their last average."""
         if self._optimizer.replicas_differ:
             # Not for a training that was stopped: another iteration ends it.
@@ -100,7 +117,7 @@ class LocalStepsHook(Hook):
                 "and export have, as the model, the weights of the last average, without the updates that "
                 "each replica has made alone since; a training that resumes from the checkpoint continues "
                 "with these%s",
-                state.iteration,
+                run.state.iteration,
                 type(self._optimizer).__name__,
-                remedy if state.stop_reason is None else "",
+                remedy if run.state.stop_reason is None else "",
             )

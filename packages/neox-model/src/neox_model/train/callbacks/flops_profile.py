@@ -1,78 +1,86 @@
-"""A training step that counts the floating-point operations of one iteration, on every rank."""
+"""Count the floating-point operations of one iteration, on every rank."""
 
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 import torch
 
 from neox_config.atomic import atomic_write
 from neox_config.counted import counted
+from neox_config.estimate import flops_per_token
 from neox_config.schema.sections.engine import FlopsProfiler
 from neox_model.assembly.compilation import dense_attention
 from neox_model.checkpoint.outcome import collect
-from neox_model.engine.contract import Engine
 from neox_model.metrics.flops import FlopProfile, count_flops, profile_report
 from neox_model.parallel.groups import Groups
 from neox_model.torch_compat import CPU_ATTENTION_FLOPS
 from neox_model.train.data.batch import Batch
-from neox_model.train.state import StepReport, TrainState
-from neox_model.train.step import TrainStep, WrappedStep
+from neox_model.train.run import Callback, Run
+from neox_model.train.state import StepReport
+from neox_model.train.step import TrainStep
 
-__all__ = ["ProfiledStep"]
+__all__ = ["FlopsCallback"]
 
 logger = logging.getLogger(__name__)
 
 
-class ProfiledStep(WrappedStep):
-    """Wraps a step: profiles the first one from the configured iteration on, and reports it on rank 0.
+class FlopsCallback(Callback):
+    """Profiles the first iteration from the configured one on, and reports it on rank 0.
 
-    It is a wrapper and no hook, so that neither evaluation nor saving is counted. A training that resumes
-    after the iteration profiles nothing.
+    It acts around the step, so that neither evaluation nor saving is counted. A run that resumes after the
+    iteration profiles nothing.
 
     Args:
-        step: the wrapped step.
         section: which iteration, and how to report it.
-        engine: runs the step.
         groups: of this process.
-        state: counts the iterations.
         formula: returns the expected operations of an iteration with this many tokens, over all ranks.
     """
 
-    def __init__(
-        self,
-        step: TrainStep,
-        section: FlopsProfiler,
-        *,
-        engine: Engine,
-        groups: Groups,
-        state: TrainState,
-        formula: Callable[[int], int],
-    ) -> None:
-        super().__init__(step)
-        self._section = section
-        self._engine = engine
-        self._groups = groups
-        self._state = state
-        self._formula = formula
-        self._is_due = state.iteration < section.profile_step
+    def __init__(self, section: FlopsProfiler, *, groups: Groups, formula: Callable[[int], int]) -> None:
+        self._section, self._groups, self._formula = section, groups, formula
+        self._is_due = True
 
-    def __call__(self, batches: Iterator[Batch]) -> StepReport:
-        """Train on the next micro-batches."""
-        iteration = self._state.iteration + 1
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if the profiler is enabled."""
+        section, model, spec = run.config.engine.flops_profiler, run.resolved.model, run.resolved.run
+        if not section.enabled:
+            return None
+        entries = model.embedding.entries(run.tokenizer.vocab_size)
+
+        def formula(tokens: int) -> int:
+            return tokens * flops_per_token(
+                model,
+                entries=entries,
+                length=tokens // spec.batch.whole,
+                is_recomputed=spec.recomputation.segment is not None,
+                recomputes_attention=spec.recomputation.attention,
+            )
+
+        return cls(section, groups=run.groups, formula=formula)
+
+    def on_load(self, run: Run) -> None:
+        """Profile nothing if the iteration is past."""
+        self._is_due = run.state.iteration < self._section.profile_step
+
+    def around_step(self, run: Run, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+        """Count the operations of the step if it is due."""
+        iteration = run.state.iteration + 1
         if not self._is_due or iteration < self._section.profile_step:
-            return self._step(batches)
+            return step(batches)
         self._is_due = False
-        model = self._engine.model
+        model, on_gpu = run.model, run.engine.device.type == "cuda"
         with (
             dense_attention(model),
             count_flops(
                 model,
-                synchronize=torch.cuda.synchronize if self._engine.device.type == "cuda" else lambda: None,
+                synchronize=torch.cuda.synchronize if on_gpu else lambda: None,
                 operators=CPU_ATTENTION_FLOPS,
             ) as profile,
         ):
-            report = self._step(batches)
+            report = step(batches)
         self._report(profile, iteration, report.tokens)
         return report
 

@@ -3,8 +3,9 @@
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,10 +21,10 @@ from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.fingerprint import fingerprint
 from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import is_stage_copy
-from neox_model.train.hooks.base import Hook
-from neox_model.train.state import StepReport, TrainState
+from neox_model.train.run import Callback, Run
+from neox_model.train.state import StepReport
 
-__all__ = ["CopiesDifferError", "CopiesHook"]
+__all__ = ["CopiesCallback", "CopiesDifferError"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +76,8 @@ class _Copy:
     value: int
 
 
-class CopiesHook(Hook):
-    """Compares copies at the end of each interval, and when `compare` is called before a save.
+class CopiesCallback(Callback):
+    """Compares copies at the end of each interval, and before each save.
 
     Copies are what data-parallel ranks hold whole. With one data-parallel rank, they are what tensor-parallel
     ranks do not split, and the tied weights of pipeline stages: these may differ in the last bit where
@@ -90,22 +91,12 @@ class CopiesHook(Hook):
         engine: the engine.
         groups: this rank's process groups.
         interval: iterations between two comparisons.
-        before_end: called on all ranks before the training is ended, to write pending logs and to complete
-            the save under way.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        groups: Groups,
-        *,
-        interval: int,
-        before_end: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, engine: Engine, groups: Groups, *, interval: int) -> None:
         self._engine = engine
         self._groups = groups
         self._interval = interval
-        self._before_end = before_end
         self._compared: int | None = None
         fragments = [] if engine.update.splits_over_data else computing_fragments(engine)
         copies = [fragment.name for fragment in fragments if is_stage_copy(fragment.held.param)]
@@ -114,28 +105,35 @@ class CopiesHook(Hook):
         if not has_copies and groups.world.rank == 0:
             logger.warning("sdc-check-interval has no effect: no rank holds a copy of another's weights")
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `sdc_check_interval` is set."""
+        interval = run.config.training.sdc_check_interval
+        return None if interval is None else cls(run.engine, run.groups, interval=interval)
+
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Compare at the end of each interval.
 
         Raises:
             CopiesDifferError: copies differ; raised on all ranks.
         """
-        if state.iteration % self._interval == 0:
-            self.compare(state.iteration)
+        if run.state.iteration % self._interval == 0:
+            self.before_save(run)
 
-    def compare(self, iteration: int) -> None:
+    def before_save(self, run: Run) -> None:
         """Compare all copies, unless those of this iteration have been compared. Collective over all ranks.
 
         Raises:
             CopiesDifferError: copies differ; raised on all ranks.
         """
+        iteration = run.state.iteration
         if self._compared == iteration:
             return
         self._compared = iteration
         different, control = self._different(), self._groups.control
         if all_reduce(torch.tensor(len(different)), control, ReduceOp.MAX):
             reports = gather(control, (socket.gethostname(), different))
-            self._before_end()
+            run.settle()
             raise CopiesDifferError(_describe(reports, iteration))
 
     def _different(self) -> list[_Copy]:

@@ -4,18 +4,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from neox_launcher.worker.reporting import ALL_DONE, FINISHING, Progress
-from neox_model.metrics.throughput import Throughput
-from neox_model.optim.lr_schedule import LearningRateSchedule
-from neox_model.train.hooks.base import Hook
-from neox_model.train.state import StepReport, TrainState, read_back
+from neox_model.metrics.bus import read_back
+from neox_model.train.run import Callback, Run
+from neox_model.train.state import StepReport
 
-__all__ = ["ProgressHook", "reported_progress", "while_saving"]
+__all__ = ["ProgressCallback", "reported_progress", "while_saving"]
 
 
 class _Copy(NamedTuple):
@@ -41,28 +40,17 @@ class _Copy(NamedTuple):
         return {name: value for name, value in values if value is not None}
 
 
-class ProgressHook(Hook):
-    """Reports each iteration. Must precede slow hooks, so that they do not count as the step's time.
+class ProgressCallback(Callback):
+    """Reports each iteration. Must precede slow callbacks, so that they do not count as the step's time.
 
-    If the launcher shows it, reports also the state of the training, at most once a second, without waiting
-    for the device.
+    If the launcher shows it, reports also the state of the run, at most once a second, without waiting for
+    the device.
 
     Args:
-        progress: reports to this worker's agent.
-        schedule: provides the learning rate.
-        throughput: computes rates from tokens and time.
         clock: returns seconds since a fixed time.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        *,
-        schedule: LearningRateSchedule,
-        throughput: Throughput,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._progress, self._schedule, self._throughput = progress, schedule, throughput
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         # Of the last iteration always; of earlier ones the newest that has arrived and one that arrives next.
         self._copies: list[_Copy] = []
@@ -70,41 +58,48 @@ class ProgressHook(Hook):
         self._reported = 0.0
         self._since: tuple[float, int, float] = (0.0, 0, 0.0)
 
-    def on_start(self, state: TrainState) -> None:
-        """Report where the training starts."""
-        self._rate = self._schedule.current_rate
-        self._progress.describe(
-            phase="first iteration", iteration=state.iteration, last_iteration=state.last_iteration
+    @classmethod
+    def from_run(cls, run: Run) -> Self:
+        """Build it."""
+        return cls()
+
+    def on_start(self, run: Run) -> None:
+        """Report where the run starts."""
+        self._rate = run.schedule.current_rate
+        run.progress.describe(
+            phase="first iteration",
+            iteration=run.state.iteration,
+            last_iteration=run.state.last_iteration,
         )
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Report one finished iteration."""
-        self._progress.report(state.iteration)
-        if self._progress.is_shown:
-            self._describe(state, report)
+        run.progress.report(run.state.iteration)
+        if run.progress.is_shown:
+            self._describe(run, report)
 
-    def on_end(self, state: TrainState) -> None:
+    def on_end(self, run: Run) -> None:
         """Report the end: the last evaluation and the last save have no time limit."""
-        self._progress.report(ALL_DONE)
+        run.progress.report(ALL_DONE)
         read: dict[str, float] = {}
         if self._copies:
             last = self._copies[-1]
             if last.arrival is not None:
                 last.arrival.synchronize()
             read = last.read()
-        self._progress.describe(phase=FINISHING, iteration=state.iteration, metrics=read)
+        run.progress.describe(phase=FINISHING, iteration=run.state.iteration, metrics=read)
 
-    def _describe(self, state: TrainState, report: StepReport) -> None:
+    def _describe(self, run: Run, report: StepReport) -> None:
         """Report a finished iteration, if the last report is a second old or no iteration follows."""
-        now = self._clock()
+        now, state = self._clock(), run.state
         if self._since[0] == 0.0:
-            self._since = (now, state.tokens, self._progress.seconds_in_phases)
+            self._since = (now, state.tokens, run.progress.seconds_in_phases)
         numbers = {
             "loss/train": report.loss,
             "optimizer/loss_scale": report.loss_scale,
             "optimizer/learning_rate": self._rate,
         }
-        self._rate = self._schedule.current_rate
+        self._rate = run.schedule.current_rate
         self._drop_older()
         self._copies = [*self._copies[:2], _Copy(state.iteration, *_start_copy(numbers))]
         if now - self._reported < 1.0 and not state.finished:
@@ -114,24 +109,24 @@ class ProgressHook(Hook):
             return  # The device is behind; the next iteration asks again.
         self._reported = now
         newest = self._copies.pop(0)
-        metrics = newest.read() | self._rates(now, state)
+        metrics = newest.read() | self._rates(now, run)
         if torch.cuda.is_initialized():
             metrics["memory/bytes"] = float(torch.cuda.max_memory_allocated())
-        self._progress.describe(phase="", iteration=newest.iteration, metrics=metrics)
+        run.progress.describe(phase="", iteration=newest.iteration, metrics=metrics)
 
     def _drop_older(self) -> None:
         """Keep of the copies that have arrived only the newest."""
         while len(self._copies) > 1 and self._copies[1].has_arrived:
             del self._copies[0]
 
-    def _rates(self, now: float, state: TrainState) -> dict[str, float]:
+    def _rates(self, now: float, run: Run) -> dict[str, float]:
         since, tokens, in_phases = self._since
-        seconds = now - since - (self._progress.seconds_in_phases - in_phases)
+        seconds = now - since - (run.progress.seconds_in_phases - in_phases)
         # Rates over less time vary with every pause of the machine.
-        if seconds < 5.0 or state.tokens == tokens:
+        if seconds < 5.0 or run.state.tokens == tokens:
             return {}
-        self._since = (now, state.tokens, self._progress.seconds_in_phases)
-        return self._throughput.rates(state.tokens - tokens, seconds)
+        self._since = (now, run.state.tokens, run.progress.seconds_in_phases)
+        return run.throughput.rates(run.state.tokens - tokens, seconds)
 
 
 def _start_copy(

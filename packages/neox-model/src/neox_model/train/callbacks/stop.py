@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.distributed import ReduceOp
@@ -28,10 +28,10 @@ from neox_model.errors import ModelError
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.delayed_exchange import DelayedExchange
 from neox_model.parallel.groups import Group
-from neox_model.train.hooks.base import Hook
+from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport, TrainState
 
-__all__ = ["AutoresumeHook", "StopHook", "find_service"]
+__all__ = ["AutoresumeCallback", "StopCallback", "find_service"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, WARNING_SIGNAL)
 _SAME_REQUEST_SECONDS = 3.0
 
 
-class StopHook(Hook):
+class StopCallback(Callback):
     """Requests a stop of the training.
 
     The first SIGTERM, SIGINT or SIGUSR1 requests a stop. A second SIGTERM or SIGINT is handled by the
@@ -73,9 +73,16 @@ class StopHook(Hook):
         self._previous: dict[signal.Signals, Any] = {}
         self._mask: set[Any] = set()
 
-    def on_start(self, state: TrainState) -> None:
-        """Install the signal handlers; end the training if a signal is pending."""
-        self.on_resume(state)
+    @classmethod
+    def from_run(cls, run: Run) -> Self:
+        """Build it."""
+        training, save = run.config.training, run.config.checkpoint.save
+        return cls(run.groups.control, exit_interval=training.exit_interval, save=save)
+
+    def on_start(self, run: Run) -> None:
+        """Install the signal handlers; end the run if a signal is pending."""
+        self.on_resume(run)
+        state = run.state
         if state.finished:
             return
         self._send()
@@ -88,8 +95,9 @@ class StopHook(Hook):
                 state.stop_reason,
             )
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Read the result of the last iteration's exchange, and start the next one."""
+        state = run.state
         number = self._signals.receive()
         if state.finished:
             return
@@ -109,11 +117,11 @@ class StopHook(Hook):
         if not state.finished:
             self._send()
 
-    def on_pause(self, state: TrainState) -> None:
+    def on_pause(self, run: Run) -> None:
         """Restore the previous signal handlers."""
         self._restore()
 
-    def on_resume(self, state: TrainState) -> None:
+    def on_resume(self, run: Run) -> None:
         """Install the signal handlers."""
         # Python handles signals in its main thread alone; a program may train in another one.
         if threading.current_thread() is threading.main_thread():
@@ -197,7 +205,7 @@ def find_service(name: str) -> Any:
     return found
 
 
-class AutoresumeHook(Hook):
+class AutoresumeCallback(Callback):
     """Ends the training on all ranks if the service requests it of any, and requests another start.
 
     Must precede the hook that saves: the last iteration is saved, then rank 0 requests another start.
@@ -215,8 +223,18 @@ class AutoresumeHook(Hook):
         self._is_requested = False
         service.init()
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `adlr_autoresume` is set."""
+        section = run.config.training
+        if not section.adlr_autoresume:
+            return None
+        service = find_service(section.adlr_autoresume_service)
+        return cls(service, run.groups.control, interval=section.adlr_autoresume_interval)
+
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Ask at the end of each interval. Collective over the control group."""
+        state = run.state
         if state.finished or state.iteration % self._interval:
             return
         flag = torch.tensor(int(bool(self._service.termination_requested())))
@@ -225,7 +243,7 @@ class AutoresumeHook(Hook):
             state.request_stop("the autoresume service requests it", is_hurried=True)
             logger.info("stopping after iteration %d: %s", state.iteration, state.stop_reason)
 
-    def on_end(self, state: TrainState) -> None:
+    def on_end(self, run: Run) -> None:
         """Request another start if the service ended the training."""
         if self._is_requested and self._control.rank == 0:
             self._service.request_resume()

@@ -10,22 +10,19 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Self
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from neox_config.atomic import written_aside
 from neox_config.derive.profiling import memory_folder, profiled_iterations, trace_folder
-from neox_config.schema.sections.engine import CommsLogger
 from neox_config.schema.sections.logging import LoggingSection
-from neox_launcher.worker.reporting import Progress
-from neox_model.engine.contract import Engine
 from neox_model.metrics.collective_times import CollectiveTimes
-from neox_model.parallel.groups import Groups
 from neox_model.torch_compat import (
     dump_memory_snapshot,
     on_out_of_memory,
@@ -33,10 +30,10 @@ from neox_model.torch_compat import (
     stop_memory_history,
     watched_collectives,
 )
-from neox_model.train.hooks.base import Hook
-from neox_model.train.state import StepReport, TrainState
+from neox_model.train.run import Callback, Run
+from neox_model.train.state import StepReport
 
-__all__ = ["CollectivesHook", "MemoryHook", "ProfileHook", "profilers", "recorded_memory"]
+__all__ = ["CollectivesCallback", "MemoryCallback", "ProfileCallback", "recorded_memory"]
 
 # The end of a whole trace: its last key, and a path.
 _LAST_KEY, _END_BYTES = b'"traceName"', 8192
@@ -44,15 +41,15 @@ _LAST_KEY, _END_BYTES = b'"traceName"', 8192
 logger = logging.getLogger(__name__)
 
 
-class ProfileHook(Hook):
+class ProfileCallback(Callback):
     """Traces a range of iterations; outside of it, it costs one comparison per iteration.
 
     The iteration before the first one is traced and discarded, if this process runs it, because the profiler
     starts slowly. A training that resumes inside the range traces the rest of it, and one that ends inside
     the range writes what it has traced.
 
-    It must be the last hook: a traced iteration includes what all hooks do in it, and one of them may end the
-    training.
+    It must be the last callback: a traced iteration includes what all callbacks do in it, and one of them may
+    end the run.
 
     Args:
         iterations: to trace.
@@ -60,7 +57,6 @@ class ProfileHook(Hook):
         rank: this process's rank; rank 0 logs the operators that take the most time.
         device: of the model.
         is_of_memory: trace what operators allocate, too.
-        while_writing: function of the iteration that returns a context manager around the writing.
     """
 
     def __init__(
@@ -71,33 +67,51 @@ class ProfileHook(Hook):
         rank: int,
         device: torch.device,
         is_of_memory: bool = False,
-        while_writing: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._iterations = iterations
         self._folders = folders
         self._rank = rank
         self._is_on_gpu = device.type == "cuda"
         self._is_of_memory = is_of_memory
-        self._while_writing = while_writing
         self._profiler: profile | None = None
         self._span: record_function | None = None
         self._first = 0
 
-    def on_start(self, state: TrainState) -> None:
-        """Start if the first iteration of this process is in the range, or the one before the range."""
-        if state.iteration >= self._iterations[-1]:
-            logger.info("nothing is traced: iteration %d, the last to trace, is past", self._iterations[-1])
-        self._prepare(state)
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `profile` is set, or `memory_profiling` on a host, whose memory has no snapshots."""
+        section, device = run.config.logging, run.engine.device
+        traces_memory = section.memory_profiling and device.type != "cuda"
+        folders = [
+            trace_folder(section) if section.profile else None,
+            memory_folder(section) if traces_memory else None,
+        ]
+        if not (section.profile or traces_memory):
+            return None
+        return cls(
+            profiled_iterations(section, run.state.last_iteration),
+            list(dict.fromkeys(folder for folder in folders if folder is not None)),
+            rank=run.groups.world.rank,
+            device=device,
+            is_of_memory=traces_memory,
+        )
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_start(self, run: Run) -> None:
+        """Start if the first iteration of this process is in the range, or the one before the range."""
+        if run.state.iteration >= self._iterations[-1]:
+            logger.info("nothing is traced: iteration %d, the last to trace, is past", self._iterations[-1])
+        self._prepare(run)
+
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Start before the range; write the trace after its last iteration."""
+        state = run.state
         if self._profiler is None:
             if state.iteration + 2 >= self._iterations.start:
-                self._prepare(state)
+                self._prepare(run)
             return
         self._end_span()
         if state.finished or state.iteration >= self._iterations[-1]:
-            self._finish(state.iteration)
+            self._finish(run)
             return
         self._profiler.step()
         self._begin_span(state.iteration + 1)
@@ -109,10 +123,10 @@ class ProfileHook(Hook):
             self._profiler.stop()
             self._profiler = None
 
-    def _prepare(self, state: TrainState) -> None:
-        following = state.iteration + 1
+    def _prepare(self, run: Run) -> None:
+        following = run.state.iteration + 1
         starts = following == self._iterations.start - 1 or following in self._iterations
-        if state.finished or not starts:
+        if run.state.finished or not starts:
             return
         self._first = max(following, self._iterations.start)
         warms_up = following < self._first
@@ -138,15 +152,15 @@ class ProfileHook(Hook):
             self._span.__exit__(None, None, None)
             self._span = None
 
-    def _finish(self, last: int) -> None:
+    def _finish(self, run: Run) -> None:
         """Write the trace; a failure is logged, because a full disk must not end a long training."""
         assert self._profiler is not None
-        started = time.perf_counter()
+        started, last = time.perf_counter(), run.state.iteration
         profiler, self._profiler = self._profiler, None
         profiler.stop()
         if last < self._first:
             return
-        with self._while_writing(last):
+        with run.progress.repeated(last):
             try:
                 self._write(
                     profiler, _name_of(self._rank, f"iterations-{self._first}-{last}", "pt.trace.json.gz")
@@ -210,7 +224,7 @@ def _name_of(rank: int, what: str, suffix: str) -> str:
     return f"rank-{rank:05d}.{what}.{suffix}"
 
 
-class MemoryHook(Hook):
+class MemoryCallback(Callback):
     """Records allocations until an iteration, and writes a snapshot after it.
 
     Allocations are recorded from `start`, before the model is built, so that a snapshot after running out of
@@ -221,7 +235,6 @@ class MemoryHook(Hook):
         last: the last recorded iteration.
         folder: receives the snapshots.
         rank: this process's rank.
-        while_writing: function of the iteration that returns a context manager around the writing.
     """
 
     def __init__(
@@ -230,12 +243,10 @@ class MemoryHook(Hook):
         folder: Path,
         *,
         rank: int,
-        while_writing: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._last = last
         self._folder = folder
         self._rank = rank
-        self._while_writing = while_writing
         self._is_recording = False
         self._ran_out = False
         self._first = 1
@@ -247,8 +258,9 @@ class MemoryHook(Hook):
         record_memory_history(100_000)
         self._is_recording = True
 
-    def on_start(self, state: TrainState) -> None:
+    def on_start(self, run: Run) -> None:
         """Stop recording if the last recorded iteration is past."""
+        state = run.state
         self._first = state.iteration + 1
         if state.iteration >= self._last:
             logger.info("no allocations are recorded: iteration %d, the last to record, is past", self._last)
@@ -256,11 +268,12 @@ class MemoryHook(Hook):
         elif state.finished:
             self.close()
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Write the snapshot after the last recorded iteration, or the end of the training."""
+        state = run.state
         if not self._is_recording or (state.iteration < self._last and not state.finished):
             return
-        with self._while_writing(state.iteration):
+        with run.progress.repeated(state.iteration):
             self._write(_name_of(self._rank, f"iterations-{self._first}-{state.iteration}", "memory.pickle"))
         self.close()
 
@@ -296,10 +309,10 @@ class MemoryHook(Hook):
             logger.info("memory snapshot of rank %d: %s", self._rank, path)
 
 
-class CollectivesHook(Hook):
+class CollectivesCallback(Callback):
     """Times the operations between the start and the end of the loop.
 
-    It must be the last hook, so that the table at the end includes the last evaluation and the last save.
+    It must be the last callback, so that the table at the end includes the last evaluation and the last save.
     After an error it logs the table, too.
 
     Args:
@@ -315,17 +328,37 @@ class CollectivesHook(Hook):
         self._watching = ExitStack()
         self._is_watching = False
 
-    def on_start(self, state: TrainState) -> None:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `comms_logger` is enabled."""
+        comms, groups = run.config.engine.comms_logger, run.groups
+        if not comms.enabled:
+            return None
+        # The later ones count: over gloo the control group is the world, which an axis of all ranks is, too.
+        axes = {"data": groups.data, "model": groups.model, "pipe": groups.pipe}
+        named = {"control": groups.control, "world": groups.world}
+        named |= {name: group for name, group in axes.items() if group.size > 1}
+        times = CollectiveTimes(
+            named,
+            operations=None if comms.prof_all else frozenset(comms.prof_ops),
+            synchronize=torch.cuda.synchronize if run.engine.device.type == "cuda" else lambda: None,
+            is_verbose=comms.verbose,
+            names_callers=comms.debug,
+        )
+        interval = run.config.logging.log_interval if comms.verbose else None
+        return cls(times, interval=interval, rank=groups.world.rank)
+
+    def on_start(self, run: Run) -> None:
         """Start to time."""
         self._watching.enter_context(watched_collectives(self._times.watch))
         self._is_watching = True
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Log the table once per interval."""
-        if self._interval is not None and state.iteration % self._interval == 0:
-            self._log(f"to iteration {state.iteration}")
+        if self._interval is not None and run.state.iteration % self._interval == 0:
+            self._log(f"to iteration {run.state.iteration}")
 
-    def on_end(self, state: TrainState) -> None:
+    def on_end(self, run: Run) -> None:
         """Log the table, and stop."""
         self._stop("in all")
 
@@ -344,82 +377,11 @@ class CollectivesHook(Hook):
             logger.info("collective operations of rank 0 %s:\n%s", when, self._times.table())
 
 
-@contextmanager
-def recorded_memory(
-    section: LoggingSection, groups: Groups, progress: Progress, *, last_iteration: int | None
-) -> Iterator[MemoryHook | None]:
-    """Record allocations on this process's GPU within the block, from before the model is built."""
+def recorded_memory(section: LoggingSection, *, rank: int, last_iteration: int) -> MemoryCallback | None:
+    """Record allocations on this process's GPU from now on; None: it is not requested."""
     folder = memory_folder(section)
     if not section.memory_profiling or folder is None or not torch.cuda.is_available():
-        yield None
-        return
-    last = profiled_iterations(section, last_iteration)[-1]
-    hook = MemoryHook(last, folder, rank=groups.world.rank, while_writing=progress.repeated)
-    with closing(hook):
-        hook.start()
-        yield hook
-
-
-@contextmanager
-def profilers(
-    section: LoggingSection,
-    comms: CommsLogger,
-    engine: Engine,
-    groups: Groups,
-    progress: Progress,
-    memory: MemoryHook | None,
-    *,
-    last_iteration: int | None,
-) -> Iterator[list[Hook]]:
-    """Provide the configured hooks; after the block, also after an error, nothing is measured any more.
-
-    They must follow all others, so that they measure what those do, too.
-
-    Args:
-        section: what is profiled, and where it is recorded.
-        comms: what is logged of communication.
-        engine: of the training.
-        groups: of this process.
-        progress: reports that traces are being written.
-        memory: records allocations already; None: it is not requested.
-        last_iteration: of the training.
-    """
-    rank, on_gpu = groups.world.rank, engine.device.type == "cuda"
-    # There are no snapshots of a host's memory.
-    traces_memory = section.memory_profiling and not on_gpu
-    hooks: list[ProfileHook | MemoryHook | CollectivesHook] = []
-    if section.profile or traces_memory:
-        folders = [
-            trace_folder(section) if section.profile else None,
-            memory_folder(section) if traces_memory else None,
-        ]
-        hooks.append(
-            ProfileHook(
-                profiled_iterations(section, last_iteration),
-                list(dict.fromkeys(folder for folder in folders if folder is not None)),
-                rank=rank,
-                device=engine.device,
-                is_of_memory=traces_memory,
-                while_writing=progress.repeated,
-            )
-        )
-    if memory is not None:
-        hooks.append(memory)
-    if comms.enabled:
-        # The later ones count: over gloo the control group is the world, which an axis of all ranks is, too.
-        axes = {"data": groups.data, "model": groups.model, "pipe": groups.pipe}
-        named = {"control": groups.control, "world": groups.world}
-        named |= {name: group for name, group in axes.items() if group.size > 1}
-        times = CollectiveTimes(
-            named,
-            operations=None if comms.prof_all else frozenset(comms.prof_ops),
-            synchronize=torch.cuda.synchronize if on_gpu else lambda: None,
-            is_verbose=comms.verbose,
-            names_callers=comms.debug,
-        )
-        interval = section.log_interval if comms.verbose else None
-        hooks.append(CollectivesHook(times, interval=interval, rank=rank))
-    with ExitStack() as stack:
-        for hook in hooks:
-            stack.callback(hook.close)
-        yield [*hooks]
+        return None
+    callback = MemoryCallback(profiled_iterations(section, last_iteration)[-1], folder, rank=rank)
+    callback.start()
+    return callback

@@ -4,16 +4,17 @@ Every rank writes one file of JSON lines: its place in the groups, then one line
 state. Tokens, random streams and tensors are recorded as digests, numbers exactly.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import torch
 from torch import Tensor
 
 from neox_config import finite_json
+from neox_launcher.protocol.verification import Recording
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.blocks import block_numel
 from neox_model.checkpoint.comparison import counters_of
@@ -21,20 +22,22 @@ from neox_model.checkpoint.logical import Fragment, computing_fragments, engine_
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.replica_states import replicas_differ
 from neox_model.train.data.batch import Batch
-from neox_model.train.hooks.base import Hook
+from neox_model.train.run import Callback, Run
+from neox_model.train.saving import save_run
 from neox_model.train.state import StepReport, TrainState
+from neox_model.train.step import TrainStep
 
-__all__ = ["RecordHook", "digest", "sample_digests"]
+__all__ = ["RecordCallback", "digest", "sample_digests"]
 
 
-class RecordHook(Hook):
-    """Writes the record of one rank. Must follow every hook that changes the state.
+class RecordCallback(Callback):
+    """Writes the record of one rank. Must follow every callback that changes the state.
 
     Args:
         folder: receives `rank-RANK.jsonl`.
         iteration: iteration after which the state is recorded; it may be the one that the training starts at.
         parts: the run.
-        save: saves a checkpoint of the recorded state, collective; None: no checkpoint.
+        snapshot: receives a checkpoint of the recorded state; None: no checkpoint.
     """
 
     def __init__(
@@ -43,12 +46,12 @@ class RecordHook(Hook):
         parts: RunParts,
         *,
         iteration: int,
-        save: Callable[[], object] | None,
+        snapshot: Path | None,
     ) -> None:
         self._iteration = iteration
         self._parts = parts
         self._engine = parts.engine
-        self._save = save
+        self._snapshot = snapshot
         self._samples: list[list[str]] = []
         self._random: dict[str, str] = {}
         self._settings: list[dict[str, Any]] = []
@@ -56,14 +59,27 @@ class RecordHook(Hook):
         name = f"rank-{parts.groups.world.rank:05d}.jsonl"
         self._file: TextIO = (folder / name).open("x", encoding="utf-8")
 
-    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `neox-launch verify-resume` requests it."""
+        recording = Recording.from_environment()
+        if recording is None:
+            return None
+        snapshot = None if recording.snapshot is None else Path(recording.snapshot)
+        return cls(Path(recording.folder), run, iteration=recording.iteration, snapshot=snapshot)
+
+    def around_step(self, run: Run, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+        """Record the micro-batches that a step reads."""
+        return step(self._watched(batches))
+
+    def _watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the micro-batches, recording their digests and the random streams before the step."""
         for batch in batches:
             self._random = self._random or _random_digests()
             self._samples.append(sample_digests(batch))
             yield batch
 
-    def on_start(self, state: TrainState) -> None:
+    def on_start(self, run: Run) -> None:
         """Record this rank's place in the groups, and the state if the training starts at `iteration`."""
         groups = self._parts.groups
         self._write(
@@ -75,38 +91,38 @@ class RecordHook(Hook):
             data_size=groups.data.size,
         )
         self._settings = self._optimizer_settings()
-        self._record_state(state)
+        self._record_state(run)
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Record one step, and the state after `iteration`."""
         self._write(
             "step",
-            iteration=state.iteration,
+            iteration=run.state.iteration,
             samples=self._samples,
             loss=_number(report.loss),
             grad_norm=_number(report.grad_norm),
             settings=self._settings,
-            counters=self._counters(state),
+            counters=self._counters(run.state),
             random_before=self._random,
             random=_random_digests(),
             sums=self._sums_of_weights(),
         )
         self._samples, self._random = [], {}
         self._settings = self._optimizer_settings()
-        self._record_state(state)
+        self._record_state(run)
 
-    def on_end(self, state: TrainState) -> None:
+    def on_end(self, run: Run) -> None:
         """Record the final state and close the file."""
-        if state.iteration != self._iteration:
-            self._write_state(state)
+        if run.state.iteration != self._iteration:
+            self._write_state(run.state)
         self._file.close()
 
-    def _record_state(self, state: TrainState) -> None:
-        if state.iteration != self._iteration:
+    def _record_state(self, run: Run) -> None:
+        if run.state.iteration != self._iteration:
             return
-        self._write_state(state)
-        if self._save is not None:
-            self._save()
+        self._write_state(run.state)
+        if self._snapshot is not None:
+            save_run(run, self._snapshot)
 
     def _write_state(self, state: TrainState) -> None:
         differ = replicas_differ(self._engine.update.optimizer)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from neox_model.checkpoint.replica_states import shared_weight
 from neox_model.engine.contract import Engine, PendingUpdate, Update
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups
+from neox_model.train.callbacks.measurement import Measurement
+from neox_model.train.run import Run
 from neox_model.train.state import TrainState
 
 __all__ = [
@@ -19,6 +22,7 @@ __all__ = [
     "GradientNoise",
     "GradientNorms",
     "NoiseScale",
+    "TensorNorms",
     "ZeroGradients",
     "estimate",
     "tensor_norms",
@@ -60,7 +64,34 @@ def _pieces(
             yield f"optimizer_state_norms/{part.name}", part.values
 
 
-class GradientNorms:
+class TensorNorms(Measurement):
+    """Measures norms of weights and optimizer states.
+
+    Args:
+        interval: iterations between two measurements.
+        parameters: include every weight.
+        states: include every optimizer state with a value per weight.
+    """
+
+    def __init__(self, interval: int, *, parameters: bool, states: bool) -> None:
+        super().__init__(interval)
+        self._parameters, self._states = parameters, states
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `log_param_norm` or `log_optimizer_states` is set."""
+        section = run.config.logging
+        parameters, states = section.log_param_norm, section.log_optimizer_states
+        if not (parameters or states):
+            return None
+        return cls(section.log_interval, parameters=parameters, states=states)
+
+    def measure(self, run: Run) -> dict[str, float]:
+        """Return the norms. Collective over all ranks."""
+        return tensor_norms(run.engine, run.groups, parameters=self._parameters, states=self._states)
+
+
+class GradientNorms(Measurement):
     """Measures `gradient_norms/NAME` of whole tensors, by logical name, in the last update of an interval.
 
     The gradients are averaged over micro-batches and data-parallel ranks, and not yet clipped.
@@ -73,13 +104,20 @@ class GradientNorms:
     """
 
     def __init__(self, update: Update, groups: Groups, state: TrainState, *, interval: int) -> None:
-        self._groups = groups
-        self._state = state
-        self._interval = interval
+        super().__init__(interval)
+        self._groups, self._state = groups, state
         self._norms: dict[str, Tensor] = {}
-        update.before(self._measure)
+        update.before(self._keep)
 
-    def metrics(self) -> dict[str, float]:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `log_grad_norm` is set and the engine shows gradients."""
+        section = run.config.logging
+        if not section.log_grad_norm or "before_update" not in run.resolved.run.engine.offers:
+            return None
+        return cls(run.engine.update, run.groups, run.state, interval=section.log_interval)
+
+    def measure(self, run: Run) -> dict[str, float]:
         """Return the norms on rank 0, none if the batch was left out. Collective over all ranks."""
         measured, self._norms = self._norms, {}
         # The stages of one pipeline hold every tensor once.
@@ -89,12 +127,12 @@ class GradientNorms:
         stages = collect(self._groups.control, sent)
         return {f"gradient_norms/{name}": norm for stage in stages for name, norm in stage.items()}
 
-    def _measure(self, pending: PendingUpdate) -> None:
-        if (self._state.iteration + 1) % self._interval == 0:
+    def _keep(self, pending: PendingUpdate) -> None:
+        if self.is_due(self._state.iteration + 1):
             self._norms = pending.tensor_norms()
 
 
-class ZeroGradients:
+class ZeroGradients(Measurement):
     """Measures the share of gradient elements equal to 0, `optimizer/zero_gradients`, once per interval.
 
     Args:
@@ -104,18 +142,26 @@ class ZeroGradients:
     """
 
     def __init__(self, update: Update, state: TrainState, *, interval: int) -> None:
+        super().__init__(interval)
         self._state = state
-        self._interval = interval
         self._share: Tensor | None = None
-        update.before(self._measure)
+        update.before(self._keep)
 
-    def metrics(self) -> dict[str, float]:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `log_zero_gradients` is set."""
+        section = run.config.logging
+        if not section.log_zero_gradients:
+            return None
+        return cls(run.engine.update, run.state, interval=section.log_interval)
+
+    def measure(self, run: Run) -> dict[str, float]:
         """Return the share in the last update, none if its batch was left out."""
         share, self._share = self._share, None
         return {} if share is None else {"optimizer/zero_gradients": share.item()}
 
-    def _measure(self, pending: PendingUpdate) -> None:
-        if (self._state.iteration + 1) % self._interval == 0:
+    def _keep(self, pending: PendingUpdate) -> None:
+        if self.is_due(self._state.iteration + 1):
             self._share = pending.zeros()
 
 
@@ -165,7 +211,7 @@ class AveragedNoiseScale:
         return NoiseScale(self._noise / self._weight, self._signal / self._weight)
 
 
-class GradientNoise:
+class GradientNoise(Measurement):
     """Estimates the gradient noise scale once per `count` updates.
 
     The smaller batch is that of one update; the larger one that of `count` updates, whose gradients are
@@ -174,13 +220,13 @@ class GradientNoise:
 
     Args:
         update: the engine's update.
-        state: has the number of samples of a batch.
         count: number of updates per estimate, at least 2.
         on_host: keep the sum of the gradients in host memory.
+        interval: iterations between two writes.
     """
 
-    def __init__(self, update: Update, state: TrainState, *, count: int, on_host: bool) -> None:
-        self._state = state
+    def __init__(self, update: Update, *, count: int, on_host: bool, interval: int = 1) -> None:
+        super().__init__(interval)
         self._count = count
         self._on_host = on_host
         self._sums: dict[str, Tensor] = {}
@@ -191,7 +237,20 @@ class GradientNoise:
         self._average = AveragedNoiseScale()
         update.before(self._add)
 
-    def metrics(self) -> dict[str, float]:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `log_gradient_noise_scale` is set."""
+        section = run.config.logging
+        if not section.log_gradient_noise_scale:
+            return None
+        return cls(
+            run.engine.update,
+            count=section.gradient_noise_scale_n_batches,
+            on_host=section.gradient_noise_scale_cpu_offload,
+            interval=section.log_interval,
+        )
+
+    def measure(self, run: Run) -> dict[str, float]:
         """Return the average of all estimates so far, none if there is no new one.
 
         They are `gradient_noise_scale/noise` and `gradient_noise_scale/signal`, and their ratio in samples as
@@ -202,7 +261,7 @@ class GradientNoise:
         measured = torch.stack([torch.stack(values) for values in self._measured]).tolist()
         self._measured.clear()
         metrics: dict[str, float] = {}
-        batch = self._state.samples_per_iteration
+        batch = run.state.samples_per_iteration
         for number, small_square, large_square in measured:
             # A window with less than two finite updates has no larger batch.
             if number < 2:

@@ -3,10 +3,17 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import cached_property
-from typing import Any
+from hashlib import sha256
+from itertools import islice
+from typing import Any, Self
 
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.outcome import gather
+from neox_model.train.callbacks.record import sample_digests
+from neox_model.train.evaluate import Evaluator
+from neox_model.train.run import Callback, Run
 
 __all__ = ["ForwardCheck"]
 
@@ -16,10 +23,11 @@ logger = logging.getLogger(__name__)
 _TOLERANCES = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 
 
-class ForwardCheck:
+class ForwardCheck(Callback):
     """Evaluates the model on the first batch of the training data, without dropout and without an update.
 
-    The result depends on every weight and on the program. It is saved with a checkpoint.
+    The result depends on every weight and on the program. It is saved with a checkpoint, and compared after
+    loading.
 
     Args:
         mean_loss: returns the mean loss of the first batch, the same on every rank; collective over all of
@@ -41,6 +49,45 @@ class ForwardCheck:
         self._compute_digest = digest
         self._samples = samples
         self._computes_in = computes_in
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `checkpoint_validation_with_forward_pass` is set."""
+        if not run.config.checkpoint.checkpoint_validation_with_forward_pass:
+            return None
+        batch = run.resolved.run.batch
+        evaluator = Evaluator(
+            run.step.evaluate,
+            run.streams,
+            iterations=1,
+            accumulation=batch.accumulation,
+            samples_per_iteration=batch.whole,
+        )
+
+        def digest_of_first_batch() -> str:
+            with closing(run.streams["train"](0)) as stream:
+                batches = list(islice(stream, batch.accumulation))
+            held = [digest for batch in batches for digest in sample_digests(batch)]
+            found = {digest for digests in gather(run.groups.control, held) for digest in digests}
+            return sha256(" ".join(sorted(found)).encode()).hexdigest()[:16]
+
+        return cls(
+            lambda: evaluator.evaluate("train", 0).loss,
+            digest_of_first_batch,
+            samples=batch.whole,
+            computes_in=run.resolved.run.precision.computes_in,
+        )
+
+    def on_load(self, run: Run) -> None:
+        """Compare the loaded model with the saved result."""
+        section = run.config.checkpoint
+        if run.resumes and not section.finetune:
+            self.compare(run.state.forward_pass, source=f"{section.load}, iteration {run.state.iteration}")
+        run.state.forward_pass = None
+
+    def before_save(self, run: Run) -> None:
+        """Compute the result of the state that is saved."""
+        run.state.forward_pass = self.result()
 
     def result(self) -> dict[str, Any]:
         """Return what is saved with a checkpoint. Collective over all ranks."""

@@ -3,21 +3,19 @@
 import logging
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
+from typing import Self
 
-from neox_config.schema.sections.logging import LoggingSection
 from neox_model.checkpoint.outcome import collect
-from neox_model.engine.contract import Engine
-from neox_model.metrics.compute_time import HOST_CLOCK, Clock, ComputeTime, device_clock
-from neox_model.metrics.events import Events
+from neox_model.metrics.compute_time import HOST_CLOCK, ComputeTime, device_clock
 from neox_model.metrics.memory import peak_bytes
 from neox_model.parallel.groups import Groups
-from neox_model.train.hooks.base import Hook, Write
-from neox_model.train.state import StepReport, TrainState
+from neox_model.train.run import Callback, Run
+from neox_model.train.state import StepReport
 
-__all__ = ["RankReport", "StragglersHook", "slowest", "straggler_hooks"]
+__all__ = ["RankReport", "StragglersCallback", "slowest"]
 
 logger = logging.getLogger(__name__)
 
@@ -96,11 +94,12 @@ def slowest(reports: Iterable[RankReport]) -> Slowest | None:
     return max(found, key=lambda each: each.factor, default=None)
 
 
-class StragglersHook(Hook):
+class StragglersCallback(Callback):
     """Gathers the reports of all ranks at the end of each interval; rank 0 compares them.
 
     A change of the slow ranks is logged and recorded, not every interval in which the same ranks are slow.
-    The first iteration, which compiles and allocates, is not measured.
+    The first iteration, which compiles and allocates, is not measured. It must precede the log, which resets
+    peaks of memory.
 
     Args:
         groups: this rank's process groups.
@@ -108,8 +107,6 @@ class StragglersHook(Hook):
         peak: returns the most memory that this rank has used, in bytes.
         threshold: factor above the median from which a rank is slow.
         interval: iterations between two comparisons.
-        write: receives the metrics.
-        events: records slow ranks and the largest memory.
     """
 
     def __init__(
@@ -120,28 +117,49 @@ class StragglersHook(Hook):
         peak: Callable[[], float],
         threshold: float,
         interval: int,
-        write: Write,
-        events: Events,
     ) -> None:
         self._groups = groups
         self._time = time
         self._peak, self._largest = peak, 0.0
         self._threshold = threshold
         self._interval = interval
-        self._write = write
-        self._events = events
         self._named: Slowest | None = None
         self._reported_bytes = 0.0
         self._is_first = True
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `straggler_threshold` is set.
+
+        Under ZeRO, backward passes wait for the reductions inside them, so only forward passes are measured.
+        """
+        section, engine = run.config.logging, run.engine
+        threshold = section.straggler_threshold
+        if threshold is None:
+            return None
+        if run.groups.data.size == 1 and run.groups.world.rank == 0:
+            logger.warning(
+                "straggler-threshold names no slow rank: with one data-parallel rank, no two do the same work"
+            )
+        own = ("forward",) if engine.update.splits_over_data else ("forward", "backward_inner")
+        time = ComputeTime(own, device_clock() if engine.device.type == "cuda" else HOST_CLOCK)
+        engine.measure_phases(time.measure)
+        return cls(
+            run.groups,
+            time=time,
+            peak=lambda: peak_bytes(engine.device),
+            threshold=threshold,
+            interval=section.log_interval,
+        )
+
+    def on_step(self, run: Run, report: StepReport) -> None:
         """Compare the ranks at the end of each interval. Collective over all ranks."""
         if self._is_first:
             self._time.discard_iteration()
             self._is_first = False
         else:
             self._time.end_iteration()
-        if state.iteration % self._interval == 0:
+        if run.state.iteration % self._interval == 0:
             # Since the start of the attempt: the log resets the device's peak on rank 0.
             self._largest = max(self._largest, self._peak())
             mine = RankReport(
@@ -154,9 +172,9 @@ class StragglersHook(Hook):
             )
             reports = collect(self._groups.control, mine)
             if reports:
-                self._compare(reports, state.iteration)
+                self._compare(run, reports)
 
-    def _compare(self, reports: Sequence[RankReport], iteration: int) -> None:
+    def _compare(self, run: Run, reports: Sequence[RankReport]) -> None:
         # Of equal reports max returns that of the lowest rank.
         found, memory = slowest(reports), max(reports, key=lambda report: report.peak_bytes)
         metrics: dict[str, float] = {
@@ -166,14 +184,14 @@ class StragglersHook(Hook):
         if found is not None:
             metrics["ranks/slowest_seconds"], metrics["ranks/median_seconds"] = found.seconds, found.median
             metrics["ranks/slowest_factor"], metrics["ranks/slowest_rank"] = found.factor, found.ranks[0]
-        self._write(metrics, iteration)
-        self._name_memory(memory, iteration)
+        run.metrics.write(metrics, run.state.iteration)
+        self._name_memory(memory, run)
         if found is not None:
-            self._name_slowest(found, iteration)
+            self._name_slowest(found, run)
 
-    def _name_slowest(self, found: Slowest, iteration: int) -> None:
+    def _name_slowest(self, found: Slowest, run: Run) -> None:
         """Log and record the slow ranks if they are others than in the last interval."""
-        before = self._named
+        before, iteration = self._named, run.state.iteration
         self._named = found if found.factor >= self._threshold else None
         if self._named is None:
             if before is not None:
@@ -189,7 +207,7 @@ class StragglersHook(Hook):
             found.seconds,
             found.factor,
         )
-        self._events.record(
+        run.events.record(
             "straggler",
             iteration,
             ranks=list(found.ranks),
@@ -199,7 +217,7 @@ class StragglersHook(Hook):
             factor=found.factor,
         )
 
-    def _name_memory(self, memory: RankReport, iteration: int) -> None:
+    def _name_memory(self, memory: RankReport, run: Run) -> None:
         """Log and record the largest memory if it has grown."""
         # It always grows a little.
         if memory.peak_bytes < self._reported_bytes * 1.1:
@@ -207,46 +225,6 @@ class StragglersHook(Hook):
         self._reported_bytes = memory.peak_bytes
         size = memory.peak_bytes / 2**30
         logger.info("most memory: %.3g GiB, on rank %d (%s)", size, memory.rank, memory.host)
-        self._events.record("memory", iteration, bytes=memory.peak_bytes, rank=memory.rank, host=memory.host)
-
-
-def straggler_hooks(
-    section: LoggingSection,
-    engine: Engine,
-    groups: Groups,
-    *,
-    write: Write,
-    events: Events,
-    clock: Clock | None = None,
-) -> Iterator[Hook]:
-    """Yield the hook if `straggler_threshold` is set. It must precede the log, which resets peaks of memory.
-
-    Under ZeRO, backward passes wait for the reductions inside them, so only forward passes are measured.
-
-    Args:
-        section: the threshold and the interval.
-        engine: the engine, whose phases are measured from now on.
-        groups: this rank's process groups.
-        write: receives the metrics.
-        events: records slow ranks and the largest memory.
-        clock: measures the phases; None: that of the engine's device.
-    """
-    threshold = section.straggler_threshold
-    if threshold is None:
-        return
-    if groups.data.size == 1 and groups.world.rank == 0:
-        logger.warning(
-            "straggler-threshold names no slow rank: with one data-parallel rank, no two do the same work"
+        run.events.record(
+            "memory", run.state.iteration, bytes=memory.peak_bytes, rank=memory.rank, host=memory.host
         )
-    own = ("forward",) if engine.update.splits_over_data else ("forward", "backward_inner")
-    time = ComputeTime(own, clock or (device_clock() if engine.device.type == "cuda" else HOST_CLOCK))
-    engine.measure_phases(time.measure)
-    yield StragglersHook(
-        groups,
-        time=time,
-        peak=lambda: peak_bytes(engine.device),
-        threshold=threshold,
-        interval=section.log_interval,
-        write=write,
-        events=events,
-    )
