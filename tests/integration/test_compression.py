@@ -56,6 +56,7 @@ def trained(
         Losses, the engine, the groups, and the figures that are logged.
     """
     from neox_model.train.build_step import build_compression
+
     from support import layouts
 
     resolved = resolved_from(settings, devices=ranks)

@@ -59,7 +59,7 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
     """Train each case; return how it ended."""
     from neox_config.errors import NeoXError
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
     from neox_model.train.run import Callback
 
     class Flip(Callback):
@@ -89,7 +89,7 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
         with world_of(2, Path(folder), name=str(number)):
             groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             try:
-                run.train_in(groups, resolved)
+                open_run.train_in(groups, resolved)
                 ended[save.name] = "the end"
             except NeoXError as error:
                 ended[save.name] = f"{error.exit_code}: {error}"
@@ -135,7 +135,7 @@ RANDOM_FLIPS, CLEAN_STEPS = 200, 20_000
 
 def flip_and_train() -> dict[str, int]:
     """Compare after each of many steps without a fault and after random flips; return the alarms of both."""
-    from neox_model.train.callbacks.copies import CopiesDifferError, CopiesCallback, _pieces
+    from neox_model.train.callbacks.copies import CopiesCallback, CopiesDifferError, _pieces
     from support.worlds import forget_deepspeeds_world
 
     found = {"steps": 0, "false": 0, "flips": 0, "located": 0}

@@ -60,7 +60,7 @@ def test_the_iterations_read_each_token_at_most_as_often_as_there_are_passes(tmp
 def train(folder: str, data_path: str) -> list[tuple[int, str | None]]:
     """Train and stop, resume, then resume with another batch size, and with other data; runs in the rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
     ended: list[tuple[int, str | None]] = []
     groups, states = create_groups(1, 1), []
@@ -76,7 +76,7 @@ def train(folder: str, data_path: str) -> list[tuple[int, str | None]]:
     for more in ({"exit_interval": 20}, {}, {"train_micro_batch_size_per_gpu": 3}):
         resolved = resolved_with(Path(folder), common | more)
         try:
-            run.train_in(groups, resolved)
+            open_run.train_in(groups, resolved)
             ended.append((states[-1].iteration, None))
         except (NeoXError, DataError) as error:
             ended.append((resolved.config.training.iterations, str(error)))
@@ -85,7 +85,7 @@ def train(folder: str, data_path: str) -> list[tuple[int, str | None]]:
         shutil.copy(f"{folder}/other/corpus.{ending}", f"{data_path}.{ending}")
     Path(f"{data_path}.manifest.json").unlink(missing_ok=True)
     try:
-        run.train_in(groups, other)
+        open_run.train_in(groups, other)
     except (NeoXError, DataError) as error:
         ended.append((other.config.training.iterations, str(error)))
     return ended

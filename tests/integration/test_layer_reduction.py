@@ -65,9 +65,7 @@ def test_a_student_starts_from_the_layers_of_its_teacher(tmp_path) -> None:
 def losses(folder: str, corpus: str, **layout: Any) -> list[float]:
     """Train a student with all terms in the present world; return its losses."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
-    from neox_model.train.run import Callback
-    from neox_model.train.run import Extensions
+    from neox_model.train.run import Callback, Extensions
     from support.settings import SMALL_TRAINING, resolved_from
 
     found: list[float] = []

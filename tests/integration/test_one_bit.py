@@ -196,7 +196,7 @@ def test_replicas_stay_equal_and_skip_together(optimizer, precision):
 def train_split(optimizer: str, params: dict) -> list[list[bool]]:
     """Return, by update, whether replicas and what tensor-parallel ranks do not split are the same."""
     from neox_model.parallel.logical import split_dim_of
-    from neox_model.train.callbacks.copies import CopiesDifferError, CopiesCallback
+    from neox_model.train.callbacks.copies import CopiesCallback, CopiesDifferError
 
     training, batches = started(
         {"precision": "bfloat16"}, optimizer=optimizer, params=params, model_parallel_size=2

@@ -57,7 +57,7 @@ def train_each(trainings: list[dict[str, Any]], resumed_from: str) -> None:
     from torch import distributed
 
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run, saving
+    from neox_model.train import open_run, saving
 
     seconds = (60.0, 3600.0)[int(os.environ["RANK"])]
     for settings in trainings:
@@ -69,7 +69,7 @@ def train_each(trainings: list[dict[str, Any]], resumed_from: str) -> None:
         resolved = resolved_from(SMALL_TRAINING | {"train_iters": 10} | settings, devices=2)
         groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         with patch.object(saving, "SaveClock", partial(saving.SaveClock, now=Ticks(seconds))):
-            run.train_in(groups, resolved)
+            open_run.train_in(groups, resolved)
         distributed.barrier()
 
 

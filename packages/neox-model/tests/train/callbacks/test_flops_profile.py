@@ -15,10 +15,12 @@ from neox_config.schema.sections.engine import FlopsProfiler
 from neox_config.spec.model import ModelSpec
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.callbacks.flops_profile import FlopsCallback
+from neox_model.train.loop import Loop
 from neox_model.train.state import StepReport, TrainState
 from support import layouts
 from support.distributed import run_ranks
 from support.layouts import LAYOUTS, SETTINGS, SMALL
+from support.runs import a_run, count
 from support.settings import resolved_from
 from support.worlds import forget_deepspeeds_world
 
@@ -40,7 +42,7 @@ PROFILED, ITERATIONS = 2, 3
 def profile(folder: str) -> dict[str, dict[str, Any]]:
     """Return what this rank's profile of each case holds; runs in every rank."""
     from neox_model.metrics.flops import FlopProfile, count_flops
-    from neox_model.train import flops_profile
+    from neox_model.train.callbacks import flops_profile
 
     profiles: list[FlopProfile] = []
     found: dict[str, dict[str, Any]] = {}
@@ -58,20 +60,22 @@ def profile(folder: str) -> dict[str, dict[str, Any]]:
         block = {"enabled": True, "profile_step": PROFILED, "output_file": str(path)}
         resolved = resolved_from(COMMON | settings | {"flops_profiler": block}, devices=dist.get_world_size())
         started = layouts.start(resolved)
-        step = flops_profile.FlopsCallback(
-            started.step,
-            resolved.config.engine.flops_profiler,
-            engine=started.engine,
+        callback = flops_profile.FlopsCallback(
+            resolved.config.engine.flops_profiler, groups=started.groups, formula=lambda tokens: 1000
+        )
+        run = a_run(
+            callback,
+            state=TrainState(last_iteration=ITERATIONS, samples_per_iteration=layouts.SAMPLES),
             groups=started.groups,
-            state=(state := TrainState(last_iteration=ITERATIONS, samples_per_iteration=layouts.SAMPLES)),
-            formula=lambda tokens: 1000,
+            engine=started.engine,
+            step=started.step,
         )
         batches = layouts.batches_of(resolved, started.groups)
         accumulation = resolved.run.batch.accumulation
+        loop = Loop(run, batches)
         for _ in range(ITERATIONS):
-            step.evaluate(batches, accumulation)
-            step(batches)
-            state.iteration += 1
+            started.step.evaluate(batches, accumulation)
+            loop.run(1)
         seen = profiles.pop()
         assert not profiles
         found[name] = {
@@ -176,19 +180,11 @@ class OneProduct:
 
 def logged(caplog, *, start: int, output_file: Path | None = None) -> str:
     """Return what is logged about five iterations after `start`."""
-    state = TrainState(iteration=start, last_iteration=9, samples_per_iteration=1)
-    step = FlopsCallback(
-        (computed := OneProduct()),
-        FlopsProfiler(enabled=True, profile_step=3, output_file=output_file and str(output_file)),
-        engine=computed,
-        groups=SINGLE_PROCESS,
-        state=state,
-        formula=lambda tokens: tokens,
-    )
+    section = FlopsProfiler(enabled=True, profile_step=3, output_file=output_file and str(output_file))
+    callback = FlopsCallback(section, groups=SINGLE_PROCESS, formula=lambda tokens: tokens)
+    computed = OneProduct()
     with caplog.at_level(logging.INFO, logger="neox_model"):
-        for _ in range(5):
-            step(iter(()))
-            state.iteration += 1
+        count(callback, last=start + 5, iteration=start, engine=computed, step=computed)
     return caplog.text
 
 

@@ -106,7 +106,7 @@ def train(
     import torch
 
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import loading, run
+    from neox_model.train import loading, open_run
     from support.worlds import world_of
 
     load, ended, heard = loading.load_checkpoint, {}, []
@@ -134,7 +134,7 @@ def train(
         with world_of(2, Path(folder), name=name):
             groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             try:
-                run.train_in(groups, resolved)
+                open_run.train_in(groups, resolved)
                 ended[name] = heard.pop() if heard else ""
             except CheckpointError as error:
                 ended[name] = str(error)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from neox_model.train import profilers
-from neox_model.train.loop import Loop
+from neox_model.train.callbacks import profilers
 from neox_model.train.callbacks.profilers import MemoryCallback
 from neox_model.train.state import StepReport, TrainState
+from support.runs import a_run, count
 
 
 class Recorder:
-    """What the hook did, in order; `events` may raise an error when memory is dumped."""
+    """What the callback did, in order; `events` may raise an error when memory is dumped."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
@@ -44,16 +44,14 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return Recorder(monkeypatch)
 
 
-def run(recorder: Recorder, folder: Path, *, first: int = 0, last: int = 2, end: int = 4) -> TrainState:
-    state = TrainState(last_iteration=end, samples_per_iteration=1, iteration=first)
-    hook = MemoryCallback(last, folder, rank=3)
-    hook.start()
-    Loop(state, recorder.step, iter(()), [hook]).run()  # type: ignore[arg-type]
-    return state
+def trained(recorder: Recorder, folder: Path, *, first: int = 0, last: int = 2, end: int = 4) -> TrainState:
+    callback = MemoryCallback(last, folder, rank=3)
+    callback.start()
+    return count(callback, last=end, iteration=first, step=recorder.step)
 
 
 def test_a_snapshot_is_written_after_the_last_recorded_iteration(recorder, tmp_path):
-    run(recorder, tmp_path / "memory")
+    trained(recorder, tmp_path / "memory")
     assert recorder.done == ["record", "step", "step", "dump", "stop", "step", "step"]
     assert [path.name for path in (tmp_path / "memory").iterdir()] == [
         "rank-00003.iterations-1-2.memory.pickle"
@@ -61,21 +59,21 @@ def test_a_snapshot_is_written_after_the_last_recorded_iteration(recorder, tmp_p
 
 
 def test_a_training_that_ends_earlier_writes_what_it_recorded(recorder, tmp_path):
-    run(recorder, tmp_path, first=1, last=9, end=3)
+    trained(recorder, tmp_path, first=1, last=9, end=3)
     assert recorder.done == ["record", "step", "step", "dump", "stop"]
     assert [path.name for path in tmp_path.iterdir()] == ["rank-00003.iterations-2-3.memory.pickle"]
 
 
 def test_a_training_that_resumes_later_records_only_its_start(recorder, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    run(recorder, tmp_path / "memory", first=2, last=2)
+    trained(recorder, tmp_path / "memory", first=2, last=2)
     assert recorder.done == ["record", "stop", "step", "step"]
     assert "no allocations are recorded: iteration 2" in caplog.text
     assert not (tmp_path / "memory").exists()
 
 
 def test_running_out_of_memory_writes_a_snapshot(recorder, tmp_path):
-    run(recorder, tmp_path, first=2, last=2)
+    trained(recorder, tmp_path, first=2, last=2)
     recorder.observer()
     recorder.observer()
     assert recorder.done.count("dump") == 1
@@ -83,7 +81,7 @@ def test_running_out_of_memory_writes_a_snapshot(recorder, tmp_path):
 
 
 def test_no_error_reaches_the_allocator(recorder, tmp_path, caplog):
-    run(recorder, tmp_path, first=2, last=2)
+    trained(recorder, tmp_path, first=2, last=2)
     recorder.error = RuntimeError("the history is broken")
     recorder.observer()
     assert "after running out of memory was not written" in caplog.text
@@ -91,19 +89,19 @@ def test_no_error_reaches_the_allocator(recorder, tmp_path, caplog):
 
 def test_a_snapshot_that_cannot_be_written_does_not_end_the_training(recorder, tmp_path, caplog):
     recorder.error = OSError("no space left on device")
-    assert run(recorder, tmp_path).iteration == 4
+    assert trained(recorder, tmp_path).iteration == 4
     assert "was not written: no space left on device" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.gpu
 def test_pytorch_writes_a_snapshot_with_the_allocations(tmp_path):
-    hook = MemoryCallback(1, tmp_path, rank=0)
-    state = TrainState(last_iteration=2, samples_per_iteration=1)
-    hook.start()
-    hook.on_start(state)
+    callback = MemoryCallback(1, tmp_path, rank=0)
+    run = a_run(callback)
+    callback.start()
+    callback.on_start(run)
     kept = torch.ones(1000, device="cuda")
-    state.iteration = 1
-    hook.on_step(state, StepReport(loss=kept.sum(), grad_norm=None, skipped=False, tokens=1))
+    run.state.iteration = 1
+    callback.on_step(run, StepReport(loss=kept.sum(), grad_norm=None, skipped=False, tokens=1))
     (path,) = tmp_path.iterdir()
     assert b"test_memory" in path.read_bytes()

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from neox_model.train.callbacks.tensors import AveragedNoiseScale, GradientNoise, NoiseScale, estimate
+from neox_model.train.state import TrainState
+from support.runs import a_run
 
 
 def test_the_estimates_are_unbiased():
@@ -39,8 +41,8 @@ def test_the_average_forgets_old_estimates():
 
 
 def test_a_weight_that_is_trained_later_had_no_gradient_before():
-    calls, state = [], SimpleNamespace(samples_per_iteration=8)
-    scale = GradientNoise(SimpleNamespace(before=calls.append), state, count=2, on_host=False)
+    calls, state = [], TrainState(last_iteration=9, samples_per_iteration=8)
+    scale = GradientNoise(SimpleNamespace(before=calls.append), count=2, on_host=False)
     for gradients in (
         {"old": torch.tensor([3.0])},
         {"new": torch.tensor([4.0, 0.0]), "old": torch.tensor([3.0])},
@@ -52,7 +54,7 @@ def test_a_weight_that_is_trained_later_had_no_gradient_before():
                 norm_of=lambda sums: torch.cat(list(sums.values())).norm(),
             )
         )
-    found = scale.metrics()
+    found = scale.measure(a_run(state=state))
     # The mean gradient of both updates is (3, 2, 0).
     expected = estimate(small=8, small_square=(9 + 25) / 2, large=16, large_square=13)
     assert found["gradient_noise_scale/noise"] == pytest.approx(expected.noise)

@@ -12,26 +12,33 @@ from typing import Any
 import pytest
 import torch
 
-from neox_model.train.loop import Loop
+import support
+from neox_launcher.worker.reporting import Progress
 from neox_model.train.callbacks.profilers import ProfileCallback
-from neox_model.train.state import StepReport, TrainState
+from neox_model.train.state import StepReport
+from support.runs import a_run, count
 
 CPU = torch.device("cpu")
 
 
-class Step:
-    """A step that multiplies two matrices."""
-
-    def __call__(self, batches: Any) -> StepReport:
-        loss = (torch.ones(8, 8) @ torch.ones(8, 8)).sum()
-        return StepReport(loss=loss, grad_norm=None, skipped=False, tokens=1)
+def step(batches: Any) -> StepReport:
+    """Multiply two matrices."""
+    loss = (torch.ones(8, 8) @ torch.ones(8, 8)).sum()
+    return StepReport(loss=loss, grad_norm=None, skipped=False, tokens=1)
 
 
-def traced(folder: Path, iterations: range, *, first: int = 0, last: int = 6, **given: Any) -> list[str]:
-    """Names of the files after a training from iteration `first` + 1 to `last`."""
-    state = TrainState(last_iteration=last, samples_per_iteration=1, iteration=first)
-    hook = ProfileCallback(iterations, [folder], rank=0, device=CPU, **given)
-    Loop(state, Step(), iter(()), [hook]).run()
+def traced(
+    folder: Path,
+    iterations: range,
+    *,
+    first: int = 0,
+    last: int = 6,
+    is_of_memory: bool = False,
+    **parts: Any,
+) -> list[str]:
+    """Names of the files after a run from iteration `first` + 1 to `last`."""
+    callback = ProfileCallback(iterations, [folder], rank=0, device=CPU, is_of_memory=is_of_memory)
+    count(callback, last=last, iteration=first, step=step, **parts)
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
@@ -93,28 +100,27 @@ def test_allocations_are_traced_on_request(tmp_path):
 
 def test_a_trace_that_cannot_be_written_does_not_end_the_training(tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    state = TrainState(last_iteration=4, samples_per_iteration=1)
-    hook = ProfileCallback(range(2, 3), [tmp_path / "file" / "profile"], rank=0, device=CPU)
-    Loop(state, Step(), iter(()), [hook]).run()
-    assert state.iteration == 4
+    callback = ProfileCallback(range(2, 3), [tmp_path / "file" / "profile"], rank=0, device=CPU)
+    assert count(callback, step=step).iteration == 4
     assert "the trace of rank 0 was not written, training continues" in caplog.text
 
 
 def test_an_error_leaves_no_profiler_running(tmp_path):
-    state = TrainState(last_iteration=4, samples_per_iteration=1)
-    hook = ProfileCallback(range(1, 3), [tmp_path], rank=0, device=CPU)
-    hook.on_start(state)
-    hook.close()
+    callback = ProfileCallback(range(1, 3), [tmp_path], rank=0, device=CPU)
+    callback.on_start(a_run(callback))
+    callback.close()
     assert not torch.autograd._profiler_enabled()
     assert list(tmp_path.iterdir()) == []
 
 
 LIMITED = """
 import json, pathlib, resource, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[3:]
+from support.runs import a_run
 from test_profile import traced
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
-print(json.dumps(traced(pathlib.Path(sys.argv[2]), range(3, 5))))
+a_run()  # Its configuration is read from a file.
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+print(json.dumps(traced(pathlib.Path(sys.argv[1]), range(3, 5))))
 """
 
 
@@ -122,7 +128,8 @@ print(json.dumps(traced(pathlib.Path(sys.argv[2]), range(3, 5))))
 @pytest.mark.parametrize("limit", [0, 2000])
 def test_a_trace_that_pytorch_could_not_write_is_an_error_and_no_file(tmp_path, limit):
     """PyTorch only prints a message when a file cannot be written, such as on a full disk."""
-    given = [str(Path(__file__).parent), str(tmp_path / "profile"), str(limit)]
+    folders = [str(Path(__file__).parent), str(Path(support.__file__).parents[1])]
+    given = [str(tmp_path / "profile"), str(limit), *folders]
     done = subprocess.run([sys.executable, "-c", LIMITED, *given], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "the trace of rank 0 was not written, training continues" in done.stderr
@@ -130,9 +137,8 @@ def test_a_trace_that_pytorch_could_not_write_is_an_error_and_no_file(tmp_path, 
 
 def test_a_folder_that_cannot_be_written_is_named_and_the_other_one_receives_the_trace(tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    state = TrainState(last_iteration=4, samples_per_iteration=1)
     folders = [tmp_path / "profile", tmp_path / "file" / "memory"]
-    Loop(state, Step(), iter(()), [ProfileCallback(range(2, 3), folders, rank=0, device=CPU)]).run()
+    count(ProfileCallback(range(2, 3), folders, rank=0, device=CPU), step=step)
     assert len(list(folders[0].iterdir())) == 1
     assert f"the trace {folders[1]}/rank-00000" in caplog.text
 
@@ -141,12 +147,13 @@ def test_writing_is_reported_and_a_range_that_is_past_is_logged(tmp_path, caplog
     caplog.set_level(logging.INFO)
     written: list[int] = []
 
-    def while_writing(iteration: int) -> AbstractContextManager[object]:
-        written.append(iteration)
-        return nullcontext()
+    class Reported(Progress):
+        def repeated(self, iteration: int) -> AbstractContextManager[None]:
+            written.append(iteration)
+            return nullcontext()
 
-    traced(tmp_path, range(2, 4), while_writing=while_writing)
+    traced(tmp_path, range(2, 4), progress=Reported(0))
     assert written == [3]
-    traced(tmp_path, range(2, 4), first=3, while_writing=while_writing)
+    traced(tmp_path, range(2, 4), first=3, progress=Reported(0))
     assert written == [3]
     assert "nothing is traced: iteration 3" in caplog.text

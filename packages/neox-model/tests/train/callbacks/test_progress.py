@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,26 +11,25 @@ import torch
 
 from neox_launcher.worker.reporting import ALL_DONE, Progress
 from neox_model.metrics.throughput import Throughput
-from neox_model.metrics.timers import Timers
 from neox_model.parallel.flight_recorder import newest_per_group
+from neox_model.train.callbacks.checkpoint import CheckpointCallback
 from neox_model.train.callbacks.progress import (
     ProgressCallback,
     reported_progress,
     while_saving,
 )
-from neox_model.train.saving import CheckpointCallback
 from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
+from support.runs import a_run
 
 
 def test_progress_is_the_iteration_and_ends_with_the_training(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
-    hook = ProgressCallback(Progress(3), schedule=Curve(), throughput=None)
-    state = TrainState(last_iteration=9, samples_per_iteration=8)
-    state.iteration = 7
-    hook.on_step(state, None)
+    callback, run = ProgressCallback(), a_run(progress=Progress(3))
+    run.state.iteration = 7
+    callback.on_step(run, None)
     assert int((tmp_path / "rank-3.progress").read_text()) == 7
-    hook.on_end(state)
+    callback.on_end(run)
     assert int((tmp_path / "rank-3.progress").read_text()) == ALL_DONE
 
 
@@ -45,18 +45,14 @@ def read_status(folder):
 
 @pytest.fixture
 def reports(tmp_path, monkeypatch):
-    """A hook of rank 0, and a function that finishes an iteration at a time with a loss."""
+    """A callback of rank 0, and a function that finishes an iteration at a time with a loss."""
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
-    progress, schedule, clock = Progress(0), Curve(), SimpleNamespace(now=0.0)
-    state = TrainState(last_iteration=9, samples_per_iteration=8)
-    state.iteration = 2
-    hook = ProgressCallback(
-        progress,
-        schedule=schedule,
-        throughput=Throughput(flops_per_token=1e9, causal_flops_per_token=9e8, num_devices=2),
-        clock=lambda: clock.now,
-    )
-    hook.on_start(state)
+    schedule, clock = Curve(), SimpleNamespace(now=0.0)
+    callback = ProgressCallback(clock=lambda: clock.now)
+    state = TrainState(last_iteration=9, samples_per_iteration=8, iteration=2)
+    throughput = Throughput(flops_per_token=1e9, causal_flops_per_token=9e8, num_devices=2)
+    run = a_run(callback, state=state, schedule=schedule, throughput=throughput)
+    callback.on_start(run)
 
     def step(now, loss, loss_scale=None):
         clock.now = now
@@ -65,10 +61,10 @@ def reports(tmp_path, monkeypatch):
         )
         state.advance(report)
         schedule.current_rate += 1.0
-        hook.on_step(state, report)
+        callback.on_step(run, report)
         return read_status(tmp_path)
 
-    return SimpleNamespace(step=step, hook=hook, state=state, progress=progress)
+    return SimpleNamespace(step=step, end=partial(callback.on_end, run), state=state, progress=run.progress)
 
 
 def test_the_status_is_reported_once_a_second_with_the_rate_of_the_finished_update(reports, tmp_path):
@@ -98,7 +94,7 @@ def test_rates_leave_the_time_in_phases_out(reports, tmp_path):
 def test_the_last_iteration_is_reported_however_soon_it_follows(reports, tmp_path):
     reports.step(10.0, 3.0)
     reports.step(10.1, 2.0)
-    reports.hook.on_end(reports.state)
+    reports.end()
     found = read_status(tmp_path)
     assert (found["phase"], found["iteration"], found["metrics"]["loss/train"]) == ("finishing", 4, 2.0)
 
@@ -148,7 +144,7 @@ def test_numbers_that_arrive_late_are_reported_with_their_iteration(reports, arr
 def test_the_last_loss_is_that_of_the_last_iteration_however_late_it_arrives(reports, arrivals, tmp_path):
     for number in range(6):
         reports.step(10.0 + number / 10, 6.0 - number)
-    reports.hook.on_end(reports.state)
+    reports.end()
     found = read_status(tmp_path)
     assert (found["iteration"], found["metrics"]["loss/train"]) == (8, 1.0)
 
@@ -186,29 +182,25 @@ def test_metrics_and_warnings_are_reported(tmp_path, monkeypatch):
 def test_progress_is_reported_during_a_save(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
     monkeypatch.setattr("neox_launcher.worker.reporting._BEAT_SECONDS", 0.001)
-    progress, told, saved = Progress(0), tmp_path / "rank-0.progress", []
+    told, saved = tmp_path / "rank-0.progress", []
 
-    def save(state):
+    def save(run, folder):
         saved.append(told.stat().st_mtime_ns)
         deadline = time.monotonic() + 300
         while told.stat().st_mtime_ns == saved[0]:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        assert int(told.read_text()) == state.iteration
+        assert int(told.read_text()) == run.state.iteration
 
-    hook = CheckpointCallback(
-        save, interval=2, timers=Timers(), before_save=lambda: None, while_saving=progress.repeated
-    )
-    state = TrainState(last_iteration=9, samples_per_iteration=8)
-    state.iteration = 4
-    hook.on_step(state, None)
+    callback = CheckpointCallback(tmp_path, interval=2, save=save)
+    state = TrainState(last_iteration=9, samples_per_iteration=8, iteration=4)
+    callback.on_step(a_run(callback, state=state), None)
     assert len(saved) == 1
 
 
 def test_nothing_is_reported_without_an_agent(monkeypatch):
     monkeypatch.delenv("NEOX_RUN_DIR", raising=False)
-    hook = ProgressCallback(Progress(0), schedule=Curve(), throughput=None)
-    hook.on_end(TrainState(last_iteration=1, samples_per_iteration=8))
+    ProgressCallback().on_end(a_run())
 
 
 def test_the_newest_collective_of_each_group_counts():

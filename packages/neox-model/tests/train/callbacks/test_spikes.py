@@ -1,6 +1,7 @@
 import json
 import math
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +11,23 @@ import torch
 from neox_config.errors import NeoXError
 from neox_config.facts.spikes import LEFT_OUT
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.metrics.events import Events
-from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train import loading
-from neox_model.train.data.position import merged
-from neox_model.train.run import Callback
-from neox_model.train.callbacks.guard import (
-    NonfiniteGuard,
+from neox_model.train.callbacks import spikes
+from neox_model.train.callbacks.guard import NonfiniteGuard
+from neox_model.train.callbacks.spikes import (
     RepeatedSpikesError,
     RollbackError,
+    SpikeDetection,
     SpikeHandler,
 )
+from neox_model.train.callbacks.steps import LeftOutBatches
+from neox_model.train.data.position import merged
 from neox_model.train.loading import read_left_out, write_left_out
-from neox_model.train.loop import Loop
 from neox_model.train.recent_losses import RecentLosses
+from neox_model.train.run import Callback
 from neox_model.train.state import StepReport, TrainState
-from neox_model.train.callbacks.steps import LeftOutBatches, SpikeDetection
 from support.read_backs import ReadBacks
+from support.runs import AfterStep, Record, a_run, train
 from support.settings import SMALL_TRAINING, resolved_from
 
 WINDOW = 5
@@ -72,6 +73,8 @@ def test_the_window_keeps_the_last_losses_of_applied_updates():
 class Step:
     """A step with given losses, whose batches are their numbers, two per iteration."""
 
+    accumulation = 2
+
     def __init__(self, losses):
         self.losses, self.trained = losses, []
 
@@ -82,46 +85,21 @@ class Step:
         return StepReport(loss=torch.tensor(loss), grad_norm=None, skipped=False, tokens=8)
 
 
-class Recorded:
-    """A writer that keeps events."""
-
-    def __init__(self):
-        self.events = []
-
-    def write(self, metrics, iteration):
-        pass
-
-    def flush(self):
-        pass
-
-    def close(self):
-        pass
-
-    def event(self, kind, iteration, content):
-        self.events.append((kind, iteration, dict(content)))
+@pytest.fixture(autouse=True)
+def _documents(monkeypatch):
+    monkeypatch.setattr(
+        "neox_model.train.run.documents_of",
+        lambda dataset, samples: f"documents of {samples.start} to {samples.stop}",
+    )
 
 
-class Saving(Callback):
-    """Saves during an attempt, after all losses so far are judged."""
+class Attempts:
+    """A run of four samples per iteration, in attempts like those of the launcher."""
 
-    def __init__(self, run, handler, guard, iterations):
-        self.run, self.handler, self.guard, self.iterations = run, handler, guard, iterations
-
-    def on_step(self, state, report):
-        if state.iteration in self.iterations:
-            self.guard.catch_up()
-            self.run.saved = json.loads(json.dumps(state.state_dict()))
-            self.handler.saved(state.iteration)
-
-
-class Run:
-    """A training of four samples per iteration, in attempts like those of the launcher."""
-
-    def __init__(self, losses, action, **settings):
-        self.losses, self.action, self.saved = losses, action, None
-        self.settings = {"patience": 3, "batches": 1, **settings}
-        self.stored = ()
-        self.record = Recorded()
+    def __init__(self, monkeypatch, losses, action, *, patience=3, batches=1):
+        self.losses, self.saved, self.stored, self.record = losses, None, (), Record()
+        self._handler = partial(SpikeHandler, action, patience=patience, batches=batches)
+        monkeypatch.setattr(spikes, "leave_out", lambda run, ranges: setattr(self, "stored", ranges))
 
     def attempt(self, *, until=None, saves=()):
         """Train from the saved state on; save after iteration `until` and end there, and at `saves`."""
@@ -134,34 +112,36 @@ class Run:
             state.load_state_dict(self.saved)
         state.left_out = merged(state.left_out, self.stored)
         self.state, self.step = state, Step(self.losses)
-        handler = SpikeHandler(
-            self.action,
+
+        def save(run):
+            if state.iteration in saves:
+                run.before_save()
+                self.saved = json.loads(json.dumps(state.state_dict()))
+                run.after_save(state.iteration)
+
+        handler = self._handler()
+        run = a_run(
+            *(SpikeDetection(6.0, skips=False), LeftOutBatches(), handler, guard_of(handler)),
+            AfterStep(save),
             state=state,
-            documents=lambda samples: f"documents of {samples.start} to {samples.stop}",
-            reports=True,
-            before_end=lambda: None,
-            leave_out=lambda ranges: setattr(self, "stored", ranges),
-            events=Events([self.record]),
-            **self.settings,
+            step=self.step,
+            writers=[self.record],
         )
-        guard = NonfiniteGuard(
-            patience=3,
-            interval=1,
-            min_loss_scale=None,
-            documents=str,
-            reports=True,
-            before_end=lambda: None,
-            on_spike=handler,
-        )
-        detection = SpikeDetection(self.step, state.recent_losses, threshold=6.0, skips=None)
-        step = LeftOutBatches(detection, accumulation=2, is_left_out=lambda: state.leaves_out_next)
-        hooks = [guard, Saving(self, handler, guard, saves)]
-        Loop(state, step, iter(range(2 * state.iteration, 1000)), hooks).run()
+        train(run, range(2 * state.iteration, 1000))
         self.saved = json.loads(json.dumps(state.state_dict()))
 
 
-def test_a_spike_is_reported_with_its_documents(caplog):
-    run = Run([*NORMAL, SPIKE, 2.0], "continue")
+@pytest.fixture
+def attempts(monkeypatch):
+    return partial(Attempts, monkeypatch)
+
+
+def guard_of(handler, patience=3):
+    return NonfiniteGuard(patience=patience, interval=1, min_loss_scale=None, spikes=handler)
+
+
+def test_a_spike_is_reported_with_its_documents(attempts, caplog):
+    run = attempts([*NORMAL, SPIKE, 2.0], "continue")
     run.attempt()
     (text,) = [record.getMessage() for record in caplog.records]
     assert text.startswith("the loss of iteration 7, 9, is a spike (the limit is 3.8")
@@ -169,9 +149,9 @@ def test_a_spike_is_reported_with_its_documents(caplog):
     assert run.state.recent_losses.values() == pytest.approx([1.5, 2.2, 1.9, 2.1, SPIKE, 2.0][-WINDOW:])
 
 
-def test_a_spike_is_recorded_before_a_rollback_ends_the_attempt():
+def test_a_spike_is_recorded_before_a_rollback_ends_the_attempt(attempts):
     for action, ending in (("continue", nullcontext()), ("rollback", pytest.raises(RollbackError))):
-        run = Run([*NORMAL, SPIKE, 2.0], action)
+        run = attempts([*NORMAL, SPIKE, 2.0], action)
         with ending:
             run.attempt()
         [(kind, iteration, content)] = run.record.events
@@ -183,8 +163,8 @@ def test_a_spike_is_recorded_before_a_rollback_ends_the_attempt():
 
 
 @pytest.mark.parametrize("batches", [1, 3])
-def test_a_rollback_leaves_out_the_batches_and_resumes_exactly(batches):
-    run = Run([*NORMAL, SPIKE, 2.0, 2.3, 2.4], "rollback", batches=batches)
+def test_a_rollback_leaves_out_the_batches_and_resumes_exactly(attempts, batches):
+    run = attempts([*NORMAL, SPIKE, 2.0, 2.3, 2.4], "rollback", batches=batches)
     run.attempt(until=5)
     with pytest.raises(RollbackError, match="it leaves out samples") as failure:
         run.attempt()
@@ -208,8 +188,8 @@ def test_a_rollback_leaves_out_the_batches_and_resumes_exactly(batches):
     assert not smaller.leaves_out_next
 
 
-def test_rollbacks_to_the_same_checkpoint_end_at_the_limit():
-    run = Run([*NORMAL, SPIKE, SPIKE, SPIKE, 2.0], "rollback", patience=2)
+def test_rollbacks_to_the_same_checkpoint_end_at_the_limit(attempts):
+    run = attempts([*NORMAL, SPIKE, SPIKE, SPIKE, 2.0], "rollback", patience=2)
     for expected in (((24, 28),), ((24, 28), (28, 32))):
         with pytest.raises(RollbackError):
             run.attempt()
@@ -219,8 +199,8 @@ def test_rollbacks_to_the_same_checkpoint_end_at_the_limit():
     assert failure.value.exit_code == 5
 
 
-def test_rollbacks_to_different_checkpoints_do_not_add_up():
-    run = Run([*NORMAL, SPIKE, 2.0, SPIKE, 2.0], "rollback", patience=1)
+def test_rollbacks_to_different_checkpoints_do_not_add_up(attempts):
+    run = attempts([*NORMAL, SPIKE, 2.0, SPIKE, 2.0], "rollback", patience=1)
     with pytest.raises(RollbackError):
         run.attempt()
     run.attempt(until=8)
@@ -230,8 +210,8 @@ def test_rollbacks_to_different_checkpoints_do_not_add_up():
     assert run.state.position.left_out == ((24, 28), (32, 36))
 
 
-def test_a_rollback_leaves_out_nothing_before_the_checkpoint_that_was_saved_last():
-    run = Run([*NORMAL, SPIKE, 2.0], "rollback", batches=5)
+def test_a_rollback_leaves_out_nothing_before_the_checkpoint_that_was_saved_last(attempts):
+    run = attempts([*NORMAL, SPIKE, 2.0], "rollback", batches=5)
     run.attempt(until=2)
     with pytest.raises(RollbackError, match="leaves out samples 20 to 27"):
         run.attempt(saves=[5])
@@ -240,8 +220,8 @@ def test_a_rollback_leaves_out_nothing_before_the_checkpoint_that_was_saved_last
     assert run.state.skipped_iterations == 2
 
 
-def test_patience_counts_rollbacks_since_the_last_save():
-    run = Run([*NORMAL, SPIKE, 2.0, SPIKE, 2.0], "rollback", patience=1)
+def test_patience_counts_rollbacks_since_the_last_save(attempts):
+    run = attempts([*NORMAL, SPIKE, 2.0, SPIKE, 2.0], "rollback", patience=1)
     with pytest.raises(RollbackError):
         run.attempt()
     # This attempt passes the batch that is left out, saves, and finds the next spike.
@@ -251,40 +231,37 @@ def test_patience_counts_rollbacks_since_the_last_save():
     assert run.state.position.left_out == ((24, 28), (32, 36))
 
 
-def test_all_ranks_use_the_loss_that_they_agree_on():
-    seen = window([2.0] * WINDOW)
+def test_all_ranks_use_the_loss_that_they_agree_on(monkeypatch):
     agreed = [torch.tensor(9.0), torch.tensor(2.0)]
-    detection = SpikeDetection(
-        Step([2.0, 50.0]), seen, threshold=6.0, skips=None, agreed=lambda loss: agreed.pop(0)
-    )
-    batches = iter(range(4))
-    assert bool(detection(batches).spiked)
-    assert not bool(detection(batches).spiked)
-    assert seen.values() == [2.0, 2.0, 2.0, 9.0, 2.0]
+    monkeypatch.setattr(spikes, "all_reduce", lambda loss, group, op: agreed.pop(0))
+    state = TrainState(last_iteration=2, samples_per_iteration=4, recent_losses=window([2.0] * WINDOW))
+    found = []
+
+    class Watch(Callback):
+        def on_step(self, run, report):
+            found.append(bool(report.spiked))
+
+    train(a_run(SpikeDetection(6.0, skips=False), Watch(), state=state, step=Step([2.0, 50.0])), range(4))
+    assert found == [True, False]
+    assert state.recent_losses.values() == [2.0, 2.0, 2.0, 9.0, 2.0]
 
 
-def test_an_iteration_is_judged_once_even_if_that_ends_the_training():
+def test_an_iteration_is_judged_once_even_if_that_ends_the_run():
     judged = []
 
-    def fail(iteration):
-        judged.append(iteration.number)
-        raise NeoXError("the end")
+    class Failing:
+        def handle(self, run, iteration):
+            judged.append(iteration.number)
+            raise NeoXError("the end")
 
-    guard = NonfiniteGuard(
-        patience=3,
-        interval=1,
-        min_loss_scale=None,
-        documents=str,
-        reports=True,
-        before_end=lambda: None,
-        on_spike=fail,
-    )
+    guard = guard_of(Failing())
     state = TrainState(last_iteration=9, samples_per_iteration=4, iteration=1, samples=4)
+    run = a_run(guard, state=state)
     report = StepReport(loss=torch.tensor(9.0), grad_norm=None, skipped=False, tokens=8, spiked=True)
-    guard.on_step(state, report)
+    guard.on_step(run, report)
     with pytest.raises(NeoXError, match="the end"):
-        guard.catch_up()
-    guard.catch_up()
+        guard.catch_up(run)
+    guard.catch_up(run)
     assert judged == [1]
 
 
@@ -301,42 +278,25 @@ class Pending:
 class SkippingStep(Step):
     """As an engine: calls what must run before the update, and reports what was decided."""
 
-    def before(self, call):
-        self.call = call
+    def __init__(self, losses, decide):
+        super().__init__(losses)
+        self._decide = decide
 
     def __call__(self, batches):
         report = super().__call__(batches)
         pending = Pending(float(report.loss))
-        self.call(pending)
+        self._decide(pending)
         return StepReport(loss=report.loss, grad_norm=None, skipped=pending.flag, tokens=8)
 
 
 def test_skipped_spikes_do_not_enter_the_window_and_end_at_the_limit(caplog):
     losses = [*NORMAL, SPIKE, 2.0, SPIKE, SPIKE, SPIKE]
     state = TrainState(last_iteration=len(losses), samples_per_iteration=4, recent_losses=window([]))
-    step = SkippingStep(losses)
-    handler = SpikeHandler(
-        "skip",
-        patience=3,
-        batches=1,
-        state=state,
-        documents=str,
-        reports=True,
-        before_end=lambda: None,
-        leave_out=lambda ranges: None,
-    )
-    guard = NonfiniteGuard(
-        patience=1,
-        interval=1,
-        min_loss_scale=None,
-        documents=str,
-        reports=True,
-        before_end=lambda: None,
-        on_spike=handler,
-    )
-    detection = SpikeDetection(step, state.recent_losses, threshold=6.0, skips=step)
+    detection = SpikeDetection(6.0, skips=True)
+    handler = SpikeHandler("skip", patience=3, batches=1)
+    step = SkippingStep(losses, detection.decide)
     with pytest.raises(RepeatedSpikesError, match="the last 3 updates in a row were skipped") as failure:
-        Loop(state, detection, iter(range(100)), [guard]).run()
+        train(a_run(detection, handler, guard_of(handler, 1), state=state, step=step), range(100))
     assert failure.value.exit_code == 5
     assert int(state.skipped_iterations) == 4
     assert state.recent_losses.values() == pytest.approx([*NORMAL, 2.0][-WINDOW:])
@@ -365,28 +325,26 @@ def test_the_file_of_left_out_samples(tmp_path):
             read_left_out(tmp_path, mine)
 
 
-class TrainingOf:
-    """What `add_left_out` reads of a training."""
-
-    def __init__(self, save, load, *, seed=0, finetune=False, samples=0):
-        minimal = SMALL_TRAINING | {"data_path": "unread"}
-        self.resolved = resolved_from(minimal, devices=1)
-        checkpoint = self.resolved.config.checkpoint.replaced(save=save, finetune=finetune)
-        self.config = self.resolved.config.model_copy(update={"checkpoint": checkpoint})
-        self.groups = SINGLE_PROCESS
-        self.load = None if load is None else Path(load)
-        self.datasets = {"train": np.random.default_rng(seed).integers(0, 50, (64, 5))}
-        self.state = TrainState(last_iteration=99, samples_per_iteration=4, samples=samples)
+def run_of(save, load, *, seed=0, finetune=False, samples=0):
+    """A run of which `add_left_out` reads the settings and the samples."""
+    saves = {} if save is None else {"save": save, "save_interval": 100}
+    settings = {"data_path": "unread", "load": load, "finetune": finetune, **saves}
+    return a_run(
+        state=TrainState(last_iteration=99, samples_per_iteration=4, samples=samples),
+        resolved=resolved_from(SMALL_TRAINING | settings),
+        load=None if load is None else Path(load),
+        datasets={"train": np.random.default_rng(seed).integers(0, 50, (64, 5))},
+    )
 
 
 def left_out(*arguments, **settings):
-    training = TrainingOf(*arguments, **settings)
-    loading.add_left_out(training)
-    return training.state.left_out
+    run = run_of(*arguments, **settings)
+    loading.add_left_out(run)
+    return run.state.left_out
 
 
 def store(folder, ranges, **settings):
-    write_left_out(Path(folder), ranges, loading.owner_of(TrainingOf(None, None, **settings)))
+    write_left_out(Path(folder), ranges, loading.owner_of(run_of(None, None, **settings)))
 
 
 @pytest.mark.parametrize("load", [None, "ck", "ck/", "other"])

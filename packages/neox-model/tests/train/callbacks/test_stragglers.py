@@ -1,27 +1,9 @@
 import logging
 
-from neox_model.metrics.events import Events
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.callbacks import stragglers
 from neox_model.train.callbacks.stragglers import RankReport, StragglersCallback
-from neox_model.train.state import TrainState
-
-
-class Record:
-    def __init__(self):
-        self.metrics, self.events = [], []
-
-    def write(self, metrics, iteration):
-        self.metrics.append((iteration, dict(metrics)))
-
-    def event(self, kind, iteration, content):
-        self.events.append((kind, iteration, dict(content)))
-
-    def flush(self):
-        pass
-
-    def close(self):
-        pass
+from support.runs import Record, count
 
 
 class Time:
@@ -40,7 +22,7 @@ class Time:
         return 1.0
 
 
-def run(monkeypatch, times, *, memory=(10.0,), interval=1):
+def compared(monkeypatch, times, *, memory=(10.0,), interval=1):
     """Train with two ranks whose times and memory in each interval are given; return record and time."""
     record, measured, intervals = Record(), Time(), iter(range(len(times)))
 
@@ -56,24 +38,21 @@ def run(monkeypatch, times, *, memory=(10.0,), interval=1):
         ]
 
     monkeypatch.setattr(stragglers, "collect", of_two_ranks)
-    hook = StragglersCallback(
+    callback = StragglersCallback(
         SINGLE_PROCESS,
         time=measured,
         peak=lambda: 0.0,
         threshold=1.5,
         interval=interval,
-        write=record.write,
-        events=Events([record]),
     )
-    for iteration in range(1, interval * len(times) + 1):
-        hook.on_step(TrainState(last_iteration=99, samples_per_iteration=1, iteration=iteration), None)
+    count(callback, last=interval * len(times), writers=[record])
     return record, measured
 
 
 def test_a_rank_is_named_when_it_becomes_slow_and_not_again(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     times = [(1.0, 1.4), (1.0, 1.5), (1.0, 3.0), (1.0, 1.0), (2.0, 1.0)]
-    record, _ = run(monkeypatch, times)
+    record, _ = compared(monkeypatch, times)
     named = [event for event in record.events if event[0] == "straggler"]
     assert named == [
         ("straggler", 2, {"ranks": [1], "hosts": ["host-1"], "seconds": 1.5, "median": 1.0, "factor": 1.5}),
@@ -98,13 +77,13 @@ def test_a_rank_is_named_when_it_becomes_slow_and_not_again(monkeypatch, caplog)
 
 
 def test_ranks_are_compared_once_per_interval_without_the_first_iteration(monkeypatch):
-    record, measured = run(monkeypatch, [(1.0, 1.0)] * 2, interval=3)
+    record, measured = compared(monkeypatch, [(1.0, 1.0)] * 2, interval=3)
     assert [iteration for iteration, _ in record.metrics] == [3, 6]
     assert (measured.discarded, measured.ended) == (1, 5)
 
 
 def test_memory_is_recorded_again_when_it_has_grown_by_a_tenth(monkeypatch):
-    record, _ = run(monkeypatch, [(None, None)] * 4, memory=(10.0, 10.9, 11.5, 11.6))
+    record, _ = compared(monkeypatch, [(None, None)] * 4, memory=(10.0, 10.9, 11.5, 11.6))
     assert record.events == [
         ("memory", 1, {"bytes": 10.0, "rank": 1, "host": "host-1"}),
         ("memory", 3, {"bytes": 11.5, "rank": 1, "host": "host-1"}),
