@@ -63,14 +63,14 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
     from neox_model.train.run import Callback
 
     class Flip(Callback):
-        def __init__(self, engine: Any, what: str) -> None:
-            self.engine, self.what = engine, what
+        def __init__(self, what: str) -> None:
+            self.what = what
 
-        def on_step(self, state, report):
-            if state.iteration == 3 and torch.distributed.get_rank() == 1:
-                flip_bit(self.engine, self.what)
+        def on_step(self, run, report):
+            if run.state.iteration == 3 and torch.distributed.get_rank() == 1:
+                flip_bit(run.engine, self.what)
 
-    build, ended = run.build_hooks, {}
+    add, ended = open_run.add_callbacks, {}
     for number, (layout, what) in enumerate(cases):
         save = Path(folder, f"{layout}-{what}")
         settings = (
@@ -80,12 +80,11 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
             settings |= {"sdc_check_interval": 1000, "save_interval": 4}
         resolved = resolved_from(settings, devices=2)
 
-        def with_flip(training, *rest, what=what, **named):
-            flip = Flip(training.engine, "master" if what == "save" else what)
-            hooks, before_save = build(training, *rest, **named)
-            return [flip, *hooks], before_save
+        def with_flip(run, *rest, what=what):
+            run.callbacks.append(Flip("master" if what == "save" else what))
+            add(run, *rest)
 
-        run.build_hooks = with_flip if what else build
+        open_run.add_callbacks = with_flip if what else add
         with world_of(2, Path(folder), name=str(number)):
             groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             try:

@@ -64,13 +64,13 @@ def train(folder: str, data_path: str) -> list[tuple[int, str | None]]:
 
     ended: list[tuple[int, str | None]] = []
     groups, states = create_groups(1, 1), []
-    loop = run.Loop
+    loop = open_run.Loop
 
-    def watched(state, *rest):
-        states.append(state)
-        return loop(state, *rest)
+    def watched(run, batches):
+        states.append(run.state)
+        return loop(run, batches)
 
-    run.Loop = watched
+    open_run.Loop = watched
     save = {"save": f"{folder}/save", "load": f"{folder}/save", "save_interval": 50}
     common = {"data_path": data_path, "split": "70,30,0"} | save
     for more in ({"exit_interval": 20}, {}, {"train_micro_batch_size_per_gpu": 3}):

@@ -11,6 +11,7 @@ from torch import Tensor, distributed
 
 from support.corpus import write_corpus
 from support.distributed import run_ranks
+from support.runs import a_run
 
 FREEZE = 2
 OPTIMIZER = {"lr": 0.01, "eps": 1e-6, "betas": [0.9, 0.95]}
@@ -202,20 +203,23 @@ def train_split(optimizer: str, params: dict) -> list[list[bool]]:
         {"precision": "bfloat16"}, optimizer=optimizer, params=params, model_parallel_size=2
     )
     mixed, groups = training.engine.update.mixed, training.groups
-    hook, equal = CopiesCallback(training.engine, groups, interval=1), []
+    copies, equal = CopiesCallback(training.engine, groups, interval=1), []
+    run = a_run(copies, engine=training.engine, groups=groups)
     pairs = list(zip(mixed.parameters, mixed.masters, strict=True))
     whole = [master for parameter, master in pairs if split_dim_of(parameter) is None]
     for update in range(FREEZE + 7):
         training.step(batches)
-        hook.compare(update)
+        run.state.iteration = update
+        copies.before_save(run)
         equal.append(
             [is_same_everywhere(mixed.parameters, groups.data), is_same_everywhere(whole, groups.model)]
         )
     if groups.data.rank == 1:
         shared = getattr(mixed.optimizer, "shared_weight", lambda weight: weight)(mixed.masters[0])
         shared.data.view(torch.int32).view(-1)[3] ^= 1 << 20
+    run.state.iteration = FREEZE + 7
     with pytest.raises(CopiesDifferError, match="shared weight" if params == LOCAL else "master weight"):
-        hook.compare(FREEZE + 7)
+        copies.before_save(run)
     return equal
 
 
@@ -238,11 +242,13 @@ def train_stages(optimizer: str, params: dict) -> list[bool]:
     training, batches = started(
         {"precision": "bfloat16"}, optimizer=optimizer, params=params, pipe_parallel_size=2
     )
-    hook, equal = CopiesCallback(training.engine, training.groups, interval=1), []
+    copies, equal = CopiesCallback(training.engine, training.groups, interval=1), []
+    run = a_run(copies, engine=training.engine, groups=training.groups)
     ties = training.engine.update.mixed._ties
     for update in range(FREEZE + 4):
         training.step(batches)
-        hook.compare(update)
+        run.state.iteration = update
+        copies.before_save(run)
         equal.append(is_same_everywhere([master for _, master, _ in ties], training.groups.pipe))
     assert ties
     return equal

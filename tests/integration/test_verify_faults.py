@@ -27,8 +27,8 @@ from neox_model.checkpoint import load, logical, rng_state, shards
 from neox_model.checkpoint.contents import Manifest
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.train import open_run
-from neox_model.train.callbacks.record import RecordCallback
 from neox_model.train.data.batch import Batch
+from neox_model.train.loop import Loop
 from neox_model.train.step import EngineStep
 from neox_model.verify.run import compare
 from support.checkpoint_edits import edit_manifest, edit_tensors
@@ -70,8 +70,7 @@ def plant(fault: str, named: str, base: str = "fp32") -> Callable[[Plant], Plant
 @contextmanager
 def batches(change: Callable[[Iterator[Batch]], Iterator[Batch]]) -> Iterator[None]:
     """Change the stream of micro-batches that the trainer gets."""
-    watch = RecordCallback.watch
-    with patch.object(RecordCallback, "watch", lambda hook, stream: watch(hook, change(iter(stream)))):
+    with patch.object(open_run, "Loop", lambda run, stream: Loop(run, change(iter(stream)))):
         yield
 
 
