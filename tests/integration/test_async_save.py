@@ -196,7 +196,7 @@ def test_a_training_that_ends_with_an_error_first_completes_the_save_under_way(t
     assert "the last 1 update in a row was skipped" in first["not finite"]
     assert "the loss of iteration 8" in first["spike"]
     assert "copies" in first["copies"]
-    assert "cannot save the training's last iteration, 8" in first["refused"]
+    assert "cannot save the last iteration, 8" in first["refused"]
     for name in ENDS:
         assert (tmp_path / name / LATEST).read_text().strip() == checkpoint_name(SAVED), name
         assert [path.name for path in complete_checkpoints(tmp_path / name)] == [checkpoint_name(SAVED)]
