@@ -200,7 +200,7 @@ class Run(RunParts):
             callback.before_save(self)
 
     def after_save(self, iteration: int) -> None:
-        """Tell the callbacks that the checkpoint of an iteration is complete."""
+        """Report to the callbacks that the checkpoint of an iteration is complete."""
         for callback in self.callbacks:
             callback.after_save(self, iteration)
 

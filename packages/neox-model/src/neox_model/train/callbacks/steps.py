@@ -80,7 +80,8 @@ class VaryingLengths(Callback):
     """Lets the sequence length change between iterations, and reports the actual number of tokens.
 
     Args:
-        tokens: returns the tokens of the iteration after so many finished ones, over all replicas.
+        tokens: function of the number of finished iterations that returns the tokens of the next one, over
+            all replicas.
     """
 
     def __init__(self, tokens: Callable[[int], int]) -> None:
@@ -96,7 +97,7 @@ class VaryingLengths(Callback):
         return cls(lambda iteration: samples * schedule(iteration))
 
     def around_step(self, run: Run, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
-        """Forget the shapes of the last step, and count the tokens of this one."""
+        """Discard the shapes of the last step, and count the tokens of this one."""
         run.engine.forget_shapes()
         return replace(step(batches), tokens=self._tokens(run.state.iteration))
 
