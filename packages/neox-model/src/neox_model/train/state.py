@@ -17,7 +17,7 @@ __all__ = ["StepReport", "TrainState"]
 class StepReport:
     """The results of one iteration.
 
-    Scalars stay on the device, so that reporting does not synchronize with it; hooks read many at once.
+    Scalars stay on the device, so that reporting does not synchronize with it; callbacks read many at once.
 
     Args:
         loss: mean over micro-batches and data-parallel ranks, the same on every rank; None if the batch was

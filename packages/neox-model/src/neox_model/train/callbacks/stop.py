@@ -48,7 +48,7 @@ class StopCallback(Callback):
     SIGUSR1, a scheduler's warning, never ends the process. A SIGUSR1 sent while the training loads is pending
     until `on_start`, and ends the training before its first iteration.
 
-    The previous handlers are restored after the last hook's `on_end`, by `on_pause`: an evaluation at the end
+    The previous handlers are restored after the last callback's `on_end`, by `on_pause`: an evaluation at the end
     is ended by a signal as others are, and an upload is not.
 
     Args:
@@ -208,7 +208,7 @@ def find_service(name: str) -> Any:
 class AutoresumeCallback(Callback):
     """Ends the training on all ranks if the service requests it of any, and requests another start.
 
-    Must precede the hook that saves: the last iteration is saved, then rank 0 requests another start.
+    Must precede the callback that saves: the last iteration is saved, then rank 0 requests another start.
 
     Args:
         service: the service.
