@@ -58,7 +58,7 @@ def test_the_phases_of_an_iteration_add_up_and_reach_the_monitors(tmp_path, capf
                 line["time/backward_inner"] + line["time/backward_allreduce"]
             )
             assert min(line[f"time/{part}"] for part in ("forward", "backward_inner", "step")) > 0, name
-            # What is outside all phases is a few hooks.
+            # What is outside all phases is a few callbacks.
             assert 0 <= line["time/other"] < line["time/iteration"], name
         assert ("time/pipeline" in lines[0]) == ("pipeline" in name)
         for phase in DOCUMENTED:
