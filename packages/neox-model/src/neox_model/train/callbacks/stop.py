@@ -48,8 +48,8 @@ class StopCallback(Callback):
     SIGUSR1, a scheduler's warning, never ends the process. A SIGUSR1 sent while the training loads is pending
     until `on_start`, and ends the training before its first iteration.
 
-    The previous handlers are restored after the last callback's `on_end`, by `on_pause`: an evaluation at the end
-    is ended by a signal as others are, and an upload is not.
+    The previous handlers are restored after the last callback's `on_end`, by `on_pause`: an evaluation at
+    the end is ended by a signal as others are, and an upload is not.
 
     Args:
         control: CPU group of all ranks.
