@@ -73,7 +73,7 @@ def trained(
     run = a_run(state=state, resolved=resolved, engine=engine, step=noted, groups=groups)
     callback = CompressionCallback.from_run(run)
     assert callback is not None
-    run.callbacks.append(callback)
+    run.add(callback)
     if breaks == "masks":
         for matrix in callback._compression.matrices:
             for _, pruning in matrix.compression.masks():
@@ -81,7 +81,7 @@ def trained(
                 # The fault: every rank takes its own part for the whole.
                 pruning.whole = lambda part, times=times: part.repeat(times)
     train(run, layouts.batches_of(resolved, groups))
-    return losses, engine, groups, dict(callback.measure(run))
+    return losses, engine, groups, dict(callback.measure())
 
 
 def model_of(name: str, layout: str) -> dict[str, Any]:

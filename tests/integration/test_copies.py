@@ -66,9 +66,9 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
         def __init__(self, what: str) -> None:
             self.what = what
 
-        def on_step(self, run, report):
-            if run.state.iteration == 3 and torch.distributed.get_rank() == 1:
-                flip_bit(run.engine, self.what)
+        def on_step(self, report):
+            if self.run.state.iteration == 3 and torch.distributed.get_rank() == 1:
+                flip_bit(self.run.engine, self.what)
 
     add, ended = open_run.add_callbacks, {}
     for number, (layout, what) in enumerate(cases):

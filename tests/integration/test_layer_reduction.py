@@ -72,7 +72,7 @@ def losses(folder: str, corpus: str, **layout: Any) -> list[float]:
     found: list[float] = []
 
     class Remember(Callback):
-        def on_step(self, run, report) -> None:
+        def on_step(self, report) -> None:
             found.append(float(report.loss))
 
     given = SMALL_TRAINING | {"data_path": corpus} | student(Path(folder, "teacher"), **ALL) | layout

@@ -210,7 +210,7 @@ def train_split(optimizer: str, params: dict) -> list[list[bool]]:
     for update in range(FREEZE + 7):
         training.step(batches)
         run.state.iteration = update
-        copies.before_save(run)
+        copies.before_save()
         equal.append(
             [is_same_everywhere(mixed.parameters, groups.data), is_same_everywhere(whole, groups.model)]
         )
@@ -219,7 +219,7 @@ def train_split(optimizer: str, params: dict) -> list[list[bool]]:
         shared.data.view(torch.int32).view(-1)[3] ^= 1 << 20
     run.state.iteration = FREEZE + 7
     with pytest.raises(CopiesDifferError, match="shared weight" if params == LOCAL else "master weight"):
-        copies.before_save(run)
+        copies.before_save()
     return equal
 
 
@@ -248,7 +248,7 @@ def train_stages(optimizer: str, params: dict) -> list[bool]:
     for update in range(FREEZE + 4):
         training.step(batches)
         run.state.iteration = update
-        copies.before_save(run)
+        copies.before_save()
         equal.append(is_same_everywhere([master for _, master, _ in ties], training.groups.pipe))
     assert ties
     return equal

@@ -44,8 +44,8 @@ class AfterStep(Callback):
     def __init__(self, call):
         self._call = call
 
-    def on_step(self, run, report):
-        self._call(run)
+    def on_step(self, report):
+        self._call(self.run)
 
 
 class CountingStep:
@@ -79,7 +79,9 @@ def a_run(*callbacks, state=None, writers=(), **parts):
     state = TrainState(last_iteration=10, samples_per_iteration=SAMPLES) if state is None else state
     defaults = {"groups": SINGLE_PROCESS, "datasets": {}, "streams": {}, "progress": Progress(0)}
     defaults |= {"resolved": _resolved(), "step": CountingStep(), "metrics": Metrics()}
-    run = Run(**{**absent, **defaults, "state": state, "callbacks": list(callbacks), **parts})
+    run = Run(**{**absent, **defaults, "state": state, **parts})
+    for callback in callbacks:
+        run.add(callback)
     run.metrics.writers, run.events = list(writers), Events(list(writers))
     return run
 
@@ -87,7 +89,7 @@ def a_run(*callbacks, state=None, writers=(), **parts):
 def train(run, batches=(), iterations=None):
     """Train a run on these batches, after its callbacks have loaded."""
     for callback in run.callbacks:
-        callback.on_load(run)
+        callback.on_load()
     Loop(run, iter(batches)).run(iterations)
     return run.state
 

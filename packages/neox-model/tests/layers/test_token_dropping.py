@@ -158,7 +158,7 @@ def test_the_number_is_set_for_the_coming_iteration_also_after_a_restart():
         model, seen = model_of(kept=None), []
 
         class See(Callback):
-            def around_step(self, run, step, batches):
+            def around_step(self, step, batches):
                 seen.append([layer.kept_tokens for layer in token_dropping_layers(model)])
                 return step(batches)
 

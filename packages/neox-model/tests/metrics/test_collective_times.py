@@ -227,10 +227,10 @@ def test_the_table_is_logged_once_at_the_end_or_after_an_error(times, caplog):
     for ends, text in ((True, "of rank 0 in all:"), (False, "of rank 0 until the error:")):
         caplog.clear()
         callback = CollectivesCallback(times, interval=None, rank=0)
-        run = a_run(callback)
-        callback.on_start(run)
+        a_run(callback)
+        callback.on_start()
         if ends:
-            callback.on_end(run)
+            callback.on_end()
         callback.close()
         assert caplog.text.count("collective operations") == caplog.text.count(text) == 1
 

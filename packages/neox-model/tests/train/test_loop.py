@@ -13,30 +13,30 @@ class Calls(Callback):
     def __init__(self, calls, name=""):
         self.calls, self._name = calls, name
 
-    def around_step(self, run, step, batches):
-        self.calls.append((f"{self._name}before", run.state.iteration))
+    def around_step(self, step, batches):
+        self.calls.append((f"{self._name}before", self.run.state.iteration))
         return step(batches)
 
-    def _note(self, call, run):
-        self.calls.append((f"{self._name}{call}", run.state.iteration))
+    def _note(self, call):
+        self.calls.append((f"{self._name}{call}", self.run.state.iteration))
 
-    def on_load(self, run):
-        self._note("load", run)
+    def on_load(self):
+        self._note("load", self.run)
 
-    def on_start(self, run):
-        self._note("start", run)
+    def on_start(self):
+        self._note("start", self.run)
 
-    def on_step(self, run, report):
-        self._note("step", run)
+    def on_step(self, report):
+        self._note("step", self.run)
 
-    def on_end(self, run):
-        self._note("end", run)
+    def on_end(self):
+        self._note("end", self.run)
 
-    def on_pause(self, run):
-        self._note("pause", run)
+    def on_pause(self):
+        self._note("pause", self.run)
 
-    def on_resume(self, run):
-        self._note("resume", run)
+    def on_resume(self):
+        self._note("resume", self.run)
 
 
 def test_callbacks_are_called_around_every_iteration():
@@ -77,9 +77,9 @@ def test_a_finished_run_only_starts_and_ends():
 
 def test_a_callback_may_replace_a_step():
     class Replaced(Callback):
-        def around_step(self, run, step, batches):
+        def around_step(self, step, batches):
             next(batches)
-            return StepReport(loss=None, grad_norm=None, skipped=True, tokens=run.state.iteration)
+            return StepReport(loss=None, grad_norm=None, skipped=True, tokens=self.run.state.iteration)
 
     state = count(Replaced(), last=3)
     assert (state.iteration, state.tokens, state.skipped_iterations) == (3, 0 + 1 + 2, 3)

@@ -324,25 +324,25 @@ class _ProgramCallback(Callback):
         self._callback, self._own = callback, own
         self._next_rate: Tensor | float = 0.0
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Note the first learning rate."""
-        self._next_rate = run.schedule.current_rate
+        self._next_rate = self.run.schedule.current_rate
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Read the results from the device, and call the function."""
         loss, norm, skipped, rate = read_back(
             [report.loss, report.grad_norm, report.skipped, self._next_rate]
         )
         assert rate is not None, "every update has a learning rate"
         step = Step(
-            iteration=run.state.iteration,
+            iteration=self.run.state.iteration,
             loss=loss,
             learning_rate=float(rate),
             grad_norm=norm,
             skipped=bool(skipped),
-            tokens=run.state.tokens,
+            tokens=self.run.state.tokens,
         )
-        self._next_rate = run.schedule.current_rate
+        self._next_rate = self.run.schedule.current_rate
         with self._own.exchanged():
             self._callback(step)
 

@@ -350,26 +350,26 @@ class CompressionCallback(Measurement):
         """Return masks, ranges and scores."""
         return self._compression.states()
 
-    def on_load(self, run: Run) -> None:
+    def on_load(self) -> None:
         """Prepare the first iteration of this process. Collective."""
-        self._compression.start(run.state.iteration)
+        self._compression.start(self.run.state.iteration)
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Log the numbers of bits."""
-        self._log_bits({}, run.state.iteration)
+        self._log_bits({}, self.run.state.iteration)
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Prepare the next iteration."""
         before = self._compression.bits()
-        self._compression.after(run.state.iteration)
-        self._log_bits(before, run.state.iteration)
-        super().on_step(run, report)
+        self._compression.after(self.run.state.iteration)
+        self._log_bits(before, self.run.state.iteration)
+        super().on_step(report)
 
-    def on_copy(self, run: Run, model: nn.Module) -> None:
+    def on_copy(self, model: nn.Module) -> None:
         """Let a copy of the model compute as it does. Collective."""
-        copy_compression(run.model, model, run.state.iteration, run.groups)
+        copy_compression(self.run.model, model, self.run.state.iteration, self.run.groups)
 
-    def measure(self, run: Run) -> Mapping[str, float]:
+    def measure(self) -> Mapping[str, float]:
         """Return figures of the compression. Collective."""
         return self._compression.report()
 

@@ -256,14 +256,16 @@ class EigenvaluesCallback(Measurement):
         """Return the last eigenvalues."""
         return self.eigenvalues.states()
 
-    def around_step(self, run: Run, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Measure if it is due, and train on the next micro-batches."""
-        if not self.is_due(run.state.iteration + 1):
+        if not self.is_due(self.run.state.iteration + 1):
             return step(batches)
-        taken = list(islice(batches, run.step.accumulation))
-        self.eigenvalues.measure(list(run.step.weighting(iter(taken), len(taken), run.engine.device)))
+        taken = list(islice(batches, self.run.step.accumulation))
+        self.eigenvalues.measure(
+            list(self.run.step.weighting(iter(taken), len(taken), self.run.engine.device))
+        )
         return step(iter(taken))
 
-    def measure(self, run: Run) -> Mapping[str, float]:
+    def measure(self) -> Mapping[str, float]:
         """Return the last eigenvalues by the names under which they are logged."""
         return self.eigenvalues.metrics()

@@ -26,7 +26,7 @@ class Loop:
         self._step: TrainStep = run.step
         for callback in run.callbacks:
             if type(callback).around_step is not Callback.around_step:
-                self._step = partial(callback.around_step, run, self._step)
+                self._step = partial(callback.around_step, self._step)
         self._has_started = False
 
     def run(self, iterations: int | None = None) -> None:
@@ -41,19 +41,19 @@ class Loop:
             report = self._step(self._batches)
             state.advance(report)
             for callback in run.callbacks:
-                callback.on_step(run, report)
+                callback.on_step(report)
         if state.finished:
             for callback in run.callbacks:
-                callback.on_end(run)
+                callback.on_end()
         self.pause()
 
     def pause(self) -> None:
         """Give back what callbacks changed in this process; for programs that continue without it."""
         with ExitStack() as stack:
             for callback in self._run.callbacks:
-                stack.callback(callback.on_pause, self._run)
+                stack.callback(callback.on_pause)
 
     def _begin(self) -> None:
         for callback in self._run.callbacks:
-            (callback.on_resume if self._has_started else callback.on_start)(self._run)
+            (callback.on_resume if self._has_started else callback.on_start)()
         self._has_started = True

@@ -105,7 +105,7 @@ def open_run(
         run.resumes = load_into(run, position)
         add_left_out(run)
         for callback in run.callbacks:
-            callback.on_load(run)
+            callback.on_load()
         if run.state.finished:
             logger.info("all %d iterations are finished: only evaluation remains", run.state.last_iteration)
         batches = resources.enter_context(

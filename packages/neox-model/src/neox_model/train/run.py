@@ -41,7 +41,12 @@ class Callback:
     """Acts around the iterations of a run; every method does nothing unless overridden.
 
     All ranks have the same callbacks in the same order, so a callback may communicate.
+
+    Attributes:
+        run: the run that it was added to.
     """
+
+    run: "Run"
 
     @classmethod
     def from_run(cls, run: "Run") -> Self | None:
@@ -55,46 +60,46 @@ class Callback:
         """Return the tensors that checkpoints contain of it; a load changes them in place."""
         return ()
 
-    def on_load(self, run: "Run") -> None:
+    def on_load(self) -> None:
         """Run once, after the checkpoint was loaded, if there is one."""
 
-    def on_start(self, run: "Run") -> None:
+    def on_start(self) -> None:
         """Run before the first iteration of this process."""
 
-    def around_step(self, run: "Run", step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Run an iteration by calling `step`. The last callback is the outermost one."""
         return step(batches)
 
-    def on_step(self, run: "Run", report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Run after every iteration, which `run.state` already counts."""
 
-    def before_save(self, run: "Run") -> None:
+    def before_save(self) -> None:
         """Run before every save. Collective.
 
         Raises:
             CheckpointError: this state must not be saved; on all ranks or on none.
         """
 
-    def after_save(self, run: "Run", iteration: int) -> None:
+    def after_save(self, iteration: int) -> None:
         """Run when the checkpoint of an iteration is complete."""
 
-    def on_copy(self, run: "Run", model: nn.Module) -> None:
+    def on_copy(self, model: nn.Module) -> None:
         """Let a copy of the model, which has its weights, compute as it does now. Collective."""
 
-    def settle(self, run: "Run") -> None:
+    def settle(self) -> None:
         """Complete what is under way, before an error or a save by a program. Collective."""
 
-    def on_pause(self, run: "Run") -> None:
+    def on_pause(self) -> None:
         """Undo what the callback changed in this process, such as signal handlers.
 
         Called after `on_end` of all callbacks, when a program leaves the loop after an iteration and may
         continue it later, and when it continues itself after an error. May be called twice.
         """
 
-    def on_resume(self, run: "Run") -> None:
+    def on_resume(self) -> None:
         """Run before the next iteration after `on_pause`."""
 
-    def on_end(self, run: "Run") -> None:
+    def on_end(self) -> None:
         """Run after the last iteration of this process; not called after an error."""
 
     def close(self) -> None:
@@ -190,6 +195,12 @@ class Run(RunParts):
         """Name the documents of training samples."""
         return documents_of(self.datasets.get("train"), samples)
 
+    def add(self, callback: Callback) -> None:
+        """Add a callback after the others; checkpoints contain its states."""
+        callback.run = self
+        self.callbacks.append(callback)
+        self.model_states.extend(callback.states())
+
     def callback(self, kind: type[T]) -> T | None:
         """Return the callback of a class; None if there is none."""
         return next((each for each in self.callbacks if isinstance(each, kind)), None)
@@ -197,22 +208,22 @@ class Run(RunParts):
     def before_save(self) -> None:
         """Prepare a save; may refuse it. Collective."""
         for callback in self.callbacks:
-            callback.before_save(self)
+            callback.before_save()
 
     def after_save(self, iteration: int) -> None:
         """Report to the callbacks that the checkpoint of an iteration is complete."""
         for callback in self.callbacks:
-            callback.after_save(self, iteration)
+            callback.after_save(iteration)
 
     def on_copy(self, model: nn.Module) -> None:
         """Let a copy of the model, which has its weights, compute as it does now. Collective."""
         for callback in self.callbacks:
-            callback.on_copy(self, model)
+            callback.on_copy(model)
 
     def settle(self) -> None:
         """Complete what is under way, before an error or a save by a program. Collective."""
         for callback in self.callbacks:
-            callback.settle(self)
+            callback.settle()
 
     def recorded(self, position: Position) -> dict[str, Any]:
         """Return the values that a checkpoint at this position records about the run."""

@@ -17,7 +17,7 @@ from neox_model.engine.own_update import OwnUpdate
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Logical, named_logical_parameters
 from neox_model.parallel.random import mixed_seed
-from neox_model.train.run import Callback, Extensions, Run
+from neox_model.train.run import Callback, Extensions
 from neox_model.train.state import StepReport
 from neox_model.verify_layout.rows import Limit, Piece, Place, Row, compare_values, elements
 
@@ -62,9 +62,9 @@ class Values:
 class _Observer(Callback):
     """Sees every update of a training: before it is applied, and after."""
 
-    def attach(self, run: Run) -> None:
+    def attach(self) -> None:
         """Observe a run from its next step on."""
-        self.engine, self.groups = run.engine, run.groups
+        self.engine, self.groups = self.run.engine, self.run.groups
         self.step = 1
         update = self.engine.update
         if isinstance(update, OwnUpdate):
@@ -90,7 +90,7 @@ class _Observer(Callback):
         """Take this rank's part of a tensor; `target` has its elements, times `scale`, in the training."""
         raise NotImplementedError
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Take the loss, the norm, the weights and the states after an update."""
         assert report.loss is not None, "no batch is left out"
         self.take_number("loss", float(report.loss))
@@ -103,7 +103,7 @@ class _Observer(Callback):
                 self.take("weights", fragment.as_part(fragment.name, values), values, is_split=is_split)
                 for part in optimizer_parts(fragment, update.optimizer)[0]:
                     self.take("optimizer states", part, part.values, is_split=is_split)
-        for each in run.model_states:
+        for each in self.run.model_states:
             part = Part(
                 name=each.name, shape=each.shape, block=each.slices, start=each.start, values=each.values
             )
@@ -152,10 +152,10 @@ class Recorder(_Observer):
         self.values, self._rounded_to = values, rounded_to
         self._counts: dict[str, int] = {}
 
-    def attach(self, run: Run) -> None:
+    def attach(self) -> None:
         """Observe a run; of a small model also what each micro-batch adds to gradients."""
-        super().attach(run)
-        named = list(named_logical_parameters(run.model))
+        super().attach()
+        named = list(named_logical_parameters(self.run.model))
         if sum(parameter.numel() for _, parameter in named) > _MOST_ELEMENTS:
             return
         for name, parameter in named:
@@ -200,9 +200,9 @@ class Recorder(_Observer):
         assert part.values.numel() == prod(part.shape), f"{part.name} is not whole in one process"
         self.values.put(kind, self.step, part.name, part.values.view(part.shape))
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Keep what an update computed."""
-        super().on_step(run, report)
+        super().on_step(report)
         self._counts.clear()
 
 

@@ -32,10 +32,10 @@ class Watch(Callback):
     def __init__(self):
         self.calls = []
 
-    def before_save(self, run):
-        self.calls.append(("before", run.state.iteration))
+    def before_save(self):
+        self.calls.append(("before", self.run.state.iteration))
 
-    def after_save(self, run, iteration):
+    def after_save(self, iteration):
         self.calls.append(("after", iteration))
 
 
@@ -243,7 +243,7 @@ def test_a_save_under_way_is_complete_before_the_state_is_checked(save_in_backgr
     slow = Slow()
 
     class Refusal(Callback):
-        def before_save(self, run):
+        def before_save(self):
             slow.calls.append("check")
             if "start 3" in slow.calls:
                 raise CheckpointError("the loss is nan")

@@ -18,7 +18,7 @@ class Settled(Callback):
 
     count = 0
 
-    def settle(self, run):
+    def settle(self):
         self.count += 1
 
 
@@ -38,7 +38,7 @@ class Watched:
             loss=torch.tensor(loss), grad_norm=values[1], skipped=values[2], tokens=1, loss_scale=values[3]
         )
         self.run.state.advance(report)
-        self.guard.on_step(self.run, report)
+        self.guard.on_step(report)
 
 
 @pytest.fixture(autouse=True)

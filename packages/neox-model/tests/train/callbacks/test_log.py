@@ -21,9 +21,9 @@ from support.runs import SAMPLES, AfterStep, CountingStep, Record, a_run, count
 class Engine(Callback):
     """Steps the schedule as the engine does: before any other callback, when the update was applied."""
 
-    def on_step(self, run, report):
+    def on_step(self, report):
         if not report.skipped:
-            run.schedule.step()
+            self.run.schedule.step()
 
 
 def parts():
@@ -76,10 +76,10 @@ def test_the_time_left_counts_evaluations_and_leaves_pauses_out():
     assert left[24] == pytest.approx(4.0 * 16, rel=0.05)
     state.last_iteration = 100
     now[0] += 10_000.0
-    log.on_resume(run)
+    log.on_resume()
     report = StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=8)
     for state.iteration in (41, 42, 43, 44):
-        log.on_step(run, report)
+        log.on_step(report)
         now[0] += 4.0
     run.metrics.write_pending()
     assert record.metrics[-1][1]["time/left"] == pytest.approx(4.0 * 56, rel=0.1)

@@ -99,9 +99,9 @@ def test_pytorch_writes_a_snapshot_with_the_allocations(tmp_path):
     callback = MemoryCallback(1, tmp_path, rank=0)
     run = a_run(callback)
     callback.start()
-    callback.on_start(run)
+    callback.on_start()
     kept = torch.ones(1000, device="cuda")
     run.state.iteration = 1
-    callback.on_step(run, StepReport(loss=kept.sum(), grad_norm=None, skipped=False, tokens=1))
+    callback.on_step(StepReport(loss=kept.sum(), grad_norm=None, skipped=False, tokens=1))
     (path,) = tmp_path.iterdir()
     assert b"test_memory" in path.read_bytes()

@@ -27,9 +27,9 @@ def test_progress_is_the_iteration_and_ends_with_the_training(tmp_path, monkeypa
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
     callback, run = ProgressCallback(), a_run(progress=Progress(3))
     run.state.iteration = 7
-    callback.on_step(run, None)
+    callback.on_step(None)
     assert int((tmp_path / "rank-3.progress").read_text()) == 7
-    callback.on_end(run)
+    callback.on_end()
     assert int((tmp_path / "rank-3.progress").read_text()) == ALL_DONE
 
 
@@ -52,7 +52,7 @@ def reports(tmp_path, monkeypatch):
     state = TrainState(last_iteration=9, samples_per_iteration=8, iteration=2)
     throughput = Throughput(flops_per_token=1e9, causal_flops_per_token=9e8, num_devices=2)
     run = a_run(callback, state=state, schedule=schedule, throughput=throughput)
-    callback.on_start(run)
+    callback.on_start()
 
     def step(now, loss, loss_scale=None):
         clock.now = now
@@ -61,7 +61,7 @@ def reports(tmp_path, monkeypatch):
         )
         state.advance(report)
         schedule.current_rate += 1.0
-        callback.on_step(run, report)
+        callback.on_step(report)
         return read_status(tmp_path)
 
     return SimpleNamespace(step=step, end=partial(callback.on_end, run), state=state, progress=run.progress)
@@ -194,13 +194,15 @@ def test_progress_is_reported_during_a_save(tmp_path, monkeypatch):
 
     callback = CheckpointCallback(tmp_path, interval=2, save=save)
     state = TrainState(last_iteration=9, samples_per_iteration=8, iteration=4)
-    callback.on_step(a_run(callback, state=state), None)
+    a_run(callback, state=state)
+    callback.on_step(None)
     assert len(saved) == 1
 
 
 def test_nothing_is_reported_without_an_agent(monkeypatch):
     monkeypatch.delenv("NEOX_RUN_DIR", raising=False)
-    ProgressCallback().on_end(a_run())
+    a_run(callback := ProgressCallback())
+    callback.on_end()
 
 
 def test_the_newest_collective_of_each_group_counts():

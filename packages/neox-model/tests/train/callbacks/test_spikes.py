@@ -238,7 +238,7 @@ def test_all_ranks_use_the_loss_that_they_agree_on(monkeypatch):
     found = []
 
     class Watch(Callback):
-        def on_step(self, run, report):
+        def on_step(self, report):
             found.append(bool(report.spiked))
 
     train(a_run(SpikeDetection(6.0, skips=False), Watch(), state=state, step=Step([2.0, 50.0])), range(4))
@@ -256,12 +256,12 @@ def test_an_iteration_is_judged_once_even_if_that_ends_the_run():
 
     guard = guard_of(Failing())
     state = TrainState(last_iteration=9, samples_per_iteration=4, iteration=1, samples=4)
-    run = a_run(guard, state=state)
+    a_run(guard, state=state)
     report = StepReport(loss=torch.tensor(9.0), grad_norm=None, skipped=False, tokens=8, spiked=True)
-    guard.on_step(run, report)
+    guard.on_step(report)
     with pytest.raises(NeoXError, match="the end"):
-        guard.catch_up(run)
-    guard.catch_up(run)
+        guard.catch_up()
+    guard.catch_up()
     assert judged == [1]
 
 

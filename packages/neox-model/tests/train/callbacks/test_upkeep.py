@@ -34,7 +34,8 @@ def test_a_program_without_automatic_collection_stays_without():
 @pytest.mark.parametrize("replicas_differ", [False, True])
 def test_only_a_training_that_reached_its_end_is_advised_on_its_length(caplog, replicas_differ, stop_reason):
     state = TrainState(last_iteration=9, samples_per_iteration=4, iteration=9, stop_reason=stop_reason)
-    LocalSteps(SimpleNamespace(replicas_differ=replicas_differ)).on_end(a_run(state=state))
+    a_run(callback := LocalSteps(SimpleNamespace(replicas_differ=replicas_differ)), state=state)
+    callback.on_end()
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == replicas_differ
     for warning in warnings:

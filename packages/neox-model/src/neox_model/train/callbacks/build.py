@@ -89,14 +89,12 @@ def add_callbacks(run: Run, extensions: Extensions, memory: MemoryCallback | Non
     for build in _CALLBACKS:
         _add(run, build(run))
     for callback in extensions.callbacks:
-        _add(run, callback)
+        run.add(callback)
     _add(run, memory)
     for build in _LAST:
         _add(run, build(run))
-    for callback in run.callbacks:
-        run.model_states.extend(callback.states())
 
 
 def _add(run: Run, callback: Callback | None) -> None:
     if callback is not None:
-        run.callbacks.append(callback)
+        run.add(callback)

@@ -119,52 +119,52 @@ class CheckpointCallback(Callback):
             saves_optimizer=not section.no_save_optim,
         )
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Save the state before the first iteration if `extra` contains 0; start the clock."""
-        if run.state.finished:
+        if self.run.state.finished:
             return
-        is_saved = has_start(run.config.checkpoint, run.resumes)
-        if run.state.iteration == 0 and 0 in self._extra and not is_saved:
-            self._try_to_save(run)
+        is_saved = has_start(self.run.config.checkpoint, self.run.resumes)
+        if self.run.state.iteration == 0 and 0 in self._extra and not is_saved:
+            self._try_to_save()
         if self._clock is not None:
             self._clock.restart()
             self._clock.send()
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Save if it is due, and after the last iteration of this process.
 
         Raises:
             NeoXError: the last iteration cannot be saved.
         """
         is_time = self._clock is not None and self._clock.receive()
-        if run.state.finished:
-            self.save_last(run)
+        if self.run.state.finished:
+            self.save_last()
             return
         if self._background is not None and not self._is_prepared:
             self._is_prepared = True
             try:
-                self._background.prepare(run, save_optimizer=self._saves_optimizer)
+                self._background.prepare(self.run, save_optimizer=self._saves_optimizer)
             except (NeoXError, OSError, RuntimeError) as error:
                 # The save meets the same error, and reports it on all ranks.
                 logger.warning("cannot prepare asynchronous saves: %s", error)
-        if is_time or self._is_due(run.state.iteration):
-            self._try_to_save(run)
+        if is_time or self._is_due(self.run.state.iteration):
+            self._try_to_save()
             if self._clock is not None:
                 self._clock.restart()
         elif self._background is not None:
-            self._continue(run, self._background, self._background.proceed)
+            self._continue(self._background, self._background.proceed)
         if self._clock is not None:
             self._clock.send()
 
-    def settle(self, run: Run) -> None:
+    def settle(self) -> None:
         """Wait for the save under way, if there is one, whose failure is logged. Collective.
 
         A state that was good is thereby kept.
         """
         if self._background is None or self._background.iteration is None:
             return
-        with _watched(run):
-            self._continue(run, self._background, self._background.finish)
+        with _watched(self.run):
+            self._continue(self._background, self._background.finish)
 
     def close(self) -> None:
         """Give up the save under way."""
@@ -186,63 +186,66 @@ class CheckpointCallback(Callback):
             power *= self._growth
         return int(power) == iteration
 
-    def save_last(self, run: Run) -> None:
+    def save_last(self) -> None:
         """Save a state from which no further iteration follows, unless it is saved already.
 
         Raises:
             NeoXError: it cannot be saved.
         """
-        self.settle(run)
-        state = run.state
+        self.settle()
+        state = self.run.state
         if self._saved == (state.iteration, state.due_validation):
             return
         try:
-            self._save_now(run, None)
+            self._save_now(None)
         except CheckpointError as error:
-            run.events.record("save_failed", state.iteration, message=str(error))
+            self.run.events.record("save_failed", state.iteration, message=str(error))
             remedy = _remedy(error) or "remove the cause"
             raise NeoXError(
                 f"cannot save the last iteration, {state.iteration}: {error}; {remedy}, then start again "
                 "from the latest checkpoint"
             ) from error
 
-    def _try_to_save(self, run: Run) -> None:
+    def _try_to_save(self) -> None:
         try:
-            self._save_now(run, self._background)
+            self._save_now(self._background)
         except CheckpointError as error:
-            _report_failure(run, run.state.iteration, error)
+            _report_failure(self.run, self.run.state.iteration, error)
 
-    def _save_now(self, run: Run, background: BackgroundSaves | None) -> None:
+    def _save_now(self, background: BackgroundSaves | None) -> None:
         # First of all: `before_save` may refuse this state, or end the run.
-        self.settle(run)
-        run.before_save()
-        with _watched(run):
+        self.settle()
+        self.run.before_save()
+        with _watched(self.run):
             if self._background is not None:
                 self._background.settle()
-            self._began, self._begun = time.monotonic(), (run.state.iteration, run.state.due_validation)
+            self._began, self._begun = (
+                time.monotonic(),
+                (self.run.state.iteration, self.run.state.due_validation),
+            )
             if background is None:
-                self._save(run, self._folder)
+                self._save(self.run, self._folder)
             else:
-                save_run(run, self._folder, save=background.start)
+                save_run(self.run, self._folder, save=background.start)
         if background is None:
-            self._record_saved(run, run.state.iteration)
+            self._record_saved(self.run.state.iteration)
 
-    def _continue(self, run: Run, saves: BackgroundSaves, action: Callable[[], None]) -> None:
+    def _continue(self, saves: BackgroundSaves, action: Callable[[], None]) -> None:
         """Continue with the save under way, whose failure does not end the run."""
         iteration = saves.iteration
         try:
             action()
         except CheckpointError as error:
             assert iteration is not None, "a failure is that of a save"
-            _report_failure(run, iteration, error)
+            _report_failure(self.run, iteration, error)
         else:
             if iteration is not None and saves.iteration is None:
-                self._record_saved(run, iteration)
+                self._record_saved(iteration)
 
-    def _record_saved(self, run: Run, iteration: int) -> None:
+    def _record_saved(self, iteration: int) -> None:
         self._saved = self._begun
-        run.events.record("save", iteration, seconds=round(time.monotonic() - self._began, 3))
-        run.after_save(iteration)
+        self.run.events.record("save", iteration, seconds=round(time.monotonic() - self._began, 3))
+        self.run.after_save(iteration)
 
 
 @contextmanager
@@ -288,30 +291,30 @@ class UploadCallback(Callback):
         """Build it on rank 0 if an object store is configured."""
         return None if run.uploads is None else cls(run.uploads, Path(run.config.checkpoint.save or ""))
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Upload the checkpoint in `save` that this run resumes from, unless the store has it.
 
         Its upload may have failed, or been ended with the last attempt.
         """
-        section = run.config.checkpoint
-        if has_start(section, run.resumes) and (resumed := find_latest(Path(section.load or ""))):
+        section = self.run.config.checkpoint
+        if has_start(section, self.run.resumes) and (resumed := find_latest(Path(section.load or ""))):
             self._uploads.submit(resumed)
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Report and start uploads."""
         self._uploads.poll()
 
-    def after_save(self, run: Run, iteration: int) -> None:
+    def after_save(self, iteration: int) -> None:
         """Upload the checkpoint."""
         self._uploads.submit((self._folder / checkpoint_name(iteration)).absolute())
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self) -> None:
         """Wait for the last upload.
 
         Raises:
             NeoXError: it failed.
         """
-        with run.progress.repeated(run.state.iteration):
+        with self.run.progress.repeated(self.run.state.iteration):
             try:
                 self._uploads.finish()
             except CheckpointError as error:

@@ -111,29 +111,29 @@ class CopiesCallback(Callback):
         interval = run.config.training.sdc_check_interval
         return None if interval is None else cls(run.engine, run.groups, interval=interval)
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Compare at the end of each interval.
 
         Raises:
             CopiesDifferError: copies differ; raised on all ranks.
         """
-        if run.state.iteration % self._interval == 0:
-            self.before_save(run)
+        if self.run.state.iteration % self._interval == 0:
+            self.before_save()
 
-    def before_save(self, run: Run) -> None:
+    def before_save(self) -> None:
         """Compare all copies, unless those of this iteration have been compared. Collective over all ranks.
 
         Raises:
             CopiesDifferError: copies differ; raised on all ranks.
         """
-        iteration = run.state.iteration
+        iteration = self.run.state.iteration
         if self._compared == iteration:
             return
         self._compared = iteration
         different, control = self._different(), self._groups.control
         if all_reduce(torch.tensor(len(different)), control, ReduceOp.MAX):
             reports = gather(control, (socket.gethostname(), different))
-            run.settle()
+            self.run.settle()
             raise CopiesDifferError(_describe(reports, iteration))
 
     def _different(self) -> list[_Copy]:

@@ -38,11 +38,11 @@ class ReserveCallback(Callback):
         """Build it."""
         return cls(run.config.training.eval_interval)
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Reserve samples every `interval` iterations."""
-        state = run.state
+        state = self.run.state
         if self._interval and state.iteration % self._interval == 0:
-            first = state.take_validation_samples(run.evaluator.samples)
+            first = state.take_validation_samples(self.run.evaluator.samples)
             state.due_validation = first if state.iteration < state.last_iteration else None
 
 
@@ -67,63 +67,63 @@ class EvaluateCallback(Callback):
         assert stop is not None, "every run can be stopped"
         return cls(stop, run.callback(CheckpointCallback))
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Evaluate if it was due when the checkpoint was saved."""
-        state = run.state
+        state = self.run.state
         if state.due_validation is None or state.finished:
             return
-        if run.evaluator.has("valid"):
+        if self.run.evaluator.has("valid"):
             # This run's number of samples may be another.
             state.validation_samples = state.due_validation
-            state.take_validation_samples(run.evaluator.samples)
-        self._evaluate_due(run)
+            state.take_validation_samples(self.run.evaluator.samples)
+        self._evaluate_due()
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Evaluate if it is due, unless shutdown is urgent; save again if the run ends here."""
-        if run.state.due_validation is None or run.state.is_hurried:
+        if self.run.state.due_validation is None or self.run.state.is_hurried:
             return
-        self._evaluate_due(run)
-        if run.state.finished and self._checkpoint is not None:
-            self._checkpoint.save_last(run)
+        self._evaluate_due()
+        if self.run.state.finished and self._checkpoint is not None:
+            self._checkpoint.save_last()
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self) -> None:
         """Validate, test, and evaluate on texts unless the run was stopped before its last iteration."""
-        if run.state.stop_reason is not None:
+        if self.run.state.stop_reason is not None:
             return
-        with self._ended_by_stop(run):
-            self._evaluate("valid", run.state.validation_samples, run)
-            self._evaluate("test", 0, run)
-            self._evaluate_texts(run)
+        with self._ended_by_stop():
+            self._evaluate("valid", self.run.state.validation_samples)
+            self._evaluate("test", 0)
+            self._evaluate_texts()
 
-    def _evaluate_due(self, run: Run) -> None:
-        state = run.state
+    def _evaluate_due(self) -> None:
+        state = self.run.state
         assert state.due_validation is not None, "the caller has looked"
-        with self._ended_by_stop(run):
-            self._evaluate("valid", state.due_validation, run)
-            if run.evaluator.has("valid"):
-                found = run.evaluator.results["valid"]
+        with self._ended_by_stop():
+            self._evaluate("valid", state.due_validation)
+            if self.run.evaluator.has("valid"):
+                found = self.run.evaluator.results["valid"]
                 logger.info("iteration %d: %s %s", state.iteration, PARTS["valid"], found)
-            self._evaluate_texts(run)
+            self._evaluate_texts()
             state.due_validation = None
 
     @contextmanager
-    def _ended_by_stop(self, run: Run) -> Iterator[None]:
+    def _ended_by_stop(self) -> Iterator[None]:
         try:
             yield
         except StoppedError:
-            self._stop.end_evaluation(run.state)
+            self._stop.end_evaluation(self.run.state)
 
-    def _evaluate(self, part: str, first: int, run: Run) -> None:
-        if not run.evaluator.has(part):
+    def _evaluate(self, part: str, first: int) -> None:
+        if not self.run.evaluator.has(part):
             return
-        iteration, name = run.state.iteration, PARTS[part]
-        with _evaluating(run, name):
+        iteration, name = self.run.state.iteration, PARTS[part]
+        with _evaluating(self.run, name):
             began = time.monotonic()
-            evaluation = run.evaluator.evaluate(part, first, self._stop.is_stopping)
-        run.metrics.write(evaluation.metrics(name), iteration)
+            evaluation = self.run.evaluator.evaluate(part, first, self._stop.is_stopping)
+        self.run.metrics.write(evaluation.metrics(name), iteration)
         if part == "valid":
-            run.progress.describe(metrics={f"loss/{name}": evaluation.loss})
-        run.events.record(
+            self.run.progress.describe(metrics={f"loss/{name}": evaluation.loss})
+        self.run.events.record(
             "evaluation",
             iteration,
             part=part,
@@ -132,19 +132,19 @@ class EvaluateCallback(Callback):
             seconds=round(time.monotonic() - began, 3),
         )
 
-    def _evaluate_texts(self, run: Run) -> None:
+    def _evaluate_texts(self) -> None:
         """Evaluate the weights of the moment on tasks and texts, and write and log the results. Collective.
 
         Raises:
             StoppedError: a signal requested the end of the run.
         """
-        texts, iteration = run.texts, run.state.iteration
+        texts, iteration = self.run.texts, self.run.state.iteration
         if texts is None:
             return
         try:
-            with _evaluating(run, "tasks and texts"):
+            with _evaluating(self.run, "tasks and texts"):
                 results = texts.run(
-                    partial(copied_forward, run),
+                    partial(copied_forward, self.run),
                     iteration=iteration,
                     is_stopping=lambda: self._stop.is_requested,
                 )
@@ -153,8 +153,8 @@ class EvaluateCallback(Callback):
             return
         if results is None:
             return
-        run.metrics.write(results.metrics(), iteration)
-        if run.config.generation.eval_results_prefix:
+        self.run.metrics.write(results.metrics(), iteration)
+        if self.run.config.generation.eval_results_prefix:
             texts.write(results, checkpoint=None)
         logger.info("iteration %d: evaluation in %.1f s\n%s", iteration, results.seconds, results)
 

@@ -61,17 +61,17 @@ class FlopsCallback(Callback):
 
         return cls(section, groups=run.groups, formula=formula)
 
-    def on_load(self, run: Run) -> None:
+    def on_load(self) -> None:
         """Profile nothing if the iteration is past."""
-        self._is_due = run.state.iteration < self._section.profile_step
+        self._is_due = self.run.state.iteration < self._section.profile_step
 
-    def around_step(self, run: Run, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Count the operations of the step if it is due."""
-        iteration = run.state.iteration + 1
+        iteration = self.run.state.iteration + 1
         if not self._is_due or iteration < self._section.profile_step:
             return step(batches)
         self._is_due = False
-        model, on_gpu = run.model, run.engine.device.type == "cuda"
+        model, on_gpu = self.run.model, self.run.engine.device.type == "cuda"
         with (
             dense_attention(model),
             count_flops(

@@ -78,16 +78,18 @@ class ForwardCheck(Callback):
             computes_in=run.resolved.run.precision.computes_in,
         )
 
-    def on_load(self, run: Run) -> None:
+    def on_load(self) -> None:
         """Compare the loaded model with the saved result."""
-        section = run.config.checkpoint
-        if run.resumes and not section.finetune:
-            self.compare(run.state.forward_pass, source=f"{section.load}, iteration {run.state.iteration}")
-        run.state.forward_pass = None
+        section = self.run.config.checkpoint
+        if self.run.resumes and not section.finetune:
+            self.compare(
+                self.run.state.forward_pass, source=f"{section.load}, iteration {self.run.state.iteration}"
+            )
+        self.run.state.forward_pass = None
 
-    def before_save(self, run: Run) -> None:
+    def before_save(self) -> None:
         """Compute the result of the state that is saved."""
-        run.state.forward_pass = self.result()
+        self.run.state.forward_pass = self.result()
 
     def result(self) -> dict[str, Any]:
         """Return what is saved with a checkpoint. Collective over all ranks."""

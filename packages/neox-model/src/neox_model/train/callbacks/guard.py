@@ -65,39 +65,39 @@ class NonfiniteGuard(Callback):
             spikes=run.callback(SpikeHandler),
         )
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Store the report, and check those of a completed interval.
 
         Raises:
             NeoXError: the last `patience` iterations were not finite.
         """
-        state = run.state
+        state = self.run.state
         if (state.iteration - 1) % self._interval == 0:
-            self.catch_up(run)
+            self.catch_up()
         if report.loss is None:
             return
         samples = range(state.samples - state.samples_per_iteration, state.samples)
         self._pending.append((state.iteration, samples, report))
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self) -> None:
         """Check the remaining reports."""
-        self.catch_up(run)
+        self.catch_up()
 
-    def before_save(self, run: Run) -> None:
+    def before_save(self) -> None:
         """Refuse to save if the loss of the last iteration is not finite.
 
         Raises:
             CheckpointError: it is not finite. Tensor-parallel ranks may have different losses.
         """
-        self.catch_up(run)
-        with shared_outcome(run.groups.control, "checking the last iteration"):
+        self.catch_up()
+        with shared_outcome(self.run.groups.control, "checking the last iteration"):
             if self._last is not None and not math.isfinite(self._last.loss):
                 raise CheckpointError(
                     f"the loss of iteration {self._last.number:,} is {self._last.loss:g}; the state after "
                     "this iteration is not saved, and earlier checkpoints are kept"
                 )
 
-    def catch_up(self, run: Run) -> None:
+    def catch_up(self) -> None:
         """Check all iterations so far; waits for the device.
 
         Raises:
@@ -116,26 +116,26 @@ class NonfiniteGuard(Callback):
                 spike_limit=next(numbers),
                 spiked=bool(next(numbers)),
             )
-            self._judge(run, iteration)
+            self._judge(iteration)
 
-    def _judge(self, run: Run, iteration: Iteration) -> None:
-        self._last, reports = iteration, run.groups.world.rank == 0
+    def _judge(self, iteration: Iteration) -> None:
+        self._last, reports = iteration, self.run.groups.world.rank == 0
         if iteration.spiked and self._spikes is not None:
-            self._spikes.handle(run, iteration)
+            self._spikes.handle(iteration)
         if iteration.is_finite or (iteration.spiked and math.isfinite(iteration.grad_norm or 0.0)):
             self._in_a_row.clear()
             return
         scale, floor = iteration.loss_scale, self._min_loss_scale
         if scale is not None and floor is not None and scale > floor:
             self._in_a_row.clear()
-            _record_skip(run, iteration, "overflow", documents=None)
+            _record_skip(self.run, iteration, "overflow", documents=None)
             if reports:
                 logger.info("%s: float16 overflow, the update is skipped", iteration)
             return
         self._in_a_row.append(iteration)
         if reports:
-            documents = run.documents(iteration.samples)
-            _record_skip(run, iteration, "not finite", documents=documents)
+            documents = self.run.documents(iteration.samples)
+            _record_skip(self.run, iteration, "not finite", documents=documents)
             logger.error(
                 "%s: the update is skipped; its batch contains samples %d to %d, from %s",
                 iteration,
@@ -144,7 +144,7 @@ class NonfiniteGuard(Callback):
                 documents,
             )
         if len(self._in_a_row) >= self._patience:
-            run.settle()
+            self.run.settle()
             listed = "; ".join(str(each) for each in self._in_a_row[-3:])
             at_minimum = "" if floor is None else f" with the loss scale at its minimum, {floor:g}"
             count = counted(len(self._in_a_row), "update in a row was", "updates in a row were")

@@ -58,21 +58,21 @@ class LogCallback(Callback):
             run.config.logging.log_interval, memory=partial(memory_metrics, engine.device), phases=phases
         )
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Start the timer."""
         self._pace = Pace(self._clock)
-        self.on_resume(run)
-        self._rate, self._momentum = run.schedule.current_rate, run.schedule.current_momentum
-        self._first, self._logged = run.state.iteration + 1, self._clock()
+        self.on_resume()
+        self._rate, self._momentum = self.run.schedule.current_rate, self.run.schedule.current_momentum
+        self._first, self._logged = self.run.state.iteration + 1, self._clock()
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Write the reports of a completed interval, and defer this one."""
-        if not run.metrics.writers:
+        if not self.run.metrics.writers:
             return
-        state = run.state
+        state = self.run.state
         seconds_per_iteration = self._pace.note(state.iteration)
         if (state.iteration - 1) % self._interval == 0:
-            run.metrics.write_pending()
+            self.run.metrics.write_pending()
         metrics: dict[str, Tensor | float | None] = {
             "loss/train": report.loss,
             "optimizer/learning_rate": self._rate,
@@ -83,7 +83,7 @@ class LogCallback(Callback):
             SPIKE: report.spiked if isinstance(report.spiked, Tensor) else None,
         }
         if state.iteration % self._interval == 0 or state.finished:
-            metrics |= self._speed(run)
+            metrics |= self._speed()
             if seconds_per_iteration is not None:
                 metrics["time/left"] = seconds_per_iteration * (state.last_iteration - state.iteration)
             self._logged = self._clock()
@@ -97,28 +97,28 @@ class LogCallback(Callback):
                 min(state.last_iteration, (state.iteration // self._interval + 1) * self._interval),
             )
             self._logged = self._clock()
-        run.metrics.defer(metrics, state.iteration)
-        self._rate, self._momentum = run.schedule.current_rate, run.schedule.current_momentum
+        self.run.metrics.defer(metrics, state.iteration)
+        self._rate, self._momentum = self.run.schedule.current_rate, self.run.schedule.current_momentum
 
-    def before_save(self, run: Run) -> None:
+    def before_save(self) -> None:
         """Write the reports so far."""
-        run.metrics.write_pending()
+        self.run.metrics.write_pending()
 
     settle = on_pause = on_end = before_save
 
-    def on_resume(self, run: Run) -> None:
+    def on_resume(self) -> None:
         """Measure from here on, so that the pause does not count as training time."""
-        run.timers.read()
+        self.run.timers.read()
         if self._phases is not None:
             self._phases.read(0.0)
         self._pace.leave_out()
-        self._written_tokens, self._written_iteration = run.state.tokens, run.state.iteration
+        self._written_tokens, self._written_iteration = self.run.state.tokens, self.run.state.iteration
 
-    def _speed(self, run: Run) -> dict[str, Tensor | float | None]:
-        state, (seconds, activities) = run.state, run.timers.read()
+    def _speed(self) -> dict[str, Tensor | float | None]:
+        state, (seconds, activities) = self.run.state, self.run.timers.read()
         iterations = state.iteration - self._written_iteration
         metrics: dict[str, Tensor | float | None] = dict(
-            run.throughput.rates(state.tokens - self._written_tokens, seconds)
+            self.run.throughput.rates(state.tokens - self._written_tokens, seconds)
         )
         metrics["time/iteration"] = seconds / iterations
         metrics |= {f"time/{name}": spent for name, spent in activities.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from neox_model.train.run import Callback, Run
+from neox_model.train.run import Callback
 from neox_model.train.state import StepReport
 
 __all__ = ["Measurement"]
@@ -19,7 +19,7 @@ class Measurement(Callback):
     def __init__(self, interval: int, *, after: int = 0) -> None:
         self._interval, self._after = interval, after
 
-    def measure(self, run: Run) -> Mapping[str, float]:
+    def measure(self) -> Mapping[str, float]:
         """Return the metrics, on one rank or on all; may be collective over all ranks."""
         raise NotImplementedError
 
@@ -27,7 +27,7 @@ class Measurement(Callback):
         """Return True if it writes after this iteration."""
         return (iteration - self._after) % self._interval == 0
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Measure and write if it is due."""
-        if self.is_due(run.state.iteration):
-            run.metrics.write(self.measure(run), run.state.iteration)
+        if self.is_due(self.run.state.iteration):
+            self.run.metrics.write(self.measure(), self.run.state.iteration)

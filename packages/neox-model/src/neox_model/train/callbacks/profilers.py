@@ -96,22 +96,22 @@ class ProfileCallback(Callback):
             is_of_memory=traces_memory,
         )
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Start if the first iteration of this process is in the range, or the one before the range."""
-        if run.state.iteration >= self._iterations[-1]:
+        if self.run.state.iteration >= self._iterations[-1]:
             logger.info("nothing is traced: iteration %d, the last to trace, is past", self._iterations[-1])
-        self._prepare(run)
+        self._prepare()
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Start before the range; write the trace after its last iteration."""
-        state = run.state
+        state = self.run.state
         if self._profiler is None:
             if state.iteration + 2 >= self._iterations.start:
-                self._prepare(run)
+                self._prepare()
             return
         self._end_span()
         if state.finished or state.iteration >= self._iterations[-1]:
-            self._finish(run)
+            self._finish()
             return
         self._profiler.step()
         self._begin_span(state.iteration + 1)
@@ -123,10 +123,10 @@ class ProfileCallback(Callback):
             self._profiler.stop()
             self._profiler = None
 
-    def _prepare(self, run: Run) -> None:
-        following = run.state.iteration + 1
+    def _prepare(self) -> None:
+        following = self.run.state.iteration + 1
         starts = following == self._iterations.start - 1 or following in self._iterations
-        if run.state.finished or not starts:
+        if self.run.state.finished or not starts:
             return
         self._first = max(following, self._iterations.start)
         warms_up = following < self._first
@@ -152,15 +152,15 @@ class ProfileCallback(Callback):
             self._span.__exit__(None, None, None)
             self._span = None
 
-    def _finish(self, run: Run) -> None:
+    def _finish(self) -> None:
         """Write the trace; a failure is logged, because a full disk must not end a long training."""
         assert self._profiler is not None
-        started, last = time.perf_counter(), run.state.iteration
+        started, last = time.perf_counter(), self.run.state.iteration
         profiler, self._profiler = self._profiler, None
         profiler.stop()
         if last < self._first:
             return
-        with run.progress.repeated(last):
+        with self.run.progress.repeated(last):
             try:
                 self._write(
                     profiler, _name_of(self._rank, f"iterations-{self._first}-{last}", "pt.trace.json.gz")
@@ -258,9 +258,9 @@ class MemoryCallback(Callback):
         record_memory_history(100_000)
         self._is_recording = True
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Stop recording if the last recorded iteration is past."""
-        state = run.state
+        state = self.run.state
         self._first = state.iteration + 1
         if state.iteration >= self._last:
             logger.info("no allocations are recorded: iteration %d, the last to record, is past", self._last)
@@ -268,12 +268,12 @@ class MemoryCallback(Callback):
         elif state.finished:
             self.close()
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Write the snapshot after the last recorded iteration, or the end of the training."""
-        state = run.state
+        state = self.run.state
         if not self._is_recording or (state.iteration < self._last and not state.finished):
             return
-        with run.progress.repeated(state.iteration):
+        with self.run.progress.repeated(state.iteration):
             self._write(_name_of(self._rank, f"iterations-{self._first}-{state.iteration}", "memory.pickle"))
         self.close()
 
@@ -348,17 +348,17 @@ class CollectivesCallback(Callback):
         interval = run.config.logging.log_interval if comms.verbose else None
         return cls(times, interval=interval, rank=groups.world.rank)
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Start to time."""
         self._watching.enter_context(watched_collectives(self._times.watch))
         self._is_watching = True
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Log the table once per interval."""
-        if self._interval is not None and run.state.iteration % self._interval == 0:
-            self._log(f"to iteration {run.state.iteration}")
+        if self._interval is not None and self.run.state.iteration % self._interval == 0:
+            self._log(f"to iteration {self.run.state.iteration}")
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self) -> None:
         """Log the table, and stop."""
         self._stop("in all")
 

@@ -63,43 +63,43 @@ class ProgressCallback(Callback):
         """Build it."""
         return cls()
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Report where the run starts."""
-        self._rate = run.schedule.current_rate
-        run.progress.describe(
+        self._rate = self.run.schedule.current_rate
+        self.run.progress.describe(
             phase="first iteration",
-            iteration=run.state.iteration,
-            last_iteration=run.state.last_iteration,
+            iteration=self.run.state.iteration,
+            last_iteration=self.run.state.last_iteration,
         )
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Report one finished iteration."""
-        run.progress.report(run.state.iteration)
-        if run.progress.is_shown:
-            self._describe(run, report)
+        self.run.progress.report(self.run.state.iteration)
+        if self.run.progress.is_shown:
+            self._describe(report)
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self) -> None:
         """Report the end: the last evaluation and the last save have no time limit."""
-        run.progress.report(ALL_DONE)
+        self.run.progress.report(ALL_DONE)
         read: dict[str, float] = {}
         if self._copies:
             last = self._copies[-1]
             if last.arrival is not None:
                 last.arrival.synchronize()
             read = last.read()
-        run.progress.describe(phase=FINISHING, iteration=run.state.iteration, metrics=read)
+        self.run.progress.describe(phase=FINISHING, iteration=self.run.state.iteration, metrics=read)
 
-    def _describe(self, run: Run, report: StepReport) -> None:
+    def _describe(self, report: StepReport) -> None:
         """Report a finished iteration, if the last report is a second old or no iteration follows."""
-        now, state = self._clock(), run.state
+        now, state = self._clock(), self.run.state
         if self._since[0] == 0.0:
-            self._since = (now, state.tokens, run.progress.seconds_in_phases)
+            self._since = (now, state.tokens, self.run.progress.seconds_in_phases)
         numbers = {
             "loss/train": report.loss,
             "optimizer/loss_scale": report.loss_scale,
             "optimizer/learning_rate": self._rate,
         }
-        self._rate = run.schedule.current_rate
+        self._rate = self.run.schedule.current_rate
         self._drop_older()
         self._copies = [*self._copies[:2], _Copy(state.iteration, *_start_copy(numbers))]
         if now - self._reported < 1.0 and not state.finished:
@@ -109,24 +109,24 @@ class ProgressCallback(Callback):
             return  # The device is behind; the next iteration asks again.
         self._reported = now
         newest = self._copies.pop(0)
-        metrics = newest.read() | self._rates(now, run)
+        metrics = newest.read() | self._rates(now)
         if torch.cuda.is_initialized():
             metrics["memory/bytes"] = float(torch.cuda.max_memory_allocated())
-        run.progress.describe(phase="", iteration=newest.iteration, metrics=metrics)
+        self.run.progress.describe(phase="", iteration=newest.iteration, metrics=metrics)
 
     def _drop_older(self) -> None:
         """Keep of the copies that have arrived only the newest."""
         while len(self._copies) > 1 and self._copies[1].has_arrived:
             del self._copies[0]
 
-    def _rates(self, now: float, run: Run) -> dict[str, float]:
+    def _rates(self, now: float) -> dict[str, float]:
         since, tokens, in_phases = self._since
-        seconds = now - since - (run.progress.seconds_in_phases - in_phases)
+        seconds = now - since - (self.run.progress.seconds_in_phases - in_phases)
         # Rates over less time vary with every pause of the machine.
-        if seconds < 5.0 or run.state.tokens == tokens:
+        if seconds < 5.0 or self.run.state.tokens == tokens:
             return {}
-        self._since = (now, run.state.tokens, run.progress.seconds_in_phases)
-        return run.throughput.rates(run.state.tokens - tokens, seconds)
+        self._since = (now, self.run.state.tokens, self.run.progress.seconds_in_phases)
+        return self.run.throughput.rates(self.run.state.tokens - tokens, seconds)
 
 
 def _start_copy(

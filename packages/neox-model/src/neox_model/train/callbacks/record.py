@@ -68,7 +68,7 @@ class RecordCallback(Callback):
         snapshot = None if recording.snapshot is None else Path(recording.snapshot)
         return cls(Path(recording.folder), run, iteration=recording.iteration, snapshot=snapshot)
 
-    def around_step(self, run: Run, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Record the micro-batches that a step reads."""
         return step(self._watched(batches))
 
@@ -79,7 +79,7 @@ class RecordCallback(Callback):
             self._samples.append(sample_digests(batch))
             yield batch
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Record this rank's place in the groups, and the state if the training starts at `iteration`."""
         groups = self._parts.groups
         self._write(
@@ -91,38 +91,38 @@ class RecordCallback(Callback):
             data_size=groups.data.size,
         )
         self._settings = self._optimizer_settings()
-        self._record_state(run)
+        self._record_state()
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Record one step, and the state after `iteration`."""
         self._write(
             "step",
-            iteration=run.state.iteration,
+            iteration=self.run.state.iteration,
             samples=self._samples,
             loss=_number(report.loss),
             grad_norm=_number(report.grad_norm),
             settings=self._settings,
-            counters=self._counters(run.state),
+            counters=self._counters(self.run.state),
             random_before=self._random,
             random=_random_digests(),
             sums=self._sums_of_weights(),
         )
         self._samples, self._random = [], {}
         self._settings = self._optimizer_settings()
-        self._record_state(run)
+        self._record_state()
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self) -> None:
         """Record the final state and close the file."""
-        if run.state.iteration != self._iteration:
-            self._write_state(run.state)
+        if self.run.state.iteration != self._iteration:
+            self._write_state(self.run.state)
         self._file.close()
 
-    def _record_state(self, run: Run) -> None:
-        if run.state.iteration != self._iteration:
+    def _record_state(self) -> None:
+        if self.run.state.iteration != self._iteration:
             return
-        self._write_state(run.state)
+        self._write_state(self.run.state)
         if self._snapshot is not None:
-            save_run(run, self._snapshot)
+            save_run(self.run, self._snapshot)
 
     def _write_state(self, state: TrainState) -> None:
         differ = replicas_differ(self._engine.update.optimizer)

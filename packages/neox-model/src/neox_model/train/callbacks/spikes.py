@@ -102,15 +102,15 @@ class SpikeDetection(Callback):
             run.engine.update.before(found.decide)
         return found
 
-    def around_step(self, run: Run, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Add the loss of an applied update to the recent ones."""
-        losses = run.state.recent_losses
+        losses = self.run.state.recent_losses
         assert losses is not None, "losses are compared"
         self._limit = losses.limit(self._threshold)
         report = step(batches)
         assert report.loss is not None, "a step inside trains on every batch"
         # Tensor-parallel ranks may have different losses.
-        loss = all_reduce(report.loss.detach().clone(), run.groups.model, ReduceOp.MAX)
+        loss = all_reduce(report.loss.detach().clone(), self.run.groups.model, ReduceOp.MAX)
         skipped = report.skipped
         spiked = is_spike(loss, self._limit) if self._left_out is None else self._left_out
         losses.add(loss, is_applied=~skipped if isinstance(skipped, Tensor) else not skipped)
@@ -150,26 +150,26 @@ class SpikeHandler(Callback):
             return None
         return cls(section.on_spike, patience=section.spike_patience, batches=section.spike_rollback_batches)
 
-    def on_load(self, run: Run) -> None:
+    def on_load(self) -> None:
         """Note where a rollback resumes."""
-        self._first_iteration, self._first_sample = run.state.iteration, run.state.samples
-        self._resumed_sample = run.state.samples
+        self._first_iteration, self._first_sample = self.run.state.iteration, self.run.state.samples
+        self._resumed_sample = self.run.state.samples
 
-    def after_save(self, run: Run, iteration: int) -> None:
+    def after_save(self, iteration: int) -> None:
         """Note that a rollback resumes from this checkpoint."""
         done = iteration - self._first_iteration
-        self._resumed_sample = self._first_sample + done * run.state.samples_per_iteration
+        self._resumed_sample = self._first_sample + done * self.run.state.samples_per_iteration
 
-    def handle(self, run: Run, spike: Iteration) -> None:
+    def handle(self, spike: Iteration) -> None:
         """Handle one spike; spikes arrive in order.
 
         Raises:
             RollbackError: the run must resume without this batch.
             RepeatedSpikesError: it must not, because there have been too many.
         """
-        reports = run.groups.world.rank == 0
+        reports = self.run.groups.world.rank == 0
         if reports:
-            run.events.record(
+            self.run.events.record(
                 "spike",
                 spike.number,
                 loss=spike.loss,
@@ -177,42 +177,42 @@ class SpikeHandler(Callback):
                 action=self._action,
                 first_sample=spike.samples.start,
                 last_sample=spike.samples.stop - 1,
-                documents=run.documents(spike.samples),
+                documents=self.run.documents(spike.samples),
             )
         if self._action == "rollback":
-            self._roll_back(run, spike)
+            self._roll_back(spike)
         if reports:
             result = "skipped" if self._action == "skip" else "applied"
-            batch = _data(run, spike.samples)
+            batch = _data(self.run, spike.samples)
             logger.warning("%s; its update is %s; its batch contains %s", _described(spike), result, batch)
         if self._action == "skip":
-            self._limit_skips(run, spike)
+            self._limit_skips(spike)
 
-    def _limit_skips(self, run: Run, spike: Iteration) -> None:
+    def _limit_skips(self, spike: Iteration) -> None:
         self._in_a_row = self._in_a_row + 1 if spike.number == self._last + 1 else 1
         self._last = spike.number
         if self._in_a_row >= self._patience:
-            run.settle()
+            self.run.settle()
             skipped = counted(self._in_a_row, "update in a row was", "updates in a row were")
             raise RepeatedSpikesError(
                 f"the last {skipped} skipped because of spikes of the loss: "
-                f"{_described(spike)}; its batch contains {_data(run, spike.samples)}; {_REMEDY}"
+                f"{_described(spike)}; its batch contains {_data(self.run, spike.samples)}; {_REMEDY}"
             )
 
-    def _roll_back(self, run: Run, spike: Iteration) -> NoReturn:
-        run.settle()
-        state = run.state
+    def _roll_back(self, spike: Iteration) -> NoReturn:
+        self.run.settle()
+        state = self.run.state
         first = max(self._resumed_sample, spike.samples.stop - self._batches * state.samples_per_iteration)
         left_out = range(first, spike.samples.stop)
         earlier = [samples for samples in state.left_out if samples[1] > self._resumed_sample]
         if len(earlier) >= self._patience:
             raise RepeatedSpikesError(
                 f"{_described(spike)}, after {len(earlier)} rollbacks to the checkpoint at sample "
-                f"{self._resumed_sample:,}; its batch contains {_data(run, spike.samples)}; {_REMEDY}"
+                f"{self._resumed_sample:,}; its batch contains {_data(self.run, spike.samples)}; {_REMEDY}"
             )
-        leave_out(run, merged(state.left_out, [(left_out.start, left_out.stop)]))
+        leave_out(self.run, merged(state.left_out, [(left_out.start, left_out.stop)]))
         raise RollbackError(
-            f"{_described(spike)}; its batch contains {_data(run, spike.samples)}; when the run resumes "
+            f"{_described(spike)}; its batch contains {_data(self.run, spike.samples)}; when the run resumes "
             f"from the last checkpoint (max-restarts restarts it), it leaves out samples {left_out.start} to "
             f"{left_out.stop - 1}"
         )

@@ -45,13 +45,13 @@ class EmptyMicroBatches(Callback):
             return None
         return cls(run.groups, interval=run.config.logging.log_interval)
 
-    def around_step(self, run: Run, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Count the micro-batches without a target."""
         if self._has_warned:
             return step(batches)
         report = step(self._counted(batches) if self._counts else batches)
-        following = run.state.iteration + 1
-        if following % self._interval == 0 or following == run.state.last_iteration:
+        following = self.run.state.iteration + 1
+        if following % self._interval == 0 or following == self.run.state.last_iteration:
             self._warn()
         return report
 
@@ -96,10 +96,10 @@ class VaryingLengths(Callback):
         samples = run.resolved.run.batch.whole
         return cls(lambda iteration: samples * schedule(iteration))
 
-    def around_step(self, run: Run, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Discard the shapes of the last step, and count the tokens of this one."""
-        run.engine.forget_shapes()
-        return replace(step(batches), tokens=self._tokens(run.state.iteration))
+        self.run.engine.forget_shapes()
+        return replace(step(batches), tokens=self._tokens(self.run.state.iteration))
 
 
 class LeftOutBatches(Callback):
@@ -113,10 +113,10 @@ class LeftOutBatches(Callback):
         """Build it."""
         return cls()
 
-    def around_step(self, run: Run, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Train on the next micro-batches, or only read them."""
-        if not run.state.leaves_out_next:
+        if not self.run.state.leaves_out_next:
             return step(batches)
-        for _ in islice(batches, run.step.accumulation):
+        for _ in islice(batches, self.run.step.accumulation):
             pass
         return StepReport(loss=None, grad_norm=None, skipped=True, tokens=0)

@@ -79,10 +79,10 @@ class StopCallback(Callback):
         training, save = run.config.training, run.config.checkpoint.save
         return cls(run.groups.control, exit_interval=training.exit_interval, save=save)
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Install the signal handlers; end the run if a signal is pending."""
-        self.on_resume(run)
-        state = run.state
+        self.on_resume()
+        state = self.run.state
         if state.finished:
             return
         self._send()
@@ -95,9 +95,9 @@ class StopCallback(Callback):
                 state.stop_reason,
             )
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Read the result of the last iteration's exchange, and start the next one."""
-        state = run.state
+        state = self.run.state
         number = self._signals.receive()
         if state.finished:
             return
@@ -117,11 +117,11 @@ class StopCallback(Callback):
         if not state.finished:
             self._send()
 
-    def on_pause(self, run: Run) -> None:
+    def on_pause(self) -> None:
         """Restore the previous signal handlers."""
         self._restore()
 
-    def on_resume(self, run: Run) -> None:
+    def on_resume(self) -> None:
         """Install the signal handlers."""
         # Python handles signals in its main thread alone; a program may train in another one.
         if threading.current_thread() is threading.main_thread():
@@ -232,9 +232,9 @@ class AutoresumeCallback(Callback):
         service = find_service(section.adlr_autoresume_service)
         return cls(service, run.groups.control, interval=section.adlr_autoresume_interval)
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Ask at the end of each interval. Collective over the control group."""
-        state = run.state
+        state = self.run.state
         if state.finished or state.iteration % self._interval:
             return
         flag = torch.tensor(int(bool(self._service.termination_requested())))
@@ -243,7 +243,7 @@ class AutoresumeCallback(Callback):
             state.request_stop("the autoresume service requests it", is_hurried=True)
             logger.info("stopping after iteration %d: %s", state.iteration, state.stop_reason)
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self) -> None:
         """Request another start if the service ended the training."""
         if self._is_requested and self._control.rank == 0:
             self._service.request_resume()

@@ -152,14 +152,14 @@ class StragglersCallback(Callback):
             interval=section.log_interval,
         )
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Compare the ranks at the end of each interval. Collective over all ranks."""
         if self._is_first:
             self._time.discard_iteration()
             self._is_first = False
         else:
             self._time.end_iteration()
-        if run.state.iteration % self._interval == 0:
+        if self.run.state.iteration % self._interval == 0:
             # Since the start of the attempt: the log resets the device's peak on rank 0.
             self._largest = max(self._largest, self._peak())
             mine = RankReport(
@@ -172,9 +172,9 @@ class StragglersCallback(Callback):
             )
             reports = collect(self._groups.control, mine)
             if reports:
-                self._compare(run, reports)
+                self._compare(reports)
 
-    def _compare(self, run: Run, reports: Sequence[RankReport]) -> None:
+    def _compare(self, reports: Sequence[RankReport]) -> None:
         # Of equal reports max returns that of the lowest rank.
         found, memory = slowest(reports), max(reports, key=lambda report: report.peak_bytes)
         metrics: dict[str, float] = {
@@ -184,14 +184,14 @@ class StragglersCallback(Callback):
         if found is not None:
             metrics["ranks/slowest_seconds"], metrics["ranks/median_seconds"] = found.seconds, found.median
             metrics["ranks/slowest_factor"], metrics["ranks/slowest_rank"] = found.factor, found.ranks[0]
-        run.metrics.write(metrics, run.state.iteration)
-        self._name_memory(memory, run)
+        self.run.metrics.write(metrics, self.run.state.iteration)
+        self._name_memory(memory)
         if found is not None:
-            self._name_slowest(found, run)
+            self._name_slowest(found)
 
-    def _name_slowest(self, found: Slowest, run: Run) -> None:
+    def _name_slowest(self, found: Slowest) -> None:
         """Log and record the slow ranks if they are others than in the last interval."""
-        before, iteration = self._named, run.state.iteration
+        before, iteration = self._named, self.run.state.iteration
         self._named = found if found.factor >= self._threshold else None
         if self._named is None:
             if before is not None:
@@ -207,7 +207,7 @@ class StragglersCallback(Callback):
             found.seconds,
             found.factor,
         )
-        run.events.record(
+        self.run.events.record(
             "straggler",
             iteration,
             ranks=list(found.ranks),
@@ -217,7 +217,7 @@ class StragglersCallback(Callback):
             factor=found.factor,
         )
 
-    def _name_memory(self, memory: RankReport, run: Run) -> None:
+    def _name_memory(self, memory: RankReport) -> None:
         """Log and record the largest memory if it has grown."""
         # It always grows a little.
         if memory.peak_bytes < self._reported_bytes * 1.1:
@@ -225,6 +225,6 @@ class StragglersCallback(Callback):
         self._reported_bytes = memory.peak_bytes
         size = memory.peak_bytes / 2**30
         logger.info("most memory: %.3g GiB, on rank %d (%s)", size, memory.rank, memory.host)
-        run.events.record(
-            "memory", run.state.iteration, bytes=memory.peak_bytes, rank=memory.rank, host=memory.host
+        self.run.events.record(
+            "memory", self.run.state.iteration, bytes=memory.peak_bytes, rank=memory.rank, host=memory.host
         )

@@ -86,9 +86,11 @@ class TensorNorms(Measurement):
             return None
         return cls(section.log_interval, parameters=parameters, states=states)
 
-    def measure(self, run: Run) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Return the norms. Collective over all ranks."""
-        return tensor_norms(run.engine, run.groups, parameters=self._parameters, states=self._states)
+        return tensor_norms(
+            self.run.engine, self.run.groups, parameters=self._parameters, states=self._states
+        )
 
 
 class GradientNorms(Measurement):
@@ -117,7 +119,7 @@ class GradientNorms(Measurement):
             return None
         return cls(run.engine.update, run.groups, run.state, interval=section.log_interval)
 
-    def measure(self, run: Run) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Return the norms on rank 0, none if the batch was left out. Collective over all ranks."""
         measured, self._norms = self._norms, {}
         # The stages of one pipeline hold every tensor once.
@@ -155,7 +157,7 @@ class ZeroGradients(Measurement):
             return None
         return cls(run.engine.update, run.state, interval=section.log_interval)
 
-    def measure(self, run: Run) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Return the share in the last update, none if its batch was left out."""
         share, self._share = self._share, None
         return {} if share is None else {"optimizer/zero_gradients": share.item()}
@@ -250,7 +252,7 @@ class GradientNoise(Measurement):
             interval=section.log_interval,
         )
 
-    def measure(self, run: Run) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Return the average of all estimates so far, none if there is no new one.
 
         They are `gradient_noise_scale/noise` and `gradient_noise_scale/signal`, and their ratio in samples as
@@ -261,7 +263,7 @@ class GradientNoise(Measurement):
         measured = torch.stack([torch.stack(values) for values in self._measured]).tolist()
         self._measured.clear()
         metrics: dict[str, float] = {}
-        batch = run.state.samples_per_iteration
+        batch = self.run.state.samples_per_iteration
         for number, small_square, large_square in measured:
             # A window with less than two finite updates has no larger batch.
             if number < 2:

@@ -35,24 +35,24 @@ class GarbageCollection(Callback):
         """Build it."""
         return cls()
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Disable automatic collection."""
         gc.collect()
         gc.freeze()
-        self.on_resume(run)
+        self.on_resume()
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Collect every `interval` iterations."""
-        if run.state.iteration % self._interval == 0:
+        if self.run.state.iteration % self._interval == 0:
             gc.collect()
 
-    def on_pause(self, run: Run) -> None:
+    def on_pause(self) -> None:
         """Enable automatic collection again, unless the program had disabled it."""
         gc.unfreeze()
         if self._was_enabled:
             gc.enable()
 
-    def on_resume(self, run: Run) -> None:
+    def on_resume(self) -> None:
         """Disable automatic collection."""
         self._was_enabled = gc.isenabled()
         gc.disable()
@@ -78,14 +78,14 @@ class DropTokens(Callback):
         kept = kept_tokens(run.config.data_efficiency.data_efficiency)
         return None if kept is None else cls(run.model, kept.at)
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self) -> None:
         """Set the number for the next iteration of this process."""
         for layer in self._layers:
-            layer.kept_tokens = self._kept(run.state.iteration)
+            layer.kept_tokens = self._kept(self.run.state.iteration)
 
-    def on_step(self, run: Run, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Set the number for the next iteration."""
-        self.on_start(run)
+        self.on_start()
 
 
 class LocalSteps(Callback):
@@ -104,7 +104,7 @@ class LocalSteps(Callback):
         optimizer = run.engine.update.optimizer
         return cls(optimizer) if hasattr(optimizer, "replicas_differ") else None
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self) -> None:
         """Log a warning if replicas have made updates alone since their last average."""
         if self._optimizer.replicas_differ:
             # Not for a training that was stopped: another iteration ends it.
@@ -117,7 +117,7 @@ class LocalSteps(Callback):
                 "and export have, as the model, the weights of the last average, without the updates that "
                 "each replica has made alone since; a training that resumes from the checkpoint continues "
                 "with these%s",
-                run.state.iteration,
+                self.run.state.iteration,
                 type(self._optimizer).__name__,
-                remedy if run.state.stop_reason is None else "",
+                remedy if self.run.state.stop_reason is None else "",
             )
