@@ -135,6 +135,7 @@ RANDOM_FLIPS, CLEAN_STEPS = 200, 20_000
 def flip_and_train() -> dict[str, int]:
     """Compare after each of many steps without a fault and after random flips; return the alarms of both."""
     from neox_model.train.callbacks.copies import CopiesCallback, CopiesDifferError, _pieces
+    from support.runs import a_run
     from support.worlds import forget_deepspeeds_world
 
     found = {"steps": 0, "false": 0, "flips": 0, "located": 0}
@@ -145,12 +146,14 @@ def flip_and_train() -> dict[str, int]:
         resolved = resolved_from(layouts.SETTINGS | layouts.WIDE | ADAM | settings, devices=2)
         engine, step, groups, _ = layouts.start(resolved)
         batches = cycle(list(layouts.batches_of(resolved, groups)))
-        hook = CopiesCallback(engine, groups, interval=1)
+        run = a_run(copies := CopiesCallback(1), engine=engine, groups=groups)
+        copies.on_load()
         for iteration in range(math.ceil(CLEAN_STEPS / len(flat))):
             step(batches)
             found["steps"] += 1
+            run.state.iteration = iteration
             try:
-                hook.compare(iteration)
+                copies.before_save()
             except CopiesDifferError:
                 found["false"] += 1
         for number in range(math.ceil(RANDOM_FLIPS / len(flat))):
@@ -161,8 +164,9 @@ def flip_and_train() -> dict[str, int]:
             is_mine = groups.world.rank == rank
             data[place] ^= bit if is_mine else 0
             found["flips"] += 1
+            run.state.iteration = -1 - number
             try:
-                hook.compare(-1 - number)
+                copies.before_save()
             except CopiesDifferError as error:
                 found["located"] += f"the copies of {piece.name} on rank 0" in str(error)
             data[place] ^= bit if is_mine else 0

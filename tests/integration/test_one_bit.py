@@ -203,8 +203,9 @@ def train_split(optimizer: str, params: dict) -> list[list[bool]]:
         {"precision": "bfloat16"}, optimizer=optimizer, params=params, model_parallel_size=2
     )
     mixed, groups = training.engine.update.mixed, training.groups
-    copies, equal = CopiesCallback(training.engine, groups, interval=1), []
+    copies, equal = CopiesCallback(1), []
     run = a_run(copies, engine=training.engine, groups=groups)
+    copies.on_load()
     pairs = list(zip(mixed.parameters, mixed.masters, strict=True))
     whole = [master for parameter, master in pairs if split_dim_of(parameter) is None]
     for update in range(FREEZE + 7):
@@ -242,8 +243,9 @@ def train_stages(optimizer: str, params: dict) -> list[bool]:
     training, batches = started(
         {"precision": "bfloat16"}, optimizer=optimizer, params=params, pipe_parallel_size=2
     )
-    copies, equal = CopiesCallback(training.engine, training.groups, interval=1), []
+    copies, equal = CopiesCallback(1), []
     run = a_run(copies, engine=training.engine, groups=training.groups)
+    copies.on_load()
     ties = training.engine.update.mixed._ties
     for update in range(FREEZE + 4):
         training.step(batches)

@@ -21,22 +21,22 @@ class Calls(Callback):
         self.calls.append((f"{self._name}{call}", self.run.state.iteration))
 
     def on_load(self):
-        self._note("load", self.run)
+        self._note("load")
 
     def on_start(self):
-        self._note("start", self.run)
+        self._note("start")
 
     def on_step(self, report):
-        self._note("step", self.run)
+        self._note("step")
 
     def on_end(self):
-        self._note("end", self.run)
+        self._note("end")
 
     def on_pause(self):
-        self._note("pause", self.run)
+        self._note("pause")
 
     def on_resume(self):
-        self._note("resume", self.run)
+        self._note("resume")
 
 
 def test_callbacks_are_called_around_every_iteration():

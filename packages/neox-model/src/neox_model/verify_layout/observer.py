@@ -62,7 +62,7 @@ class Values:
 class _Observer(Callback):
     """Sees every update of a training: before it is applied, and after."""
 
-    def attach(self) -> None:
+    def on_load(self) -> None:
         """Observe a run from its next step on."""
         self.engine, self.groups = self.run.engine, self.run.groups
         self.step = 1
@@ -152,9 +152,9 @@ class Recorder(_Observer):
         self.values, self._rounded_to = values, rounded_to
         self._counts: dict[str, int] = {}
 
-    def attach(self) -> None:
+    def on_load(self) -> None:
         """Observe a run; of a small model also what each micro-batch adds to gradients."""
-        super().attach()
+        super().on_load()
         named = list(named_logical_parameters(self.run.model))
         if sum(parameter.numel() for _, parameter in named) > _MOST_ELEMENTS:
             return

@@ -88,6 +88,5 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def _train(opened: AbstractContextManager[tuple[Run, Loop]], observer: Recorder | Comparer) -> None:
     with opened as (run, loop):
-        observer.attach()
         loop.run()
         observer.take_number("evaluation loss", run.evaluator.results["valid"].loss)

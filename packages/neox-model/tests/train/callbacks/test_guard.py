@@ -78,7 +78,7 @@ def test_finite_update_resets_the_count(caplog):
         watched.iterate(NAN, NAN)
         watched.iterate(NAN, NAN)
         watched.iterate()
-    watched.guard.on_end(watched.run)
+    watched.guard.on_end()
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 20
 
 
@@ -106,16 +106,16 @@ def test_the_state_after_a_loss_that_is_not_finite_is_not_saved():
     for loss, may_be_saved in ((1.0, True), (NAN, False), (1.0, True)):
         watched.iterate(loss, loss)
         if may_be_saved:
-            watched.guard.before_save(watched.run)
+            watched.guard.before_save()
         else:
             with pytest.raises(CheckpointError, match="the loss of iteration 2 is nan"):
-                watched.guard.before_save(watched.run)
+                watched.guard.before_save()
 
 
 def test_an_overflow_with_a_finite_loss_can_be_saved():
     watched = Watched(min_loss_scale=1.0)
     watched.iterate(1.0, INF, scale=8.0)
-    watched.guard.before_save(watched.run)
+    watched.guard.before_save()
 
 
 def test_remaining_updates_are_checked_at_the_end():
@@ -123,4 +123,4 @@ def test_remaining_updates_are_checked_at_the_end():
     for _ in range(2):
         watched.iterate(NAN, NAN)
     with pytest.raises(NeoXError):
-        watched.guard.on_end(watched.run)
+        watched.guard.on_end()

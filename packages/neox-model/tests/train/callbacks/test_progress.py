@@ -3,7 +3,6 @@
 import json
 import logging
 import time
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +24,8 @@ from support.runs import a_run
 
 def test_progress_is_the_iteration_and_ends_with_the_training(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
-    callback, run = ProgressCallback(), a_run(progress=Progress(3))
+    callback = ProgressCallback()
+    run = a_run(callback, progress=Progress(3))
     run.state.iteration = 7
     callback.on_step(None)
     assert int((tmp_path / "rank-3.progress").read_text()) == 7
@@ -64,7 +64,7 @@ def reports(tmp_path, monkeypatch):
         callback.on_step(report)
         return read_status(tmp_path)
 
-    return SimpleNamespace(step=step, end=partial(callback.on_end, run), state=state, progress=run.progress)
+    return SimpleNamespace(step=step, end=callback.on_end, state=state, progress=run.progress)
 
 
 def test_the_status_is_reported_once_a_second_with_the_rate_of_the_finished_update(reports, tmp_path):

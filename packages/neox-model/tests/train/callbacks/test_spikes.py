@@ -250,7 +250,7 @@ def test_an_iteration_is_judged_once_even_if_that_ends_the_run():
     judged = []
 
     class Failing:
-        def handle(self, run, iteration):
+        def handle(self, iteration):
             judged.append(iteration.number)
             raise NeoXError("the end")
 

@@ -19,7 +19,7 @@ from neox_model.checkpoint.replica_states import is_replica_state, replicas_diff
 from neox_model.engine.contract import Engine
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.fingerprint import fingerprint
-from neox_model.parallel.groups import Group, Groups
+from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import is_stage_copy
 from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
@@ -88,28 +88,28 @@ class CopiesCallback(Callback):
     last bit; these are not compared.
 
     Args:
-        engine: the engine.
-        groups: this rank's process groups.
         interval: iterations between two comparisons.
     """
 
-    def __init__(self, engine: Engine, groups: Groups, *, interval: int) -> None:
-        self._engine = engine
-        self._groups = groups
+    def __init__(self, interval: int) -> None:
         self._interval = interval
         self._compared: int | None = None
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `sdc_check_interval` is set."""
+        interval = run.config.training.sdc_check_interval
+        return None if interval is None else cls(interval)
+
+    def on_load(self) -> None:
+        """Find the copies of tied weights. Collective over all ranks."""
+        engine, groups = self.run.engine, self.run.groups
         fragments = [] if engine.update.splits_over_data else computing_fragments(engine)
         copies = [fragment.name for fragment in fragments if is_stage_copy(fragment.held.param)]
         self._tied = sorted({name for names in gather(groups.control, copies) for name in names})
         has_copies = groups.data.size > 1 or groups.model.size > 1 or bool(self._tied)
         if not has_copies and groups.world.rank == 0:
             logger.warning("sdc-check-interval has no effect: no rank holds a copy of another's weights")
-
-    @classmethod
-    def from_run(cls, run: Run) -> Self | None:
-        """Build it if `sdc_check_interval` is set."""
-        interval = run.config.training.sdc_check_interval
-        return None if interval is None else cls(run.engine, run.groups, interval=interval)
 
     def on_step(self, report: StepReport) -> None:
         """Compare at the end of each interval.
@@ -130,7 +130,7 @@ class CopiesCallback(Callback):
         if self._compared == iteration:
             return
         self._compared = iteration
-        different, control = self._different(), self._groups.control
+        different, control = self._different(), self.run.groups.control
         if all_reduce(torch.tensor(len(different)), control, ReduceOp.MAX):
             reports = gather(control, (socket.gethostname(), different))
             self.run.settle()
@@ -138,8 +138,8 @@ class CopiesCallback(Callback):
 
     def _different(self) -> list[_Copy]:
         """Return this rank's copies that differ from those of another rank. Collective over all ranks."""
-        groups, device = self._groups, self._engine.device
-        known = [(piece, fingerprint(piece.values).to(device)) for piece in _pieces(self._engine)]
+        groups, device = self.run.groups, self.run.engine.device
+        known = [(piece, fingerprint(piece.values).to(device)) for piece in _pieces(self.run.engine)]
         if groups.data.size > 1:
             return _differing([(piece.name, value) for piece, value in known], groups.data)
         found = _differing(

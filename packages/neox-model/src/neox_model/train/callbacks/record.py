@@ -19,7 +19,6 @@ from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.blocks import block_numel
 from neox_model.checkpoint.comparison import counters_of
 from neox_model.checkpoint.logical import Fragment, computing_fragments, engine_fragments
-from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.replica_states import replicas_differ
 from neox_model.train.data.batch import Batch
 from neox_model.train.run import Callback, Run
@@ -36,28 +35,21 @@ class RecordCallback(Callback):
     Args:
         folder: receives `rank-RANK.jsonl`.
         iteration: iteration after which the state is recorded; it may be the one that the training starts at.
-        parts: the run.
         snapshot: receives a checkpoint of the recorded state; None: no checkpoint.
     """
 
     def __init__(
         self,
         folder: Path,
-        parts: RunParts,
         *,
         iteration: int,
         snapshot: Path | None,
     ) -> None:
+        self._folder, self._snapshot = folder, snapshot
         self._iteration = iteration
-        self._parts = parts
-        self._engine = parts.engine
-        self._snapshot = snapshot
         self._samples: list[list[str]] = []
         self._random: dict[str, str] = {}
         self._settings: list[dict[str, Any]] = []
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"rank-{parts.groups.world.rank:05d}.jsonl"
-        self._file: TextIO = (folder / name).open("x", encoding="utf-8")
 
     @classmethod
     def from_run(cls, run: Run) -> Self | None:
@@ -66,7 +58,13 @@ class RecordCallback(Callback):
         if recording is None:
             return None
         snapshot = None if recording.snapshot is None else Path(recording.snapshot)
-        return cls(Path(recording.folder), run, iteration=recording.iteration, snapshot=snapshot)
+        return cls(Path(recording.folder), iteration=recording.iteration, snapshot=snapshot)
+
+    def on_load(self) -> None:
+        """Create the file of this rank."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"rank-{self.run.groups.world.rank:05d}.jsonl"
+        self._file: TextIO = (self._folder / name).open("x", encoding="utf-8")
 
     def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Record the micro-batches that a step reads."""
@@ -81,7 +79,7 @@ class RecordCallback(Callback):
 
     def on_start(self) -> None:
         """Record this rank's place in the groups, and the state if the training starts at `iteration`."""
-        groups = self._parts.groups
+        groups = self.run.groups
         self._write(
             "place",
             rank=groups.world.rank,
@@ -125,8 +123,8 @@ class RecordCallback(Callback):
             save_run(self.run, self._snapshot)
 
     def _write_state(self, state: TrainState) -> None:
-        differ = replicas_differ(self._engine.update.optimizer)
-        suffix = f" of replica {self._parts.groups.data.rank}" if differ else ""
+        differ = replicas_differ(self.run.engine.update.optimizer)
+        suffix = f" of replica {self.run.groups.data.rank}" if differ else ""
         self._write(
             "state",
             iteration=state.iteration,
@@ -137,13 +135,13 @@ class RecordCallback(Callback):
             # Those of replicas with different weights have different names.
             used={
                 f"{_place(fragment)}{suffix}": digest(fragment.weight)
-                for fragment in computing_fragments(self._engine)
+                for fragment in computing_fragments(self.run.engine)
             },
         )
 
     def _optimizer_settings(self) -> list[dict[str, Any]]:
         """Return the settings of each parameter group, such as learning rate and weight decay."""
-        groups = self._engine.update.optimizer.param_groups
+        groups = self.run.engine.update.optimizer.param_groups
         return [
             {name: _plain(value) for name, value in group.items() if _is_plain(value)} for group in groups
         ]
@@ -152,8 +150,8 @@ class RecordCallback(Callback):
         """Return all counters and the loss scale; the result of a forward pass is not a counter."""
         parts: Mapping[str, Mapping[str, Any]] = {
             "training": counters_of(state.state_dict()),
-            "schedule": self._parts.schedule.state_dict(),
-            "engine": self._engine.state_dict(),
+            "schedule": self.run.schedule.state_dict(),
+            "engine": self.run.engine.state_dict(),
         }
         return {
             f"{part}.{name}": _plain(value)
@@ -164,18 +162,18 @@ class RecordCallback(Callback):
 
     def _sums_of_weights(self) -> dict[str, float]:
         """Return the sum of the elements of each master weight on this rank."""
-        with self._engine.update.in_memory():
-            fragments = engine_fragments(self._engine)
+        with self.run.engine.update.in_memory():
+            fragments = engine_fragments(self.run.engine)
             sums = [fragment.weight.sum(dtype=torch.float64) for fragment in fragments]
         names = (_place(fragment) for fragment in fragments)
         return dict(zip(names, torch.stack(sums).tolist() if sums else [], strict=True))
 
     def _kept_tensors(self) -> dict[str, str]:
         """Return digests of the master weights and optimizer states on this rank."""
-        optimizer = self._engine.update.optimizer
+        optimizer = self.run.engine.update.optimizer
         found = {}
-        with self._engine.update.in_memory():
-            for fragment in engine_fragments(self._engine):
+        with self.run.engine.update.in_memory():
+            for fragment in engine_fragments(self.run.engine):
                 place = _place(fragment)
                 found[place] = digest(fragment.weight)
                 for key, value in optimizer.state.get(fragment.held.holder, {}).items():
