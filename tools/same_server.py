@@ -26,7 +26,9 @@ IMPORTED = {
         "torch._dynamo",
         "deepspeed",
         "transformers",
+        # The first one of the two is that of commits without the second one.
         "neox_model.train.run",
+        "neox_model.train.open_run",
         "neox_model.generate.run",
         "neox_model.convert.to_hf",
         "neox_model.convert.from_hf",

@@ -43,7 +43,7 @@ FACTS = {
         home="neox_config.facts.spikes",
         users=(
             "neox_launcher.controller.restarts",
-            "neox_model.train.hooks.guard",
+            "neox_model.train.callbacks.spikes",
             "neox_model.train.loading",
             "neox_model.train.recent_losses",
         ),

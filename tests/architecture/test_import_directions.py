@@ -133,7 +133,7 @@ ROOMS = {
         # -- programs and notebooks
         "api": {
             *("assembly", "checkpoint", "convert", "generate", "optim", "parallel", "processes", "train"),
-            *("deepspeed_compat", "inspection", "worker"),
+            *("deepspeed_compat", "inspection", "metrics", "worker"),
         },
         "inspection": {"commands", "checkpoint", "verify", "errors"},
         "convert": {

@@ -76,9 +76,9 @@ def train_each(folder: str, data_path: str, runs: list[list[Any]]) -> list[dict[
     """Train each (name, settings), one after another; the dtypes that this rank saw."""
     from neox_config.spec import read_run
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
-    found, build_engine, usual_scale = [], run.build_engine, read_run._APEX_INITIAL_SCALE
+    found, build_engine, usual_scale = [], open_run.build_engine, read_run._APEX_INITIAL_SCALE
     for name, settings in runs:
         seen: dict[str, set[str]] = {"gradients": set(), "weights": set()}
 
@@ -95,12 +95,12 @@ def train_each(folder: str, data_path: str, runs: list[list[Any]]) -> list[dict[
         read_run._APEX_INITIAL_SCALE = LARGE_SCALE if name.startswith(("whole", "parts")) else usual_scale
         resolved = resolved_from(SETTINGS | places | settings, devices=int(os.environ["WORLD_SIZE"]))
         groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
-        run.build_engine = watching
+        open_run.build_engine = watching
         try:
             with Products() as products:
-                run.train_in(groups, resolved)
+                open_run.train_in(groups, resolved)
         finally:
-            run.build_engine, read_run._APEX_INITIAL_SCALE = build_engine, usual_scale
+            open_run.build_engine, read_run._APEX_INITIAL_SCALE = build_engine, usual_scale
         found.append(
             {key: sorted(value) for key, value in seen.items()} | {"products": sorted(products.dtypes)}
         )

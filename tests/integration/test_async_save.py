@@ -75,7 +75,7 @@ def train_each(folder: str, corpus: str, layout: dict[str, Any]) -> None:
     from torch import distributed
 
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
     base = SMALL_TRAINING | layout | {"data_path": corpus, "train_iters": ITERATIONS, "save_interval": 2}
     trainings = {
@@ -89,7 +89,7 @@ def train_each(folder: str, corpus: str, layout: dict[str, Any]) -> None:
             distributed.barrier()
         resolved = resolved_from(base | others | {"save": f"{folder}/{name}"}, devices=2)
         groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
-        run.train_in(groups, resolved)
+        open_run.train_in(groups, resolved)
         distributed.barrier()
 
 
@@ -151,7 +151,7 @@ def end_while_a_save_is_under_way(folder: str, corpus: str) -> dict[str, str]:
     from neox_model.checkpoint import writer_process
     from neox_model.layers.lm_head import LMLoss
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
     begin, of_hidden, ended = writer_process._start, LMLoss.of_hidden, {}
 
@@ -181,7 +181,7 @@ def end_while_a_save_is_under_way(folder: str, corpus: str) -> dict[str, str]:
         resolved = resolved_from(ENDING | settings | files, devices=2)
         groups = create_groups(1, 1)
         try:
-            run.train_in(groups, resolved)
+            open_run.train_in(groups, resolved)
             ended[name] = ""
         except NeoXError as error:
             ended[name] = str(error)
@@ -196,7 +196,7 @@ def test_a_training_that_ends_with_an_error_first_completes_the_save_under_way(t
     assert "the last 1 update in a row was skipped" in first["not finite"]
     assert "the loss of iteration 8" in first["spike"]
     assert "copies" in first["copies"]
-    assert "cannot save the training's last iteration, 8" in first["refused"]
+    assert "cannot save the last iteration, 8" in first["refused"]
     for name in ENDS:
         assert (tmp_path / name / LATEST).read_text().strip() == checkpoint_name(SAVED), name
         assert [path.name for path in complete_checkpoints(tmp_path / name)] == [checkpoint_name(SAVED)]

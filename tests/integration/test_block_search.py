@@ -32,9 +32,9 @@ SEARCH: dict[str, Any] = {"indexer_batch_size": 7, "indexer_log_interval": 2, "t
 
 def train(settings: dict[str, Any]) -> None:
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
-    run.train_in(create_groups(1, 1), resolved_from(settings))
+    open_run.train_in(create_groups(1, 1), resolved_from(settings))
 
 
 def retrieve(program: str, settings: dict[str, Any]) -> Any:

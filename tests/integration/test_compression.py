@@ -55,25 +55,33 @@ def trained(
     Returns:
         Losses, the engine, the groups, and the figures that are logged.
     """
-    from neox_model.train.build_step import build_compression
+    from neox_model.train.compression import CompressionCallback
+    from neox_model.train.state import StepReport, TrainState
     from support import layouts
+    from support.runs import a_run, train
 
     resolved = resolved_from(settings, devices=ranks)
     engine, step, groups, _ = layouts.start(resolved)
-    compression = build_compression(resolved.run, engine, groups)
-    assert compression is not None
+    losses: list[float] = []
+
+    def noted(batches: Any) -> StepReport:
+        report = step(batches)
+        losses.append(float(report.loss))
+        return report
+
+    state = TrainState(last_iteration=ITERATIONS, samples_per_iteration=layouts.SAMPLES)
+    run = a_run(state=state, resolved=resolved, engine=engine, step=noted, groups=groups)
+    callback = CompressionCallback.from_run(run)
+    assert callback is not None
+    run.add(callback)
     if breaks == "masks":
-        for matrix in compression.matrices:
+        for matrix in callback._compression.matrices:
             for _, pruning in matrix.compression.masks():
                 times = (2, 1) if pruning.logical.split_dim == 0 else (1, 2)
                 # The fault: every rank takes its own part for the whole.
                 pruning.whole = lambda part, times=times: part.repeat(times)
-    compression.start(0)
-    batches, losses = layouts.batches_of(resolved, groups), []
-    for iteration in range(ITERATIONS):
-        losses.append(float(step(batches).loss))
-        compression.after(iteration + 1)
-    return losses, engine, groups, compression.report()
+    train(run, layouts.batches_of(resolved, groups))
+    return losses, engine, groups, dict(callback.measure())
 
 
 def model_of(name: str, layout: str) -> dict[str, Any]:

@@ -59,18 +59,18 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
     """Train each case; return how it ended."""
     from neox_config.errors import NeoXError
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
-    from neox_model.train.hooks.base import Hook
+    from neox_model.train import open_run
+    from neox_model.train.run import Callback
 
-    class Flip(Hook):
-        def __init__(self, engine: Any, what: str) -> None:
-            self.engine, self.what = engine, what
+    class Flip(Callback):
+        def __init__(self, what: str) -> None:
+            self.what = what
 
-        def on_step(self, state, report):
-            if state.iteration == 3 and torch.distributed.get_rank() == 1:
-                flip_bit(self.engine, self.what)
+        def on_step(self, report):
+            if self.run.state.iteration == 3 and torch.distributed.get_rank() == 1:
+                flip_bit(self.run.engine, self.what)
 
-    build, ended = run.build_hooks, {}
+    add, ended = open_run.add_callbacks, {}
     for number, (layout, what) in enumerate(cases):
         save = Path(folder, f"{layout}-{what}")
         settings = (
@@ -80,16 +80,15 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
             settings |= {"sdc_check_interval": 1000, "save_interval": 4}
         resolved = resolved_from(settings, devices=2)
 
-        def with_flip(training, *rest, what=what, **named):
-            flip = Flip(training.engine, "master" if what == "save" else what)
-            hooks, before_save = build(training, *rest, **named)
-            return [flip, *hooks], before_save
+        def with_flip(run, *rest, what=what):
+            run.callbacks.append(Flip("master" if what == "save" else what))
+            add(run, *rest)
 
-        run.build_hooks = with_flip if what else build
+        open_run.add_callbacks = with_flip if what else add
         with world_of(2, Path(folder), name=str(number)):
             groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             try:
-                run.train_in(groups, resolved)
+                open_run.train_in(groups, resolved)
                 ended[save.name] = "the end"
             except NeoXError as error:
                 ended[save.name] = f"{error.exit_code}: {error}"
@@ -135,7 +134,8 @@ RANDOM_FLIPS, CLEAN_STEPS = 200, 20_000
 
 def flip_and_train() -> dict[str, int]:
     """Compare after each of many steps without a fault and after random flips; return the alarms of both."""
-    from neox_model.train.hooks.copies import CopiesDifferError, CopiesHook, _pieces
+    from neox_model.train.callbacks.copies import CopiesCallback, CopiesDifferError, _pieces
+    from support.runs import a_run
     from support.worlds import forget_deepspeeds_world
 
     found = {"steps": 0, "false": 0, "flips": 0, "located": 0}
@@ -146,12 +146,14 @@ def flip_and_train() -> dict[str, int]:
         resolved = resolved_from(layouts.SETTINGS | layouts.WIDE | ADAM | settings, devices=2)
         engine, step, groups, _ = layouts.start(resolved)
         batches = cycle(list(layouts.batches_of(resolved, groups)))
-        hook = CopiesHook(engine, groups, interval=1)
+        run = a_run(copies := CopiesCallback(1), engine=engine, groups=groups)
+        copies.on_load()
         for iteration in range(math.ceil(CLEAN_STEPS / len(flat))):
             step(batches)
             found["steps"] += 1
+            run.state.iteration = iteration
             try:
-                hook.compare(iteration)
+                copies.before_save()
             except CopiesDifferError:
                 found["false"] += 1
         for number in range(math.ceil(RANDOM_FLIPS / len(flat))):
@@ -162,8 +164,9 @@ def flip_and_train() -> dict[str, int]:
             is_mine = groups.world.rank == rank
             data[place] ^= bit if is_mine else 0
             found["flips"] += 1
+            run.state.iteration = -1 - number
             try:
-                hook.compare(-1 - number)
+                copies.before_save()
             except CopiesDifferError as error:
                 found["located"] += f"the copies of {piece.name} on rank 0" in str(error)
             data[place] ^= bit if is_mine else 0

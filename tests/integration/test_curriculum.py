@@ -85,7 +85,7 @@ def sampling(folder: Path) -> dict[str, Any]:
 def train_runs(folder: str, settings: dict[str, Any], names: list[str]) -> None:
     """Train each run, one after another in the same processes; runs in every rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
 
     for name in names:
         paths = {key: str(Path(folder, "halves")) for key in RUNS[name] if key in ("save", "load")}

@@ -60,23 +60,23 @@ def test_the_iterations_read_each_token_at_most_as_often_as_there_are_passes(tmp
 def train(folder: str, data_path: str) -> list[tuple[int, str | None]]:
     """Train and stop, resume, then resume with another batch size, and with other data; runs in the rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
     ended: list[tuple[int, str | None]] = []
     groups, states = create_groups(1, 1), []
-    loop = run.Loop
+    loop = open_run.Loop
 
-    def watched(state, *rest):
-        states.append(state)
-        return loop(state, *rest)
+    def watched(run, batches):
+        states.append(run.state)
+        return loop(run, batches)
 
-    run.Loop = watched
+    open_run.Loop = watched
     save = {"save": f"{folder}/save", "load": f"{folder}/save", "save_interval": 50}
     common = {"data_path": data_path, "split": "70,30,0"} | save
     for more in ({"exit_interval": 20}, {}, {"train_micro_batch_size_per_gpu": 3}):
         resolved = resolved_with(Path(folder), common | more)
         try:
-            run.train_in(groups, resolved)
+            open_run.train_in(groups, resolved)
             ended.append((states[-1].iteration, None))
         except (NeoXError, DataError) as error:
             ended.append((resolved.config.training.iterations, str(error)))
@@ -85,7 +85,7 @@ def train(folder: str, data_path: str) -> list[tuple[int, str | None]]:
         shutil.copy(f"{folder}/other/corpus.{ending}", f"{data_path}.{ending}")
     Path(f"{data_path}.manifest.json").unlink(missing_ok=True)
     try:
-        run.train_in(groups, other)
+        open_run.train_in(groups, other)
     except (NeoXError, DataError) as error:
         ended.append((other.config.training.iterations, str(error)))
     return ended

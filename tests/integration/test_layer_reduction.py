@@ -65,22 +65,21 @@ def test_a_student_starts_from_the_layers_of_its_teacher(tmp_path) -> None:
 def losses(folder: str, corpus: str, **layout: Any) -> list[float]:
     """Train a student with all terms in the present world; return its losses."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
-    from neox_model.train.hooks.base import Hook
-    from neox_model.train.training import Additions
+    from neox_model.train.open_run import open_run
+    from neox_model.train.run import Callback, Extensions
     from support.settings import SMALL_TRAINING, resolved_from
 
     found: list[float] = []
 
-    class Remember(Hook):
-        def on_step(self, state, report) -> None:
+    class Remember(Callback):
+        def on_step(self, report) -> None:
             found.append(float(report.loss))
 
     given = SMALL_TRAINING | {"data_path": corpus} | student(Path(folder, "teacher"), **ALL) | layout
     resolved = resolved_from(given, devices=int(os.environ["WORLD_SIZE"]))
     groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
-    with run.open_training(groups, resolved, Additions(hooks=[Remember()])) as opened:
-        opened.loop.run()
+    with open_run(groups, resolved, Extensions(callbacks=[Remember()])) as (_, loop):
+        loop.run()
     return found
 
 

@@ -438,14 +438,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "replicas drop the same elements": Fault(
         "dp=2",
-        "neox_model.train.run.seed_streams",
+        "neox_model.train.open_run.seed_streams",
         seeds_alike,
         (r"^random streams", r"same", _DATA),
         {"hidden_dropout": 0.1},
     ),
     "tensor-parallel ranks drop different elements": Fault(
         "tp=2,dp=1",
-        "neox_model.train.run.seed_streams",
+        "neox_model.train.open_run.seed_streams",
         seeds_by_rank,
         (r"^random streams", r"different", _TENSOR),
         {"hidden_dropout": 0.1},

@@ -109,7 +109,7 @@ def test_the_optimizer_gets_the_printed_rate_and_momentum_at_every_update(name):
 def train_all(folder: str, runs: dict[str, dict[str, Any]]) -> None:
     """Train with each setting, one after another: without interruption, then stopped and resumed."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
 
     for name, settings in runs.items():
         for part, more in (

@@ -40,7 +40,7 @@ def train_on_hosts(folder: str, trainings: list[list[Any]]) -> list[str]:
     from neox_config.errors import NeoXError
     from neox_model.checkpoint import storage
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
     rank, errors = distributed.get_rank(), []
     for settings, hosts in trainings:
@@ -57,7 +57,7 @@ def train_on_hosts(folder: str, trainings: list[list[Any]]) -> list[str]:
         distributed.barrier()
         with patch.object(storage.socket, "gethostname", lambda home=home: home.name):
             try:
-                run.train_in(groups, resolved)
+                open_run.train_in(groups, resolved)
                 errors.append("")
             except NeoXError as error:
                 errors.append(str(error))

@@ -65,7 +65,7 @@ def write_labelled(folder: Path, *, replaced: int | None = None) -> dict[str, An
 def train(save: str, settings: dict[str, Any]) -> dict[str, float]:
     """Train, evaluate at the end, and return the last losses."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
     given = SMALL_TRAINING | {"train_iters": ITERATIONS, "save": save, "save_interval": ITERATIONS}
     given |= {"eval_iters": 1, "eval_interval": ITERATIONS, "train_micro_batch_size_per_gpu": 2} | settings
@@ -74,18 +74,18 @@ def train(save: str, settings: dict[str, Any]) -> dict[str, float]:
     )
     groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
     found: dict[str, float] = {}
-    evaluate = run.Evaluator.evaluate
+    evaluate = open_run.Evaluator.evaluate
 
     def noted(self: Any, *given: Any) -> Any:
         result = evaluate(self, *given)
         found[given[0]] = result.loss
         return result
 
-    run.Evaluator.evaluate = noted
+    open_run.Evaluator.evaluate = noted
     try:
-        run.train_in(groups, resolved)
+        open_run.train_in(groups, resolved)
     finally:
-        run.Evaluator.evaluate = evaluate
+        open_run.Evaluator.evaluate = evaluate
     return found
 
 

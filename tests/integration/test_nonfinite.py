@@ -74,7 +74,7 @@ def train_with_nan_losses(
     from neox_config.errors import NeoXError
     from neox_model.layers.lm_head import LMLoss
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
     from support.worlds import world_of
 
     here, ended = Path(folder), {}
@@ -97,7 +97,7 @@ def train_with_nan_losses(
         with world_of(2, here, name=str(number)):
             groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             try:
-                run.train_in(groups, resolved)
+                open_run.train_in(groups, resolved)
                 ended[run_folder.name] = ""
             except NeoXError as error:
                 ended[run_folder.name] = str(error)

@@ -69,9 +69,9 @@ def zero(device: str, folder: Path, *, parameters: bool = False) -> dict[str, An
 def train_each(folder: str, data_path: str, runs: list[list[Any]]) -> list[dict[str, Any]]:
     """Train each (name, settings), one after another; how many states were in files, and aio's settings."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
-    found, build_engine = [], run.build_engine
+    found, build_engine = [], open_run.build_engine
     for name, settings in runs:
         engines = []
 
@@ -83,11 +83,11 @@ def train_each(folder: str, data_path: str, runs: list[list[Any]]) -> list[dict[
         places = {"log_dir": target, "save": target, "load": target, "data_path": data_path}
         resolved = resolved_from(SETTINGS | places | settings, devices=int(os.environ["WORLD_SIZE"]))
         groups = create_groups(1, 1)
-        run.build_engine = watching
+        open_run.build_engine = watching
         try:
-            run.train_in(groups, resolved)
+            open_run.train_in(groups, resolved)
         finally:
-            run.build_engine = build_engine
+            open_run.build_engine = build_engine
         optimizer = engines[0]._inner.optimizer
         handle = optimizer.optimizer_swapper.aio_handle if optimizer.swap_optimizer else None
         names = ("block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events")

@@ -34,7 +34,7 @@ def train(trainings: list[dict[str, Any]]) -> None:
 
     from neox_model.checkpoint.store_claim import claim_store
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run, saving
+    from neox_model.train import open_run, saving
 
     for settings in trainings:
         lost, goes_away = settings.pop("lost", None), settings.pop("goes_away", None)
@@ -55,7 +55,7 @@ def train(trainings: list[dict[str, Any]]) -> None:
             patch.object(saving, "Uploads", partial(saving.Uploads, patience=0.0)),
             patch.object(saving, "claim_store", claim_and_lose),
         ):
-            run.train_in(groups, resolved)
+            open_run.train_in(groups, resolved)
 
 
 @pytest.fixture(scope="module")

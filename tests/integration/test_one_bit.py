@@ -11,6 +11,7 @@ from torch import Tensor, distributed
 
 from support.corpus import write_corpus
 from support.distributed import run_ranks
+from support.runs import a_run
 
 FREEZE = 2
 OPTIMIZER = {"lr": 0.01, "eps": 1e-6, "betas": [0.9, 0.95]}
@@ -196,26 +197,30 @@ def test_replicas_stay_equal_and_skip_together(optimizer, precision):
 def train_split(optimizer: str, params: dict) -> list[list[bool]]:
     """Return, by update, whether replicas and what tensor-parallel ranks do not split are the same."""
     from neox_model.parallel.logical import split_dim_of
-    from neox_model.train.hooks.copies import CopiesDifferError, CopiesHook
+    from neox_model.train.callbacks.copies import CopiesCallback, CopiesDifferError
 
     training, batches = started(
         {"precision": "bfloat16"}, optimizer=optimizer, params=params, model_parallel_size=2
     )
     mixed, groups = training.engine.update.mixed, training.groups
-    hook, equal = CopiesHook(training.engine, groups, interval=1), []
+    copies, equal = CopiesCallback(1), []
+    run = a_run(copies, engine=training.engine, groups=groups)
+    copies.on_load()
     pairs = list(zip(mixed.parameters, mixed.masters, strict=True))
     whole = [master for parameter, master in pairs if split_dim_of(parameter) is None]
     for update in range(FREEZE + 7):
         training.step(batches)
-        hook.compare(update)
+        run.state.iteration = update
+        copies.before_save()
         equal.append(
             [is_same_everywhere(mixed.parameters, groups.data), is_same_everywhere(whole, groups.model)]
         )
     if groups.data.rank == 1:
         shared = getattr(mixed.optimizer, "shared_weight", lambda weight: weight)(mixed.masters[0])
         shared.data.view(torch.int32).view(-1)[3] ^= 1 << 20
+    run.state.iteration = FREEZE + 7
     with pytest.raises(CopiesDifferError, match="shared weight" if params == LOCAL else "master weight"):
-        hook.compare(FREEZE + 7)
+        copies.before_save()
     return equal
 
 
@@ -233,16 +238,19 @@ def test_replicas_of_tensor_parallel_ranks_stay_equal_where_they_are_synchronize
 
 def train_stages(optimizer: str, params: dict) -> list[bool]:
     """Return whether copies of the tied embedding on both stages are the same; compare replicas."""
-    from neox_model.train.hooks.copies import CopiesHook
+    from neox_model.train.callbacks.copies import CopiesCallback
 
     training, batches = started(
         {"precision": "bfloat16"}, optimizer=optimizer, params=params, pipe_parallel_size=2
     )
-    hook, equal = CopiesHook(training.engine, training.groups, interval=1), []
+    copies, equal = CopiesCallback(1), []
+    run = a_run(copies, engine=training.engine, groups=training.groups)
+    copies.on_load()
     ties = training.engine.update.mixed._ties
     for update in range(FREEZE + 4):
         training.step(batches)
-        hook.compare(update)
+        run.state.iteration = update
+        copies.before_save()
         equal.append(is_same_everywhere([master for _, master, _ in ties], training.groups.pipe))
     assert ties
     return equal
@@ -302,11 +310,11 @@ def train_to_its_end(folder: str, data_path: str) -> dict[str, list[str]]:
     import logging
 
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
     from support.settings import SMALL_TRAINING, resolved_from
 
     heard: list[str] = []
-    logger = logging.getLogger("neox_model.train.hooks.upkeep")
+    logger = logging.getLogger("neox_model.train.callbacks.upkeep")
     logger.addFilter(lambda record: heard.append(record.getMessage()) or True)
     params = OPTIMIZER | arguments_of("ZeroOneAdam", 1) | {"local_step_scaler": 1, "local_step_clipper": 8}
     settings = SMALL_TRAINING | {

@@ -31,10 +31,10 @@ def train_pairs(
 ) -> dict[str, str]:
     """Train some pairs, one after another; runs in every rank. Gives what went wrong."""
     from neox_model.assembly.compilation import compile_layers
-    from neox_model.train import run
+    from neox_model.train import open_run
 
     # Traced and run as it was traced: inductor's C++ would take a minute of each pair.
-    run.compile_layers = partial(compile_layers, backend="aot_eager")
+    open_run.compile_layers = partial(compile_layers, backend="aot_eager")
     here, failed = Path(folder), {}
     for one, other in names:
         name = f"{one} + {other}"
@@ -74,12 +74,12 @@ def train_and_resume(one: str, other: str, **settings: str) -> None:
 def train(resolved: Resolved, *, world: str) -> list[float]:
     """Train in a world of its own; return the recorded losses, the same on every rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
     from support.worlds import world_of
 
     layout = resolved.run.layout
     with world_of(layout.world, Path.cwd(), name=world):
-        run.train_in(create_groups(layout.tensor, layout.stages), resolved)
+        open_run.train_in(create_groups(layout.tensor, layout.stages), resolved)
         torch.distributed.barrier()
         records = list(read_metrics(Path("logs/metrics.jsonl")))
         torch.distributed.barrier()

@@ -7,7 +7,7 @@ import pytest
 
 from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.parallel.topology import create_groups
-from neox_model.train.run import train_in
+from neox_model.train.open_run import train_in
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
@@ -58,7 +58,7 @@ def test_the_phases_of_an_iteration_add_up_and_reach_the_monitors(tmp_path, capf
                 line["time/backward_inner"] + line["time/backward_allreduce"]
             )
             assert min(line[f"time/{part}"] for part in ("forward", "backward_inner", "step")) > 0, name
-            # What is outside all phases is a few hooks.
+            # What is outside all phases is a few callbacks.
             assert 0 <= line["time/other"] < line["time/iteration"], name
         assert ("time/pipeline" in lines[0]) == ("pipeline" in name)
         for phase in DOCUMENTED:

@@ -52,14 +52,14 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 def train(folder: Path, **more: Any) -> None:
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
     from support.worlds import forget_deepspeeds_world
 
     forget_deepspeeds_world()
     files = {"data_path": str(folder.parent / "corpus"), "save": str(folder), "log_dir": str(folder)}
     resolved = resolved_from(SETTINGS | files | more, devices=int(os.environ["WORLD_SIZE"]))
     groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
-    run.train_in(groups, resolved)
+    open_run.train_in(groups, resolved)
 
 
 def train_in_turn(folder: str) -> None:

@@ -294,8 +294,8 @@ def ends(folder: Path) -> list[tuple[str, str | None]]:
 def test_a_closed_trainer_keeps_its_results_but_not_the_memory_of_the_training(data):
     with neox_model.Trainer(config_of(data)) as trainer:
         trainer.train(3)
-        parameters = [weakref.ref(parameter) for parameter in trainer._run.training.model.parameters()]
-        masters = [weakref.ref(master) for master in trainer._run.training.engine.update.mixed.masters]
+        parameters = [weakref.ref(parameter) for parameter in trainer._run.model.parameters()]
+        masters = [weakref.ref(master) for master in trainer._run.engine.update.mixed.masters]
     gc.collect()
     assert [reference for reference in (*parameters, *masters) if reference() is not None] == []
     assert (trainer.iteration, trainer.stop_reason, trainer.config.training.train_iters) == (3, "closed", 6)
@@ -512,9 +512,9 @@ def test_a_training_in_16_bit_starts_from_all_bits_of_the_weights(data, precisio
         trainer.train(1)
         model = trainer.model()
     with neox_model.Trainer(config_of(data, precision=precision), start_from=model) as trainer:
-        training = trainer._run.training
-        masters = {id(held.param): held.holder for held in training.engine.update.held()}
-        started = dict(named_logical_parameters(training.model))
+        run = trainer._run
+        masters = {id(held.param): held.holder for held in run.engine.update.held()}
+        started = dict(named_logical_parameters(run.model))
         for name, weight in named_logical_parameters(model.module):
             assert torch.equal(masters[id(started[name])], weight), name
 

@@ -57,9 +57,9 @@ class Messages(logging.Handler):
 def train_parts(folder: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Train each part, one after another in the same processes; what this rank read, and the warnings."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
-    results, open_streams = [], run.open_streams
+    results, open_streams = [], open_run.open_streams
     for settings in parts:
         read: dict[str, list[list[int]]] = {"train": [], "valid": [], "test": []}
 
@@ -88,14 +88,14 @@ def train_parts(folder: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]
         groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
         messages = Messages()
         logging.getLogger("neox_model").addHandler(messages)
-        run.open_streams = opening
+        open_run.open_streams = opening
         try:
-            run.train_in(groups, resolved)
+            open_run.train_in(groups, resolved)
             error = None
         except NeoXError as raised:
             error = str(raised)
         finally:
-            run.open_streams = open_streams
+            open_run.open_streams = open_streams
             logging.getLogger("neox_model").removeHandler(messages)
         results.append({"read": read, "warnings": messages.found, "error": error})
     return results

@@ -52,9 +52,9 @@ def data(tmp_path) -> str:
 def train(parts: list[dict[str, Any]]) -> list[list[tuple[str, int, float, dict[int, float]]]]:
     """Train each part, one after another; (part, first sample, loss, accuracies) of their evaluations."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
-    evaluate, results = run.Evaluator.evaluate, []
+    evaluate, results = open_run.Evaluator.evaluate, []
     for settings in parts:
         found: list[tuple[str, int, float, dict[int, float]]] = []
 
@@ -65,11 +65,11 @@ def train(parts: list[dict[str, Any]]) -> list[list[tuple[str, int, float, dict[
 
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
         groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
-        run.Evaluator.evaluate = noted
+        open_run.Evaluator.evaluate = noted
         try:
-            run.train_in(groups, resolved)
+            open_run.train_in(groups, resolved)
         finally:
-            run.Evaluator.evaluate = evaluate
+            open_run.Evaluator.evaluate = evaluate
         results.append(found)
     return results
 

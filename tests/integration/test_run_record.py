@@ -25,7 +25,7 @@ SETTINGS = SMALL_TRAINING | {
 def train_twice(folder: str, data_path: str) -> None:
     """Train with a relative save folder, then with a description that fails; runs in the rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
     def fail(*args: Any, **named: Any) -> None:
         raise RuntimeError("no driver")
@@ -33,11 +33,11 @@ def train_twice(folder: str, data_path: str) -> None:
     os.chdir(folder)
     groups = create_groups(1, 1)
     settings = SETTINGS | {"data_path": data_path}
-    run.train_in(
+    open_run.train_in(
         groups, resolved_from(settings | {"log_dir": "whole", "save": "checkpoints", "save_interval": 2})
     )
-    run.about_run = fail
-    run.train_in(groups, resolved_from(settings | {"log_dir": "undescribed"}))
+    open_run.about_run = fail
+    open_run.train_in(groups, resolved_from(settings | {"log_dir": "undescribed"}))
 
 
 def events_of(folder: Path) -> list[tuple[str, int]]:

@@ -57,7 +57,8 @@ def train_each(trainings: list[dict[str, Any]], resumed_from: str) -> None:
     from torch import distributed
 
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run, saving
+    from neox_model.train import open_run
+    from neox_model.train.callbacks import checkpoint
 
     seconds = (60.0, 3600.0)[int(os.environ["RANK"])]
     for settings in trainings:
@@ -68,8 +69,8 @@ def train_each(trainings: list[dict[str, Any]], resumed_from: str) -> None:
             settings["load"] = resumed_from
         resolved = resolved_from(SMALL_TRAINING | {"train_iters": 10} | settings, devices=2)
         groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
-        with patch.object(saving, "SaveClock", partial(saving.SaveClock, now=Ticks(seconds))):
-            run.train_in(groups, resolved)
+        with patch.object(checkpoint, "SaveClock", partial(checkpoint.SaveClock, now=Ticks(seconds))):
+            open_run.train_in(groups, resolved)
         distributed.barrier()
 
 

@@ -39,7 +39,7 @@ def train_case(folder: Path, settings: dict[str, Any], *, number: str, poisoned:
     from neox_config.errors import NeoXError
     from neox_model.layers.lm_head import LMLoss
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
     from support.worlds import world_of
 
     calls: list[int] = []
@@ -58,7 +58,7 @@ def train_case(folder: Path, settings: dict[str, Any], *, number: str, poisoned:
         with world_of(2, folder, name=number):
             groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
             try:
-                run.train_in(groups, resolved)
+                open_run.train_in(groups, resolved)
             except NeoXError as error:
                 return f"{error.exit_code}: {error}"
     finally:

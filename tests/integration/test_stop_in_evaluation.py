@@ -47,9 +47,9 @@ def train(runs: list[dict[str, Any]]) -> list[int]:
     from torch import distributed
 
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
-    open_streams, counts = run.open_streams, []
+    open_streams, counts = open_run.open_streams, []
 
     class Counted:
         def __init__(self, stream: Any, read: list[int], at: int, number: int | None) -> None:
@@ -76,11 +76,11 @@ def train(runs: list[dict[str, Any]]) -> list[int]:
 
         resolved = resolved_from(SETTINGS | each["settings"], devices=int(os.environ["WORLD_SIZE"]))
         groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
-        run.open_streams = opening
+        open_run.open_streams = opening
         try:
-            run.train_in(groups, resolved)
+            open_run.train_in(groups, resolved)
         finally:
-            run.open_streams = open_streams
+            open_run.open_streams = open_streams
         distributed.barrier()
         counts.append(len(read))
     return counts

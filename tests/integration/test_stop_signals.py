@@ -160,7 +160,7 @@ def train_on(config: str, override: str) -> str:
     """Train with a configuration as a worker does; return what is logged."""
     from neox_config import load_config, resolve
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
 
     messages: list[str] = []
     logger = logging.getLogger("neox_model")

@@ -49,8 +49,8 @@ def train_all(folder: str, data_path: str, cases: dict[str, tuple[dict[str, Any]
     from neox_model.layers.lm_head import LMLoss
     from neox_model.metrics.compute_time import HOST_CLOCK, Clock
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.hooks import stragglers
-    from neox_model.train.run import train_in
+    from neox_model.train.callbacks import stragglers
+    from neox_model.train.open_run import train_in
 
     of_hidden = LMLoss.of_hidden
     for name, (layout, slow) in cases.items():

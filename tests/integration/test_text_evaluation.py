@@ -47,7 +47,7 @@ TEXTS = ["abcdefgh" * 9, "", "é 你好", *("fghijk" * (1 + number % 7) for numb
 
 def train(folder: str, name: str, settings: dict[str, Any]) -> None:
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
 
     settings = SETTINGS | settings | {"data_path": f"{folder}/corpus", "log_dir": f"{folder}/{name}"}
     resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))

@@ -95,7 +95,7 @@ def read_record(folder: Path) -> dict[str, dict[int, float]]:
 def train_layouts(folder: str, data_path: str, names: list[str]) -> list[str | None]:
     """Train each layout, one after another in the same processes; runs in every rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
 
     results = []
     for name in names:
@@ -228,7 +228,7 @@ SHARED: dict[str, dict[str, Any]] = {
 def train_whole_and_in_parts(folder: str) -> None:
     """Train 16 iterations at once, and 10 and 6 more, with each kind of ZeRO; runs in every rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
 
     for zero, block in SHARED.items():
         for name, exit_interval in {"whole": None, "first": 10, "second": None}.items():
@@ -263,7 +263,7 @@ WITH_ALL_GROUPS = {
 def train_with_few_files(limit: int, folder: str, **settings: Any) -> None:
     """Train where a rank may not open more files than the limit."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     resolved = resolved_from(SETTINGS | settings, devices=int(os.environ["WORLD_SIZE"]))
@@ -284,7 +284,7 @@ def train_and_count_threads(is_limited: bool, folder: str, **settings: Any) -> t
     from torch import distributed
 
     from neox_model.parallel import topology
-    from neox_model.train.run import train_in
+    from neox_model.train.open_run import train_in
 
     if not is_limited:
         topology.limit_gloo_threads = lambda: None

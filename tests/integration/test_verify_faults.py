@@ -26,9 +26,9 @@ from neox_launcher.verify_resume.phases import Phase, phases_from_start
 from neox_model.checkpoint import load, logical, rng_state, shards
 from neox_model.checkpoint.contents import Manifest
 from neox_model.engine.own_update import OwnUpdate
-from neox_model.train import run
+from neox_model.train import open_run
 from neox_model.train.data.batch import Batch
-from neox_model.train.hooks.record import RecordHook
+from neox_model.train.loop import Loop
 from neox_model.train.step import EngineStep
 from neox_model.verify.run import compare
 from support.checkpoint_edits import edit_manifest, edit_tensors
@@ -70,8 +70,7 @@ def plant(fault: str, named: str, base: str = "fp32") -> Callable[[Plant], Plant
 @contextmanager
 def batches(change: Callable[[Iterator[Batch]], Iterator[Batch]]) -> Iterator[None]:
     """Change the stream of micro-batches that the trainer gets."""
-    watch = RecordHook.watch
-    with patch.object(RecordHook, "watch", lambda hook, stream: watch(hook, change(iter(stream)))):
+    with patch.object(open_run, "Loop", lambda run, stream: Loop(run, change(iter(stream)))):
         yield
 
 
@@ -108,13 +107,13 @@ def flipped_rows(folder):
 
 @plant("the data of another seed is read", "data: sample 8 of iteration 3: other tokens were read")
 def another_seed(folder):
-    build = run.build_datasets
+    build = open_run.build_datasets
 
     def built(resolved, **options):
         training = resolved.config.training.replaced(seed=99)
         return build(resolved.replaced(training=training), **options)
 
-    return patch.object(run, "build_datasets", built)
+    return patch.object(open_run, "build_datasets", built)
 
 
 @plant(
@@ -333,19 +332,19 @@ def betas(folder):
 
 
 def optimizer_setting(name: str, value: Any) -> Any:
-    build = run.build_optimizer
+    build = open_run.build_optimizer
 
     def built(*args, **options):
         optimizer = build(*args, **options)
         optimizer.param_groups[0][name] = value
         return optimizer
 
-    return patch.object(run, "build_optimizer", built)
+    return patch.object(open_run, "build_optimizer", built)
 
 
 @plant("gradients are summed, not averaged", r"gradient norm of iteration 3: .* \(5.0e-01 relative\)")
 def doubled_gradients(folder):
-    build = run.build_engine
+    build = open_run.build_engine
 
     def built(run_spec, update, model, *args, **options):
         engine = build(run_spec, update, model, *args, **options)
@@ -353,7 +352,7 @@ def doubled_gradients(folder):
             parameter.register_hook(lambda gradient: gradient * 2)
         return engine
 
-    return patch.object(run, "build_engine", built)
+    return patch.object(open_run, "build_engine", built)
 
 
 @plant(
@@ -361,14 +360,14 @@ def doubled_gradients(folder):
     r"weight embedding.position_embeddings.weight of rank 0 after the update of iteration 3: its sum is",
 )
 def clipping(folder):
-    build = run.build_engine
+    build = open_run.build_engine
 
     def built(*args, **options):
         engine = build(*args, **options)
         engine.update.mixed._max_norm = 1e-8
         return engine
 
-    return patch.object(run, "build_engine", built)
+    return patch.object(open_run, "build_engine", built)
 
 
 # The tests

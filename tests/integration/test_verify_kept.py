@@ -14,7 +14,7 @@ from neox_launcher.protocol.outcome import Outcome
 from neox_launcher.protocol.verification import Answer, Comparison
 from neox_launcher.verify_resume.verify import VerifyRequest, verify_resume
 from neox_model.checkpoint.comparison import SAMPLES_DIGEST
-from neox_model.train import run
+from neox_model.train import open_run
 from neox_model.verify.run import compare
 from support.checkpoint_edits import edit_manifest
 from support.corpus import write_corpus
@@ -58,13 +58,13 @@ def verify(path: Path, plan: LaunchPlan, *, evaluate: bool = False) -> dict[str,
 
 def other_samples() -> Any:
     """Make the resumed training read the samples in the order of another seed."""
-    build = run.build_datasets
+    build = open_run.build_datasets
 
     def built(resolved, **options):
         training = resolved.config.training.replaced(seed=99)
         return build(resolved.replaced(training=training), **options)
 
-    return patch.object(run, "build_datasets", built)
+    return patch.object(open_run, "build_datasets", built)
 
 
 def find_all(folder: str) -> dict[str, dict[str, Any]]:

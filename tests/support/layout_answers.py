@@ -39,15 +39,15 @@ def rank_answer(folder: str, resolved: str, request: str, plant: Plant = nullcon
     decoded = decode_resolved(resolved)
     groups = create_groups(decoded.run.layout.tensor, decoded.run.layout.stages)
     reported: list[dict[str, Any]] = []
-    open_training = run.open_training
+    open_run = run.open_run
 
     @contextmanager
     def opened(of: Any, *given: Any) -> Iterator[Any]:
-        with nullcontext() if of is SINGLE_PROCESS else plant(), open_training(of, *given) as training:
-            yield training
+        with nullcontext() if of is SINGLE_PROCESS else plant(), open_run(of, *given) as found:
+            yield found
 
     with (
-        patch.object(run, "open_training", opened),
+        patch.object(run, "open_run", opened),
         patch.object(run, "report_facts", lambda number, facts: reported.append(facts)),
     ):
         run.verify_in(groups, decoded)

@@ -24,7 +24,7 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from neox_model.train.data.batch import Batch, DocumentEnds, as_batch, as_masked_batch
 from neox_model.train.data.streams import choose_weighting
-from neox_model.train.step import EngineStep, TrainStep
+from neox_model.train.step import EngineStep
 from support.architectures import ARCHITECTURES, SMALL, WIDE
 from support.settings import resolved_from
 
@@ -220,7 +220,7 @@ class Started(NamedTuple):
     """The parts of a training."""
 
     engine: Engine
-    step: TrainStep
+    step: EngineStep
     groups: Groups
     schedule: LearningRateSchedule
 

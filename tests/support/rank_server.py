@@ -28,7 +28,7 @@ IMPORTED = (
     "pytest",
     "torch.distributed",
     "deepspeed",
-    "neox_model.train.run",
+    "neox_model.train.open_run",
     "neox_model.checkpoint",
     "torch._dynamo",
 )

@@ -43,7 +43,9 @@ def _describes(source: Source) -> bool:
 def _may_read(source: Source) -> bool:
     if source.module.startswith("neox_config."):
         return not _describes(source)
-    return any(found.module.startswith("neox_config") for found in source.imports)
+    # A run has its configuration.
+    homes = ("neox_config", "neox_model.train.run")
+    return any(found.module.startswith(homes) for found in source.imports)
 
 
 def _is_method_of_text(node: ast.Attribute) -> bool:

@@ -13,7 +13,7 @@ from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.protocol.verification import Comparison, Recording
 from neox_launcher.verify_resume.phases import Phase, Span, side_of
 from neox_model.parallel.topology import create_groups
-from neox_model.train import run
+from neox_model.train import open_run
 
 __all__ = ["SPAN", "carry_out", "comparison_of", "plan_from", "train_here"]
 
@@ -30,7 +30,7 @@ def plan_from(path: Path, settings: dict[str, Any]) -> LaunchPlan:
 def train_here(plan: LaunchPlan) -> None:
     """Train in the processes that are there. Collective over all ranks."""
     layout = plan.resolved.run.layout
-    run.train_in(create_groups(layout.tensor, layout.stages), plan.resolved)
+    open_run.train_in(create_groups(layout.tensor, layout.stages), plan.resolved)
     distributed.barrier()
 
 

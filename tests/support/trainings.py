@@ -18,7 +18,7 @@ def train_all(folder: str, corpus: str, trainings: dict[str, dict[str, Any]]) ->
     from torch import distributed
 
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import open_run
 
     for name, settings in trainings.items():
         if "restart_at" in settings:
@@ -28,7 +28,7 @@ def train_all(folder: str, corpus: str, trainings: dict[str, dict[str, Any]]) ->
         given = SMALL_TRAINING | {"data_path": corpus, "save": f"{folder}/{name}", "save_interval": 2}
         resolved = resolved_from(given | settings, devices=int(os.environ["WORLD_SIZE"]))
         groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
-        run.train_in(groups, resolved)
+        open_run.train_in(groups, resolved)
         distributed.barrier()
 
 

@@ -143,23 +143,21 @@ def test_a_loss_that_is_not_finite_is_a_skipped_update_on_every_engine(started):
 def stop_when_one_rank_is_told() -> list:
     """Train until rank 1 alone has had a signal; runs in every rank."""
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.hooks.base import Hook
-    from neox_model.train.hooks.stop import StopHook
-    from neox_model.train.loop import Loop
-    from neox_model.train.state import StepReport, TrainState
+    from neox_model.train.callbacks.stop import StopCallback
+    from neox_model.train.run import Run
+    from neox_model.train.state import TrainState
+    from support.runs import AfterStep, a_run, train
 
     groups = create_groups(1, 1)
 
-    class Signaller(Hook):
-        def on_step(self, state: TrainState, report: StepReport) -> None:
-            if state.iteration == 3 and groups.world.rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+    def signal_rank_1(run: Run) -> None:
+        if run.state.iteration == 3 and groups.world.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    def step(batches: object) -> StepReport:
-        return StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=1)
-
+    stop = StopCallback(groups.control, exit_interval=None)
     state = TrainState(last_iteration=1000, samples_per_iteration=8)
-    Loop(state, step, iter(()), [Signaller(), StopHook(groups.control, exit_interval=None)]).run()
+    run = a_run(AfterStep(signal_rank_1), stop, state=state, groups=groups)
+    train(run, range(1000))
     return [state.iteration, state.stop_reason]
 
 

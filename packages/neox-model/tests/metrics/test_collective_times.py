@@ -12,11 +12,11 @@ import torch.distributed as dist
 from neox_model.metrics.collective_times import CollectiveTimes, Total
 from neox_model.parallel.groups import Group
 from neox_model.torch_compat import watched_collectives
-from neox_model.train.profilers import CollectivesHook
-from neox_model.train.state import TrainState
+from neox_model.train.callbacks.profilers import CollectivesCallback
 from support import layouts
 from support.distributed import run_ranks
 from support.layouts import SETTINGS, SMALL
+from support.runs import a_run
 from support.settings import resolved_from
 from support.worlds import forget_deepspeeds_world
 
@@ -224,14 +224,14 @@ def test_the_table_shows_both_bandwidths(times):
 
 def test_the_table_is_logged_once_at_the_end_or_after_an_error(times, caplog):
     caplog.set_level(logging.INFO)
-    state = TrainState(last_iteration=1, samples_per_iteration=1)
     for ends, text in ((True, "of rank 0 in all:"), (False, "of rank 0 until the error:")):
         caplog.clear()
-        hook = CollectivesHook(times, interval=None, rank=0)
-        hook.on_start(state)
+        callback = CollectivesCallback(times, interval=None, rank=0)
+        a_run(callback)
+        callback.on_start()
         if ends:
-            hook.on_end(state)
-        hook.close()
+            callback.on_end()
+        callback.close()
         assert caplog.text.count("collective operations") == caplog.text.count(text) == 1
 
 

@@ -21,3 +21,9 @@ def test_the_commit_is_that_of_a_repository_which_tracks_the_package(tmp_path, m
     git(tmp_path, "add", "-A")
     git(tmp_path, "commit", "-m", "all")
     assert len(about.code_version()["commit"]) == 12
+
+
+def test_parameters_that_are_not_trained_are_told_apart():
+    whole = [((1_000, 64), False), ((64, 8), True), ((8,), True)]
+    assert about.describe_size(whole) == "64,520 parameters (520 of them are trained)"
+    assert about.describe_size(whole[1:]) == "520 parameters"

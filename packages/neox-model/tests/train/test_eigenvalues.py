@@ -1,5 +1,7 @@
 """Eigenvalues of the Hessian, against the eigenvalues of a dense Hessian."""
 
+from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ from neox_config.schema.sections.engine import Eigenvalue
 from neox_model.assembly.model import build_model
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.train.data.batch import Batch, as_batch, weighted_by_micro_batch
-from neox_model.train.eigenvalues import Eigenvalues, MeasuringStep, largest_eigenvalue
-from neox_model.train.state import TrainState
+from neox_model.train.eigenvalues import Eigenvalues, EigenvaluesCallback, largest_eigenvalue
+from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
+from support.runs import CountingStep, Record, a_run, train
 from support.settings import resolved_from, specs_from
 
 SMALL: dict[str, Any] = {"num_layers": 2, "hidden_size": 4, "num_attention_heads": 2, "seq_length": 6}
@@ -127,41 +130,30 @@ def test_replicas_measure_the_eigenvalues_of_the_whole_batch():
     assert run_ranks(on_ranks, size=2, is_local=True)[0] != pytest.approx(whole.values.tolist(), rel=1e-3)
 
 
-class Remembering:
-    """A step that remembers its micro-batches."""
-
-    def __init__(self) -> None:
-        self.seen: list[Batch] = []
-
-    def __call__(self, batches):
-        self.seen += list(batches)
-
-    def evaluate(self, batches, num_micro_batches):
-        return torch.zeros(())
-
-
 def test_eigenvalues_are_measured_every_few_iterations_and_batches_are_trained_on(monkeypatch):
     found = Eigenvalues(model_of(), section(), data=SINGLE_RANK, seed=1)
-    measured: list[int] = []
-    state = TrainState(last_iteration=9, samples_per_iteration=1)
-    monkeypatch.setattr(found, "measure", lambda batches: measured.append(len(batches)))
-    step = Remembering()
-    wrapped = MeasuringStep(
-        step,
-        found,
-        state=state,
-        interval=2,
-        accumulation=3,
-        weighting=weighted_by_micro_batch,
-        device=torch.device("cpu"),
+    measured, seen, record = [], [], Record()
+    monkeypatch.setattr(found, "measure", lambda batches: measured.append(batches))
+
+    class Remembering(CountingStep):
+        accumulation, weighting = 3, staticmethod(weighted_by_micro_batch)
+
+        def __call__(self, batches):
+            seen.append(list(islice(batches, self.accumulation)))
+            return StepReport(loss=None, grad_norm=None, skipped=False, tokens=0)
+
+    run = a_run(
+        EigenvaluesCallback(found, interval=2),
+        state=TrainState(last_iteration=3, samples_per_iteration=1),
+        step=Remembering(),
+        engine=SimpleNamespace(device=torch.device("cpu")),
+        writers=[record],
     )
-    batches = batches_of(3)
-    wrapped(iter(batches))
-    assert measured == [3]
-    assert step.seen == batches
-    state.iteration = 1
-    wrapped(iter(batches))
-    assert measured == [3]
+    batches = batches_of(9)
+    train(run, batches)
+    assert seen == [batches[:3], batches[3:6], batches[6:]]
+    assert [len(each) for each in measured] == [3, 3]
+    assert record.metrics == [(1, found.metrics()), (3, found.metrics())]
 
 
 def test_periods_grow_with_the_share_of_the_largest_eigenvalue():

@@ -11,7 +11,7 @@ from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.optional import MissingPackageError
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.data.position import START, Position
-from neox_model.train.run import train_in
+from neox_model.train.open_run import train_in
 from neox_model.train.writers import check_services
 from support.settings import resolved_from
 from support.writers import writers_of
@@ -253,7 +253,7 @@ def test_a_service_without_a_key_is_refused_before_the_model_is_built(monkeypatc
     check_services_of(settings)
     assert sys.modules["wandb"].setup().settings.base_url == "https://own"
     monkeypatch.setattr(
-        "neox_model.train.run.prepare_engine", lambda resolved: pytest.fail("the training started")
+        "neox_model.train.open_run.prepare_engine", lambda resolved: pytest.fail("the training started")
     )
     packages_with_keys(monkeypatch, {})
     with pytest.raises(ModelError, match=message):

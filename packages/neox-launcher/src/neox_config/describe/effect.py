@@ -33,7 +33,7 @@ READERS = {
     "precision": "neox_config.spec.read_run",
     "tokenizer": "neox_model.processes",
     "train_epochs": "neox_launcher.plan.epochs",
-    "training": "neox_model.train.build_hooks",
+    "training": "neox_model.train.open_run",
     "serving": "neox_model.serve.run",
     "zero": "neox_config.spec.read_run",
 }

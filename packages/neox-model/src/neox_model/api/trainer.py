@@ -29,15 +29,15 @@ from neox_model.assembly.model import build_stage
 from neox_model.assembly.zero_sharding import gathered_parameter, whole_parameter
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.storage import save_lock
-from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.metrics.bus import read_back
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
-from neox_model.train.compression import copy_compression
-from neox_model.train.hooks.base import Hook
-from neox_model.train.run import Run, open_training
-from neox_model.train.saving import save_training
-from neox_model.train.state import StepReport, TrainState, read_back
-from neox_model.train.training import Additions
+from neox_model.train.export import export
+from neox_model.train.loop import Loop
+from neox_model.train.open_run import open_run
+from neox_model.train.run import Callback, Extensions, Run
+from neox_model.train.saving import save_run
+from neox_model.train.state import StepReport, TrainState
 from neox_model.worker import our_errors
 
 __all__ = ["Step", "Trainer"]
@@ -118,10 +118,10 @@ class Trainer:
                 "start_from, and set lora-base to a folder with that model (of Trainer.save)"
             )
         self._own = OwnState()
-        hooks = [] if callback is None else [_CallbackHook(callback, self._own)]
-        additions = Additions(hooks=hooks, difficulties=difficulties)
+        callbacks = [] if callback is None else [_ProgramCallback(callback, self._own)]
+        extensions = Extensions(callbacks=callbacks, difficulties=difficulties)
         if start_from is not None:
-            additions = replace(additions, fill=partial(_fill, start_from), source=start_from.source)
+            extensions = replace(extensions, fill=partial(_fill, start_from), source=start_from.source)
         with self._inside():
             resolved = resolve(config, devices=1)
             refuse_worker_by_hand(config, program="train", has_functions=bool(difficulties))
@@ -130,21 +130,24 @@ class Trainer:
                 logger.warning("%s", list_problems(notices, config.files, called="note"))
             with ExitStack() as resources:
                 groups = resources.enter_context(groups_of_one(resolved.run.layout, config.engine))
-                run = resources.enter_context(open_training(groups, resolved, additions))
-                for hook in hooks:
-                    hook.schedule = run.training.schedule
+                run, loop = resources.enter_context(open_run(groups, resolved, extensions))
                 # Also when the program ends, or forgets the Trainer.
-                self._release = finalize(self, _release, resources.pop_all(), run.training.state)
+                self._release = finalize(self, _release, resources.pop_all(), run.state)
         # The run has the memory of the training, which ends with it; the others remain.
-        self._open: Run | None = run
-        self._config, self._state = run.training.config, run.training.state
+        self._open: tuple[Run, Loop] | None = run, loop
+        self._config, self._state = run.config, run.state
         self._results = run.evaluator.results
         self._saved = self.iteration
 
     @property
     def _run(self) -> Run:
         assert self._open is not None, "the Trainer is open"
-        return self._open
+        return self._open[0]
+
+    @property
+    def _loop(self) -> Loop:
+        assert self._open is not None, "the Trainer is open"
+        return self._open[1]
 
     @property
     def config(self) -> NeoXConfig:
@@ -199,14 +202,14 @@ class Trainer:
         self._is_running = True
         try:
             with self._inside():
-                self._run.loop.run(iterations)
-                if self._run.training.state.finished:
+                self._loop.run(iterations)
+                if self._state.finished:
                     self._has_ended = True
-                    self._run.export()
+                    export(self._run)
         except BaseException as error:
             self._has_failed = True
             with self._inside():
-                self._run.loop.pause()
+                self._loop.pause()
                 # The training's record and its snapshots then contain the failure.
                 if (released := self._release.detach()) is not None:
                     released[2][0].__exit__(type(error), error, error.__traceback__)
@@ -226,16 +229,16 @@ class Trainer:
                 training failed or is closed.
         """
         self._refuse("save", while_running=True)
-        training = self._run.training
-        target = folder if folder is not None else training.config.checkpoint.save
+        run, own = self._run, self._run.config.checkpoint.save
+        target = folder if folder is not None else own
         if target is None:
             raise NeoXError("there is no folder to save to; pass one, or set save in the configuration")
         with self._inside(), ExitStack() as stack:
-            own = training.config.checkpoint.save
             if own is None or Path(target).resolve() != Path(own).resolve():
-                stack.enter_context(save_lock(Path(target), training.groups, storage=training.storage))
-            self._run.before_save()
-            save_training(training, Path(target))
+                stack.enter_context(save_lock(Path(target), run.groups, storage=run.storage))
+            run.settle()
+            run.before_save()
+            save_run(run, Path(target))
         self._saved = self.iteration
         return Path(target) / checkpoint_name(self.iteration)
 
@@ -246,17 +249,17 @@ class Trainer:
             NeoXError: the training failed or is closed.
         """
         self._refuse("copy the model", while_running=True)
-        training = self._run.training
-        resolved, tokenizer = training.resolved, training.tokenizer
-        with self._inside(), training.engine.update.with_shared_weights():
+        run = self._run
+        resolved, tokenizer = run.resolved, run.tokenizer
+        with self._inside(), run.engine.update.with_shared_weights():
             # Without what divides it.
             module = build_stage(
                 resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size
             )
             copies = dict(named_logical_parameters(module))
-            for name, parameter in named_logical_parameters(training.model):
-                copies[name].data = whole_parameter(parameter, training.groups)
-            copy_compression(training.model, module, training.state.iteration, training.groups)
+            for name, parameter in named_logical_parameters(run.model):
+                copies[name].data = whole_parameter(parameter, run.groups)
+            run.on_copy(module)
             return Model(module.eval(), resolved, tokenizer)
 
     def close(self) -> None:
@@ -309,7 +312,7 @@ class Trainer:
             )
 
 
-class _CallbackHook(Hook):
+class _ProgramCallback(Callback):
     """Calls a function of the program after every iteration, in the program's own state.
 
     Args:
@@ -317,32 +320,29 @@ class _CallbackHook(Hook):
         own: the training's state.
     """
 
-    schedule: LearningRateSchedule
-    """Learning rates of the updates. Set before the training; the hook does not keep the Trainer alive."""
-
     def __init__(self, callback: Callable[[Step], object], own: OwnState) -> None:
         self._callback, self._own = callback, own
         self._next_rate: Tensor | float = 0.0
 
-    def on_start(self, state: TrainState) -> None:
+    def on_start(self) -> None:
         """Note the first learning rate."""
-        self._next_rate = self.schedule.current_rate
+        self._next_rate = self.run.schedule.current_rate
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Read the results from the device, and call the function."""
         loss, norm, skipped, rate = read_back(
             [report.loss, report.grad_norm, report.skipped, self._next_rate]
         )
         assert rate is not None, "every update has a learning rate"
         step = Step(
-            iteration=state.iteration,
+            iteration=self.run.state.iteration,
             loss=loss,
             learning_rate=float(rate),
             grad_norm=norm,
             skipped=bool(skipped),
-            tokens=state.tokens,
+            tokens=self.run.state.tokens,
         )
-        self._next_rate = self.schedule.current_rate
+        self._next_rate = self.run.schedule.current_rate
         with self._own.exchanged():
             self._callback(step)
 

@@ -1,7 +1,6 @@
 """The parts of a training run that a checkpoint saves and restores."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import nn
@@ -34,7 +33,7 @@ class Schedule(Restorable, Protocol):
         """Return True unless the curve changes a momentum that the optimizer does not have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunParts:
     """The parts of a training run with state.
 
@@ -52,7 +51,7 @@ class RunParts:
     schedule: Schedule
     state: Restorable
     storage: Storage | None = None
-    model_states: Sequence[LogicalState] = ()
+    model_states: list[LogicalState] = field(default_factory=list)
 
     @property
     def model(self) -> nn.Module:

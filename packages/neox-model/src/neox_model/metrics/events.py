@@ -1,4 +1,4 @@
-"""The kinds of events in a run's record, and how hooks write them.
+"""The kinds of events in a run's record, and how callbacks write them.
 
 The record is `metrics.jsonl` (`writers/jsonl.py`, docs/logging.md). Every event has the fields `time`,
 `attempt`, `iteration` and `event`, its kind.

@@ -1,1 +1,1 @@
-"""Training: the assembly of everything, the loop, its step and its hooks."""
+"""Training: the assembly of everything, the loop, its step and its callbacks."""

@@ -1,46 +1,61 @@
 """Describe a run in its record: what is trained, where, with which configuration and code."""
 
 import hashlib
+import logging
 import os
 import platform
 import socket
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from neox_config import Resolved
+from neox_config.counted import counted
+from neox_config.estimate import flops_per_token
 from neox_config.estimate.resolved import estimate_resolved
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.schema.sections.compression import LayerReduction
 from neox_config.spec.resolve import derived_values
 from neox_config.spec.resume import flat_values
 from neox_config.spec.update import DataSpec
 from neox_launcher.worker.reporting import RESTART_VARIABLE
+from neox_model.checkpoint.outcome import gather
 from neox_model.metrics.peaks import peak_tflops
-from neox_model.train.training import Training
+from neox_model.metrics.throughput import Throughput
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.logical import named_logical_parameters
+from neox_model.train.run import Run
 from neox_model.versions import package_versions
 
-__all__ = ["about_run", "code_version", "device_name"]
+__all__ = ["about_run", "code_version", "describe_size", "device_name", "first_weights", "model_throughput"]
+
+logger = logging.getLogger(__name__)
 
 _OURS = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_model")
 
 
-def about_run(training: Training, *, weights: str | None) -> dict[str, Any]:
+def about_run(run: Run, *, weights: str | None) -> dict[str, Any]:
     """Return the content of the event `start` as plain values, without secrets.
 
     Args:
-        training: its parts.
+        run: the run.
         weights: where the weights come from that it starts with; None: they are new, but for those of the
             base of adapters.
     """
-    resolved = training.resolved
+    resolved = run.resolved
     config, layout = resolved.config, resolved.run.layout
     restart = os.environ.get(RESTART_VARIABLE)
     peak, reason = peak_tflops(device_name(), resolved.run.precision.weights)
     device = "cuda" if device_name() else "cpu"
-    estimate, _ = estimate_resolved(resolved, vocab_size=training.tokenizer.vocab_size, device=device)
+    estimate, _ = estimate_resolved(resolved, vocab_size=run.tokenizer.vocab_size, device=device)
     memory = estimate.memory[estimate.fullest_stage]
     return {
         "restart": None if restart is None else int(restart),
@@ -55,7 +70,7 @@ def about_run(training: Training, *, weights: str | None) -> dict[str, Any]:
         "peak_tflops": peak,
         "peak_reason": reason,
         "packages": package_versions(),
-        "attention": dict(training.attention),
+        "attention": dict(run.attention),
         "code": code_version(),
         "config": flat_values(config),
         "origins": {name: str(place) for name, place in config.sources.items()},
@@ -125,3 +140,37 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
+
+
+def describe_size(parameters: Sequence[tuple[Sequence[int], bool]]) -> str:
+    """Return the number of parameters, and of those that are trained if these are not all, in words.
+
+    Args:
+        parameters: the shape of each tensor, and whether it is trained.
+    """
+    count = sum(prod(shape) for shape, _ in parameters)
+    num_trained = sum(prod(shape) for shape, is_trained in parameters if is_trained)
+    trained = "" if num_trained == count else f" ({num_trained:,} of them are trained)"
+    return f"{count:,} parameters{trained}"
+
+
+def model_throughput(resolved: Resolved, model: nn.Module, groups: Groups) -> Throughput:
+    """Count the parameters over all stages, and return what computes rates. Collective over all ranks."""
+    held = {
+        name: (parameter.logical.shape, parameter.requires_grad)  # type: ignore[attr-defined]
+        for name, parameter in named_logical_parameters(model)
+    }
+    stages = gather(groups.control, held) if groups.pipe.size > 1 else [held]
+    held = {name: parameter for stage in stages for name, parameter in stage.items()}
+    layers = counted(resolved.config.model.num_layers, "layer")
+    logger.info("the model has %s in %s", describe_size(list(held.values())), layers)
+    # Towers have a prefix, and vocabularies of one size.
+    entries = next(shape[0] for name, (shape, _) in held.items() if name.endswith(TOKEN_EMBEDDING))
+    length = resolved.run.batch.length
+    flops = partial(flops_per_token, resolved.model, entries=entries, length=length)
+    return Throughput(
+        flops_per_token=flops(),
+        causal_flops_per_token=flops(convention="causal"),
+        num_devices=groups.world.size,
+        peak_tflops=peak_tflops(device_name(), resolved.run.precision.weights)[0],
+    )

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,8 @@ from torch.distributed import ReduceOp
 
 from neox_config.counted import counted
 from neox_config.facts.compression import block_of, density_at, is_n_of_m
+from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.compression import snip_rules
 from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import Engine, PendingUpdate
@@ -34,10 +37,12 @@ from neox_model.parallel.pruning import (
     largest,
     threshold_of,
 )
-from neox_model.train.hooks.base import Hook
-from neox_model.train.state import StepReport, TrainState
+from neox_model.train.callbacks.measurement import Measurement
+from neox_model.train.eigenvalues import EigenvaluesCallback
+from neox_model.train.run import Run
+from neox_model.train.state import StepReport
 
-__all__ = ["CompressionHook", "TrainedCompression", "copy_compression"]
+__all__ = ["CompressionCallback", "TrainedCompression", "copy_compression"]
 
 logger = logging.getLogger(__name__)
 
@@ -307,27 +312,66 @@ def _sparse(matrices: list[Compressed]) -> Iterator[tuple[Compressed, Pruning]]:
                 yield matrix, pruning
 
 
-class CompressionHook(Hook):
-    """Prepares the compression of the next iteration after every iteration.
+class CompressionCallback(Measurement):
+    """Prepares the compression of the next iteration after every iteration, and writes its figures.
 
     Args:
-        compression: the compression, which was prepared for the first iteration.
+        compression: the compression.
+        interval: iterations between two writes.
         is_verbose: log every change of a number of bits.
     """
 
-    def __init__(self, compression: TrainedCompression, *, is_verbose: bool) -> None:
+    def __init__(self, compression: TrainedCompression, *, interval: int, is_verbose: bool) -> None:
+        super().__init__(interval)
         self._compression = compression
         self._is_verbose = is_verbose
 
-    def on_start(self, state: TrainState) -> None:
-        """Log the numbers of bits."""
-        self._log_bits({}, state.iteration)
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if the model is compressed."""
+        spec, measured = run.resolved.run, run.callback(EigenvaluesCallback)
+        if not spec.compressible:
+            return None
+        compression = TrainedCompression(
+            run.engine,
+            run.groups,
+            dtype=DTYPES[spec.precision.weights],
+            snip=snip_rules(spec.compression, spec.compressible),
+            factors=(lambda name: 1) if measured is None else measured.eigenvalues.factor,
+        )
+        shared = run.config.compression.compression_training.weight_quantization.shared_parameters
+        return cls(
+            compression,
+            interval=run.config.logging.log_interval,
+            is_verbose=shared.enabled and shared.quantize_verbose,
+        )
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def states(self) -> list[LogicalState]:
+        """Return masks, ranges and scores."""
+        return self._compression.states()
+
+    def on_load(self) -> None:
+        """Prepare the first iteration of this process. Collective."""
+        self._compression.start(self.run.state.iteration)
+
+    def on_start(self) -> None:
+        """Log the numbers of bits."""
+        self._log_bits({}, self.run.state.iteration)
+
+    def on_step(self, report: StepReport) -> None:
         """Prepare the next iteration."""
         before = self._compression.bits()
-        self._compression.after(state.iteration)
-        self._log_bits(before, state.iteration)
+        self._compression.after(self.run.state.iteration)
+        self._log_bits(before, self.run.state.iteration)
+        super().on_step(report)
+
+    def on_copy(self, model: nn.Module) -> None:
+        """Let a copy of the model compute as it does. Collective."""
+        copy_compression(self.run.model, model, self.run.state.iteration, self.run.groups)
+
+    def measure(self) -> Mapping[str, float]:
+        """Return figures of the compression. Collective."""
+        return self._compression.report()
 
     def _log_bits(self, before: dict[str, int | None], iteration: int) -> None:
         for name, bits in self._compression.bits().items() if self._is_verbose else ():

@@ -16,22 +16,21 @@ from neox_model.generate.forward import Forward
 from neox_model.generate.run import build_forward_pass
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
-from neox_model.train.compression import copy_compression
-from neox_model.train.training import Training
+from neox_model.train.run import Run
 
 __all__ = ["copied_forward", "copy_weights"]
 
 
-def copied_forward(training: Training) -> Forward:
+def copied_forward(run: Run) -> Forward:
     """Return the forward pass of a copy of the model in training. Collective over all ranks.
 
     It has the weights that a checkpoint of this moment contains.
     """
-    resolved = training.resolved
-    forward = build_forward_pass(resolved.model, resolved.run, training.groups, training.tokenizer)
-    with training.engine.update.with_shared_weights():
-        copy_weights(training.model, forward.model, training.groups)
-        copy_compression(training.model, forward.model, training.state.iteration, training.groups)
+    resolved = run.resolved
+    forward = build_forward_pass(resolved.model, resolved.run, run.groups, run.tokenizer)
+    with run.engine.update.with_shared_weights():
+        copy_weights(run.model, forward.model, run.groups)
+        run.on_copy(forward.model)
     return forward
 
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import floor
+from typing import Self
 
 import torch
 from torch import Tensor, distributed, nn
@@ -27,11 +28,13 @@ from neox_model.checkpoint.names import is_score
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import LogicalState, named_logical_parameters
-from neox_model.train.data.batch import Batch, TokenWeighting
-from neox_model.train.state import StepReport, TrainState
-from neox_model.train.step import TrainStep, WrappedStep
+from neox_model.train.callbacks.measurement import Measurement
+from neox_model.train.data.batch import Batch
+from neox_model.train.run import Run
+from neox_model.train.state import StepReport
+from neox_model.train.step import TrainStep
 
-__all__ = ["Eigenvalues", "MeasuringStep", "largest_eigenvalue"]
+__all__ = ["Eigenvalues", "EigenvaluesCallback", "largest_eigenvalue"]
 
 logger = logging.getLogger(__name__)
 
@@ -221,39 +224,48 @@ class Eigenvalues:
         return total
 
 
-class MeasuringStep(WrappedStep):
-    """Wraps a step: measures eigenvalues before some iterations, for their micro-batches.
+class EigenvaluesCallback(Measurement):
+    """Measures eigenvalues before some iterations, the first one included, for their micro-batches.
 
     Args:
-        step: the wrapped step.
         eigenvalues: measures.
-        state: counts the iterations.
-        interval: iterations between measurements; the first one is before the first iteration.
-        accumulation: micro-batches of an iteration.
-        weighting: sets the weight of each token in the loss.
-        device: device of the model.
+        interval: iterations between measurements.
     """
 
-    def __init__(
-        self,
-        step: TrainStep,
-        eigenvalues: Eigenvalues,
-        *,
-        state: TrainState,
-        interval: int,
-        accumulation: int,
-        weighting: TokenWeighting,
-        device: torch.device,
-    ) -> None:
-        super().__init__(step)
-        self._eigenvalues, self._state = eigenvalues, state
-        self._interval, self._accumulation = interval, accumulation
-        self._weighting, self._device = weighting, device
+    def __init__(self, eigenvalues: Eigenvalues, *, interval: int) -> None:
+        super().__init__(interval, after=1)
+        self.eigenvalues = eigenvalues
 
-    def __call__(self, batches: Iterator[Batch]) -> StepReport:
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `eigenvalue` is enabled."""
+        section = run.config.engine.eigenvalue
+        if not section.enabled:
+            return None
+        owners = [
+            number if layer.owner is None else layer.owner
+            for number, layer in enumerate(run.resolved.model.layers)
+        ]
+        seed, data = run.config.training.seed, run.groups.data
+        return cls(
+            Eigenvalues(run.model, section, data=data, seed=seed, owners=owners),
+            interval=section.gas_boundary_resolution,
+        )
+
+    def states(self) -> list[LogicalState]:
+        """Return the last eigenvalues."""
+        return self.eigenvalues.states()
+
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Measure if it is due, and train on the next micro-batches."""
-        if self._state.iteration % self._interval:
-            return self._step(batches)
-        taken = list(islice(batches, self._accumulation))
-        self._eigenvalues.measure(list(self._weighting(iter(taken), len(taken), self._device)))
-        return self._step(iter(taken))
+        if not self.is_due(self.run.state.iteration + 1):
+            return step(batches)
+        taken = list(islice(batches, self.run.step.accumulation))
+        self.eigenvalues.measure(
+            list(self.run.step.weighting(iter(taken), len(taken), self.run.engine.device))
+        )
+        return step(iter(taken))
+
+    def measure(self) -> Mapping[str, float]:
+        """Return the last eigenvalues by the names under which they are logged."""
+        return self.eigenvalues.metrics()

@@ -12,9 +12,7 @@ import torch
 from neox_config import Resolved
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
-from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_data.tokenizers import Tokenizer
-from neox_launcher.worker.reporting import Progress
 from neox_model.convert import PARENT
 from neox_model.convert.families import fitting_family
 from neox_model.convert.output import refuse_existing
@@ -22,7 +20,7 @@ from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.to_hf import write_descriptions
 from neox_model.convert.tokenizer_files import refuse_others
-from neox_model.train.state import TrainState
+from neox_model.train.run import Run
 
 __all__ = ["check_export", "export"]
 
@@ -63,13 +61,14 @@ def check_export(resolved: Resolved, tokenizer: Tokenizer) -> None:
         raise NeoXError(f"hf-export: {error}; or remove hf-export") from error
 
 
-def export(section: CheckpointSection, state: TrainState, progress: Progress) -> None:
-    """Export the last checkpoint in another process, on the CPU, unless the training was stopped. On rank 0.
+def export(run: Run) -> None:
+    """Export the last checkpoint in another process, on the CPU, unless the run was stopped; on rank 0.
 
     Raises:
         NeoXError: it failed; the checkpoint is not affected.
     """
-    if section.hf_export is None or section.save is None:
+    section, state = run.config.checkpoint, run.state
+    if run.groups.world.rank != 0 or section.hf_export is None or section.save is None:
         return
     if state.stop_reason is not None:
         logger.info("nothing is exported to %s, because the training was stopped", section.hf_export)
@@ -78,7 +77,7 @@ def export(section: CheckpointSection, state: TrainState, progress: Progress) ->
     command = [sys.executable, "-P", "-m", "neox_model.convert", "to-hf"]
     command += ["--load", str(load), "--output", section.hf_export]
     environment = {**os.environ, PARENT: str(os.getpid()), "CUDA_VISIBLE_DEVICES": ""}
-    with progress.phase(f"exporting to {section.hf_export}"), progress.repeated(state.iteration):
+    with run.progress.phase(f"exporting to {section.hf_export}"), run.progress.repeated(state.iteration):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

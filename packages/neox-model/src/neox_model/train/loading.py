@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from neox_config.atomic import atomic_write
+from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import complete_checkpoints, is_checkpoint, iteration_of
 from neox_config.facts.spikes import LEFT_OUT
 from neox_config.facts.stores import is_url
@@ -23,12 +24,13 @@ from neox_model.checkpoint.store_claim import warn_of_newer
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.documents import digest_of_samples
 from neox_model.train.data.position import START, Position, Ranges, as_ranges, merged
-from neox_model.train.training import Training
+from neox_model.train.run import Run
 
 __all__ = [
     "add_left_out",
     "folder_to_load",
     "has_start",
+    "leave_out",
     "load_into",
     "owner_of",
     "position_in",
@@ -78,7 +80,7 @@ def position_in(load: Path | None, groups: Groups, *, finetune: bool) -> Positio
     return Position.from_state(read_training_state(load, groups=groups))
 
 
-def load_into(training: Training, position: Position) -> bool:
+def load_into(run: Run, position: Position) -> bool:
     """Continue from the latest checkpoint in the folder to load from, if there is one.
 
     Returns:
@@ -87,32 +89,30 @@ def load_into(training: Training, position: Position) -> bool:
     Raises:
         CheckpointError: it cannot be loaded, or is not the one that `position` was read from.
     """
-    section, override = training.config.checkpoint, training.config.lr_schedule
-    if training.load is None:
+    section, override = run.config.checkpoint, run.config.lr_schedule
+    if run.load is None:
         return False
     source: ScheduleSource = "checkpoint" if override.use_checkpoint_lr_scheduler else "agreement"
     iteration = load_checkpoint(
-        training.load,
-        training,
-        config=training.recorded(position),
-        seed=training.config.training.seed,
+        run.load,
+        run,
+        config=run.recorded(position),
+        seed=run.config.training.seed,
         finetune=section.finetune,
         load_optimizer=not section.no_load_optim,
         load_rng=not section.no_load_rng,
         schedule_source="config" if override.override_lr_scheduler else source,
     )
     if iteration is None:
-        logger.info(
-            "%s contains no checkpoint: starting from %s", section.load, _new(training.config.adapters)
-        )
+        logger.info("%s contains no checkpoint: starting from %s", section.load, _new(run.config.adapters))
     # A checkpoint's schedule may let the momentum grow.
-    momentum = training.schedule.curve.momentum(training.state.last_iteration - 1)
+    momentum = run.schedule.curve.momentum(run.state.last_iteration - 1)
     if momentum is not None and momentum >= 1:
         raise CheckpointError(
             f"the checkpoint's learning-rate schedule makes the momentum {momentum:.6g} in the last "
             "iteration; it must be less than 1; set override-lr-scheduler: true, or a smaller train-iters"
         )
-    if training.state.position != position:
+    if run.state.position != position:
         raise CheckpointError(
             f"another checkpoint appeared in {section.load} while this training was starting; start again, "
             "and make sure that no other training saves to that folder"
@@ -130,37 +130,35 @@ def has_start(section: CheckpointSection, resumes: bool) -> bool:
     return not starts_anew and folder == Path(section.save).resolve()
 
 
-def add_left_out(training: Training) -> None:
+def add_left_out(run: Run) -> None:
     """Add the samples that rollbacks left out to the state; in `save`, another training's list is deleted.
 
     Collective over all ranks. A rollback writes to `save`, and if that contains no checkpoint yet, the next
     attempt resumes from `load` again; therefore both are read.
     """
-    section, state, control = training.config.checkpoint, training.state, training.groups.control
+    section, state, control = run.config.checkpoint, run.state, run.groups.control
     folders = [
-        *(() if training.load is None or section.finetune else (training.load,)),
+        *(() if run.load is None or section.finetune else (run.load,)),
         *(() if section.save is None else (Path(section.save),)),
     ]
     with shared_outcome(control, "reading which samples to leave out"):
         found: list[Ranges] = []
         if control.rank == 0:
-            owner = owner_of(training)
+            owner = owner_of(run)
             distinct = {folder.resolve(): folder for folder in folders}.values()
-            found = [
-                _left_out_in(folder, owner, save=section.save, load=training.load) for folder in distinct
-            ]
+            found = [_left_out_in(folder, owner, save=section.save, load=run.load) for folder in distinct]
     state.left_out = merged(state.left_out, *(ranges for each in gather(control, found) for ranges in each))
-    end = len(training.datasets["train"])
+    end = len(run.datasets["train"])
     for first, stop in state.left_out if control.rank == 0 else ():
         if stop > state.samples and first < end:
             logger.warning("samples %d to %d are left out", first, min(stop, end) - 1)
 
 
-def owner_of(training: Training) -> Owner:
+def owner_of(run: Run) -> Owner:
     """Return what identifies a training in its list of samples to leave out, on rank 0."""
-    model = json.dumps(in_effect(training.resolved)["model"], sort_keys=True, allow_nan=False)
+    model = json.dumps(in_effect(run.resolved)["model"], sort_keys=True, allow_nan=False)
     digest = hashlib.sha256(model.encode()).hexdigest()[:16]
-    return lambda count: {"model": digest, "samples": digest_of_samples(training.datasets["train"], count)}
+    return lambda count: {"model": digest, "samples": digest_of_samples(run.datasets["train"], count)}
 
 
 def _left_out_in(folder: Path, owner: Owner, *, save: str | None, load: Path | None) -> Ranges:
@@ -179,6 +177,23 @@ def _left_out_in(folder: Path, owner: Owner, *, save: str | None, load: Path | N
 
 def _new(adapters: AdaptersSection) -> str:
     return "newly initialized adapters" if adapters.lora_rank else "newly initialized weights"
+
+
+def leave_out(run: Run, ranges: Ranges) -> None:
+    """Store the samples that the next attempts leave out. Collective over all ranks.
+
+    Raises:
+        NeoXError: they cannot be stored.
+    """
+    save, control = run.config.checkpoint.save, run.groups.control
+    assert save is not None, "a rollback requires `save`"
+    try:
+        with shared_outcome(control, "storing the samples to leave out"):
+            if control.rank == 0:
+                write_left_out(Path(save), ranges, owner_of(run))
+    except CheckpointError as error:
+        # Not a failure to save a checkpoint, after which the run would continue.
+        raise NeoXError(f"a loss is a spike, and {error}") from error
 
 
 def write_left_out(folder: Path, ranges: Ranges, owner: Owner) -> None:

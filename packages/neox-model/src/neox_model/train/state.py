@@ -1,24 +1,23 @@
 """The state of a training that changes and is saved in checkpoints, and the report of an iteration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from neox_data.batch_sizes import BatchSizes
 from neox_model.train.data.position import Position, Ranges
 from neox_model.train.recent_losses import RecentLosses
 
-__all__ = ["StepReport", "TrainState", "read_back"]
+__all__ = ["StepReport", "TrainState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """The results of one iteration.
 
-    Scalars stay on the device, so that reporting does not synchronize with it; hooks read many at once.
+    Scalars stay on the device, so that reporting does not synchronize with it; callbacks read many at once.
 
     Args:
         loss: mean over micro-batches and data-parallel ranks, the same on every rank; None if the batch was
@@ -39,21 +38,6 @@ class StepReport:
     loss_scale: Tensor | float | None = None
     spike_limit: Tensor | None = None
     spiked: Tensor | bool = False
-
-
-def read_back(values: Sequence[Tensor | float | None]) -> list[float | None]:
-    """Return the values as floats, read with one synchronization; some may be scalar tensors on a device.
-
-    None stays None.
-    """
-    # float64 holds every float32 and every count exactly.
-    tensors = [value.double().reshape(()) for value in values if isinstance(value, Tensor)]
-    # With offloaded states DeepSpeed leaves some numbers on the host and others on the device.
-    read = {
-        device: iter(torch.stack([tensor for tensor in tensors if tensor.device == device]).tolist())
-        for device in {tensor.device for tensor in tensors}
-    }
-    return [next(read[value.device]) if isinstance(value, Tensor) else value for value in values]
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,6 @@
-"""Training steps: forward, backward and update for one iteration, and the base of steps around it."""
+"""One training iteration: forward, backward and update."""
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -9,39 +8,10 @@ from neox_model.engine.contract import Engine, IsStopping, MicroBatch, never
 from neox_model.train.data.batch import Batch, TokenWeighting, unweighted, weighted_by_micro_batch
 from neox_model.train.state import StepReport
 
-__all__ = ["EngineStep", "TrainStep", "WrappedStep", "as_micro_batches"]
+__all__ = ["EngineStep", "TrainStep", "as_micro_batches"]
 
-
-class TrainStep(Protocol):
-    """Runs one training iteration, and evaluates without training."""
-
-    def __call__(self, batches: Iterator[Batch]) -> StepReport:
-        """Train on the next micro-batches. Collective over all ranks."""
-
-    def evaluate(
-        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
-    ) -> Tensor:
-        """Return the mean loss over the next micro-batches' unmasked tokens, of all ranks. Collective.
-
-        It ends early if `is_stopping` returns True, as `ForwardEngine.evaluate` does.
-        """
-
-
-class WrappedStep:
-    """A step around another one, which evaluates as that does.
-
-    Args:
-        step: the wrapped step.
-    """
-
-    def __init__(self, step: TrainStep) -> None:
-        self._step = step
-
-    def evaluate(
-        self, batches: Iterator[Batch], num_micro_batches: int, is_stopping: IsStopping = never
-    ) -> Tensor:
-        """Return the mean loss of the next micro-batches over all data-parallel ranks."""
-        return self._step.evaluate(batches, num_micro_batches, is_stopping)
+TrainStep = Callable[[Iterator[Batch]], StepReport]
+"""Trains on the next micro-batches of an iteration. Collective over all ranks."""
 
 
 class EngineStep:
@@ -66,15 +36,15 @@ class EngineStep:
         weighting: TokenWeighting = weighted_by_micro_batch,
     ) -> None:
         self._engine = engine
-        self._accumulation = accumulation
+        self.accumulation = accumulation
         self._tokens = tokens
-        self._weighting = weighting
+        self.weighting = weighting
 
     def __call__(self, batches: Iterator[Batch]) -> StepReport:
         """Train on the next micro-batches."""
         update = self._engine.update
         loss_scale = update.loss_scale
-        weighted = self._weighting(batches, self._accumulation, self._engine.device)
+        weighted = self.weighting(batches, self.accumulation, self._engine.device)
         loss = self._engine.train_batch(as_micro_batches(weighted))
         return StepReport(
             loss=loss,
@@ -89,8 +59,11 @@ class EngineStep:
     ) -> Tensor:
         """Return the mean loss over the unmasked tokens of the next micro-batches of all data-parallel ranks.
 
-        It is that of the model which a checkpoint of this moment contains.
+        It is that of the model which a checkpoint of this moment contains. It ends early if `is_stopping`
+        returns True, as `ForwardEngine.evaluate` does.
         """
+        # Evaluations have the full length, which a curriculum's iterations may not have.
+        self._engine.forget_shapes()
         taken = unweighted(batches, num_micro_batches, self._engine.device)
         with self._engine.update.with_shared_weights():
             return self._engine.evaluate(as_micro_batches(taken), num_micro_batches, is_stopping)

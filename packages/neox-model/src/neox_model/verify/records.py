@@ -1,4 +1,4 @@
-"""Read the records written by the ranks of a training (`neox_model.train.hooks.record`)."""
+"""Read the records written by the ranks of a training (`neox_model.train.callbacks.record`)."""
 
 from collections import defaultdict
 from collections.abc import Mapping

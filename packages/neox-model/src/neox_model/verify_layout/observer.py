@@ -17,9 +17,8 @@ from neox_model.engine.own_update import OwnUpdate
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Logical, named_logical_parameters
 from neox_model.parallel.random import mixed_seed
-from neox_model.train.hooks.base import Hook
-from neox_model.train.state import StepReport, TrainState
-from neox_model.train.training import Additions, Training
+from neox_model.train.run import Callback, Extensions
+from neox_model.train.state import StepReport
 from neox_model.verify_layout.rows import Limit, Piece, Place, Row, compare_values, elements
 
 __all__ = ["Comparer", "Recorder", "Values"]
@@ -60,12 +59,12 @@ class Values:
         return found
 
 
-class _Observer(Hook):
+class _Observer(Callback):
     """Sees every update of a training: before it is applied, and after."""
 
-    def attach(self, training: Training) -> None:
-        """Observe a training from its next step on."""
-        self.engine, self.training, self.groups = training.engine, training, training.groups
+    def on_load(self) -> None:
+        """Observe a run from its next step on."""
+        self.engine, self.groups = self.run.engine, self.run.groups
         self.step = 1
         update = self.engine.update
         if isinstance(update, OwnUpdate):
@@ -75,9 +74,9 @@ class _Observer(Hook):
             update.optimizer.register_step_pre_hook(self._before_step)
 
     @property
-    def additions(self) -> Additions:
-        """What a training needs to be observed."""
-        return Additions(hooks=[self], fill=self.fill)
+    def extensions(self) -> Extensions:
+        """What a run needs to be observed."""
+        return Extensions(callbacks=[self], fill=self.fill)
 
     def fill(self, model: nn.Module, groups: Groups) -> None:
         """Give every weight its first value."""
@@ -91,7 +90,7 @@ class _Observer(Hook):
         """Take this rank's part of a tensor; `target` has its elements, times `scale`, in the training."""
         raise NotImplementedError
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Take the loss, the norm, the weights and the states after an update."""
         assert report.loss is not None, "no batch is left out"
         self.take_number("loss", float(report.loss))
@@ -104,7 +103,7 @@ class _Observer(Hook):
                 self.take("weights", fragment.as_part(fragment.name, values), values, is_split=is_split)
                 for part in optimizer_parts(fragment, update.optimizer)[0]:
                     self.take("optimizer states", part, part.values, is_split=is_split)
-        for each in self.training.model_states:
+        for each in self.run.model_states:
             part = Part(
                 name=each.name, shape=each.shape, block=each.slices, start=each.start, values=each.values
             )
@@ -153,10 +152,10 @@ class Recorder(_Observer):
         self.values, self._rounded_to = values, rounded_to
         self._counts: dict[str, int] = {}
 
-    def attach(self, training: Training) -> None:
-        """Observe a training; of a small model also what each micro-batch adds to gradients."""
-        super().attach(training)
-        named = list(named_logical_parameters(training.engine.model))
+    def on_load(self) -> None:
+        """Observe a run; of a small model also what each micro-batch adds to gradients."""
+        super().on_load()
+        named = list(named_logical_parameters(self.run.model))
         if sum(parameter.numel() for _, parameter in named) > _MOST_ELEMENTS:
             return
         for name, parameter in named:
@@ -201,9 +200,9 @@ class Recorder(_Observer):
         assert part.values.numel() == prod(part.shape), f"{part.name} is not whole in one process"
         self.values.put(kind, self.step, part.name, part.values.view(part.shape))
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Keep what an update computed."""
-        super().on_step(state, report)
+        super().on_step(report)
         self._counts.clear()
 
 

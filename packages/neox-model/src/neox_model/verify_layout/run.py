@@ -13,7 +13,9 @@ from neox_launcher.worker.reporting import report_facts
 from neox_model.assembly.choices import DTYPES
 from neox_model.checkpoint.outcome import collect, shared_outcome
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
-from neox_model.train.run import Run, open_training
+from neox_model.train.loop import Loop
+from neox_model.train.open_run import open_run
+from neox_model.train.run import Run
 from neox_model.verify_layout.corpus import write_corpus
 from neox_model.verify_layout.diagnosis import Sizes, answer_of
 from neox_model.verify_layout.observer import Comparer, Recorder, Values
@@ -43,7 +45,7 @@ def verify_in(groups: Groups, resolved: Resolved) -> None:
             recorder = Recorder(Values(), rounded_to=DTYPES[computes_in])
             plain = decode_resolved(request.reference).in_float64()
             with _default_dtype(torch.float64):
-                _train(open_training(SINGLE_PROCESS, plain, recorder.additions), recorder)
+                _train(open_run(SINGLE_PROCESS, plain, recorder.extensions), recorder)
             torch.save(recorder.values.tensors, _VALUES)
     values = Values(torch.load(_VALUES, map_location="cpu", weights_only=True))
     place = Place(
@@ -52,11 +54,11 @@ def verify_in(groups: Groups, resolved: Resolved) -> None:
     limit = LIMITS[computes_in]
     comparer = Comparer(values, place, limit=limit, compares_initial=request.in_float64)
     with _default_dtype(torch.float64 if request.in_float64 else torch.float32):
-        _train(open_training(groups, resolved, comparer.additions), comparer)
+        _train(open_run(groups, resolved, comparer.extensions), comparer)
     watch = DropoutWatch()
     if request.dropping is not None:
-        with open_training(groups, decode_resolved(request.dropping)) as run, watch:
-            run.loop.run()
+        with open_run(groups, decode_resolved(request.dropping)) as (_, loop), watch:
+            loop.run()
     found = collect(
         groups.control, (comparer.rows, comparer.pieces, comparer.missing, [(place, watch.draws)])
     )
@@ -84,8 +86,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _train(opened: AbstractContextManager[Run], observer: Recorder | Comparer) -> None:
-    with opened as run:
-        observer.attach(run.training)
-        run.loop.run()
+def _train(opened: AbstractContextManager[tuple[Run, Loop]], observer: Recorder | Comparer) -> None:
+    with opened as (run, loop):
+        loop.run()
         observer.take_number("evaluation loss", run.evaluator.results["valid"].loss)

@@ -1,0 +1,122 @@
+"""Callbacks around a step: for varying lengths, and for batches that are left out or empty."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Self
+
+from neox_config.counted import counted
+from neox_config.derive.curricula import length_schedule
+from neox_model.checkpoint.outcome import gather
+from neox_model.parallel.groups import Groups
+from neox_model.train.data.batch import Batch
+from neox_model.train.run import Callback, Run
+from neox_model.train.state import StepReport
+from neox_model.train.step import TrainStep
+
+__all__ = ["EmptyMicroBatches", "LeftOutBatches", "VaryingLengths"]
+
+logger = logging.getLogger(__name__)
+
+
+class EmptyMicroBatches(Callback):
+    """Warns once if a micro-batch without a target counts as a loss of 0 in the mean over micro-batches.
+
+    Args:
+        groups: this job's process groups; one rank of each replica counts.
+        interval: iterations between additions of the counts of all ranks.
+    """
+
+    def __init__(self, groups: Groups, *, interval: int) -> None:
+        self._control = groups.control
+        self._counts = groups.model.rank == 0 and groups.pipe.rank == 0
+        self._interval = interval
+        self._has_warned = False
+        self._empty = self._all = 0
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if losses are averaged by micro-batch, and one may contain no token that counts."""
+        data = run.config.data
+        may_be_empty = data.eod_mask_loss or data.train_label_data_paths is not None
+        may_be_empty |= data.pack_impl != "packed" or run.resolved.data.objective == "masked"
+        if run.config.training.loss_normalization != "micro_batch" or not may_be_empty:
+            return None
+        return cls(run.groups, interval=run.config.logging.log_interval)
+
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+        """Count the micro-batches without a target."""
+        if self._has_warned:
+            return step(batches)
+        report = step(self._counted(batches) if self._counts else batches)
+        following = self.run.state.iteration + 1
+        if following % self._interval == 0 or following == self.run.state.last_iteration:
+            self._warn()
+        return report
+
+    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._all += 1
+            self._empty += not bool(batch.loss_mask_BS.any())
+            yield batch
+
+    def _warn(self) -> None:
+        """Warn of what was counted on all ranks, which they then no longer count. Collective."""
+        found = gather(self._control, (self._empty, self._all))
+        empty, total = (sum(column) for column in zip(*found, strict=True))
+        self._has_warned = empty > 0
+        if empty and self._control.rank == 0:
+            logger.warning(
+                "%d of %s had no token that counts in the loss, and each was a loss of 0 in the mean over "
+                "micro-batches: the loss and the gradients are too small; set loss-normalization: global to "
+                "average over tokens",
+                empty,
+                counted(total, "micro-batch", "micro-batches"),
+            )
+
+
+class VaryingLengths(Callback):
+    """Lets the sequence length change between iterations, and reports the actual number of tokens.
+
+    Args:
+        tokens: function of the number of finished iterations that returns the tokens of the next one, over
+            all replicas.
+    """
+
+    def __init__(self, tokens: Callable[[int], int]) -> None:
+        self._tokens = tokens
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if a curriculum changes the length."""
+        schedule = length_schedule(run.resolved.data.efficiency, run.difficulties)
+        if schedule is None:
+            return None
+        samples = run.resolved.run.batch.whole
+        return cls(lambda iteration: samples * schedule(iteration))
+
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+        """Discard the shapes of the last step, and count the tokens of this one."""
+        self.run.engine.forget_shapes()
+        return replace(step(batches), tokens=self._tokens(self.run.state.iteration))
+
+
+class LeftOutBatches(Callback):
+    """Reads the micro-batches of an iteration that is left out, and computes nothing.
+
+    The samples keep their place in the order of all samples, so iterations read the same ones as without it.
+    """
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self:
+        """Build it."""
+        return cls()
+
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+        """Train on the next micro-batches, or only read them."""
+        if not self.run.state.leaves_out_next:
+            return step(batches)
+        for _ in islice(batches, self.run.step.accumulation):
+            pass
+        return StepReport(loss=None, grad_norm=None, skipped=True, tokens=0)

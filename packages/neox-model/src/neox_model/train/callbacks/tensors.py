@@ -1,0 +1,305 @@
+"""Measure tensors: norms of weights, optimizer states and gradients, zero gradients, the noise scale."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts
+from neox_model.checkpoint.outcome import collect, gather
+from neox_model.checkpoint.replica_states import shared_weight
+from neox_model.engine.contract import Engine, PendingUpdate, Update
+from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.groups import Groups
+from neox_model.train.callbacks.measurement import Measurement
+from neox_model.train.run import Run
+from neox_model.train.state import TrainState
+
+__all__ = [
+    "AveragedNoiseScale",
+    "GradientNoise",
+    "GradientNorms",
+    "NoiseScale",
+    "TensorNorms",
+    "ZeroGradients",
+    "estimate",
+    "tensor_norms",
+]
+
+# Of the averages of the gradient noise scale.
+_DECAY = 0.99
+
+
+def tensor_norms(engine: Engine, groups: Groups, *, parameters: bool, states: bool) -> dict[str, float]:
+    """Return the 2-norms of whole logical tensors, the same on every rank and in every layout. Collective.
+
+    Args:
+        engine: the engine; the norms are those of its master weights.
+        groups: this rank's process groups.
+        parameters: include every weight, as `param_norms/NAME`.
+        states: include every optimizer state with a value per weight, as `optimizer_state_norms/NAME/STATE`.
+    """
+    squares: dict[str, float] = {}
+    with engine.update.in_memory():
+        for name, values in _pieces(engine, groups, parameters=parameters, states=states):
+            square = torch.linalg.vector_norm(values, dtype=torch.float32).square().item()
+            squares[name] = squares.get(name, 0.0) + square
+    names = sorted({name for held in gather(groups.control, list(squares)) for name in held})
+    totals = torch.tensor([squares.get(name, 0.0) for name in names], dtype=torch.float64)
+    return dict(zip(names, all_reduce(totals, groups.control).sqrt().tolist(), strict=True))
+
+
+def _pieces(
+    engine: Engine, groups: Groups, *, parameters: bool, states: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield this rank's pieces; every element of the model is in exactly one piece of one rank."""
+    for fragment in engine_fragments(engine):
+        if not is_written_here(fragment, groups, splits_over_data=engine.update.splits_over_data):
+            continue
+        if parameters:
+            yield f"param_norms/{fragment.name}", shared_weight(fragment, engine.update.optimizer)
+        for part in optimizer_parts(fragment, engine.update.optimizer)[0] if states else ():
+            yield f"optimizer_state_norms/{part.name}", part.values
+
+
+class TensorNorms(Measurement):
+    """Measures norms of weights and optimizer states.
+
+    Args:
+        interval: iterations between two measurements.
+        parameters: include every weight.
+        states: include every optimizer state with a value per weight.
+    """
+
+    def __init__(self, interval: int, *, parameters: bool, states: bool) -> None:
+        super().__init__(interval)
+        self._parameters, self._states = parameters, states
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `log_param_norm` or `log_optimizer_states` is set."""
+        section = run.config.logging
+        parameters, states = section.log_param_norm, section.log_optimizer_states
+        if not (parameters or states):
+            return None
+        return cls(section.log_interval, parameters=parameters, states=states)
+
+    def measure(self) -> dict[str, float]:
+        """Return the norms. Collective over all ranks."""
+        return tensor_norms(
+            self.run.engine, self.run.groups, parameters=self._parameters, states=self._states
+        )
+
+
+class GradientNorms(Measurement):
+    """Measures `gradient_norms/NAME` of whole tensors, by logical name, in the last update of an interval.
+
+    The gradients are averaged over micro-batches and data-parallel ranks, and not yet clipped.
+
+    Args:
+        update: the engine's update.
+        groups: this rank's process groups.
+        state: counts the iterations.
+        interval: iterations between two measurements.
+    """
+
+    def __init__(self, update: Update, groups: Groups, state: TrainState, *, interval: int) -> None:
+        super().__init__(interval)
+        self._groups, self._state = groups, state
+        self._norms: dict[str, Tensor] = {}
+        update.before(self._keep)
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `log_grad_norm` is set and the engine shows gradients."""
+        section = run.config.logging
+        if not section.log_grad_norm or "before_update" not in run.resolved.run.engine.offers:
+            return None
+        return cls(run.engine.update, run.groups, run.state, interval=section.log_interval)
+
+    def measure(self) -> dict[str, float]:
+        """Return the norms on rank 0, none if the batch was left out. Collective over all ranks."""
+        measured, self._norms = self._norms, {}
+        # The stages of one pipeline hold every tensor once.
+        is_sent = self._groups.data.rank == 0 and self._groups.model.rank == 0
+        norms = torch.stack(list(measured.values())).tolist() if is_sent and measured else []
+        sent = dict(zip(measured, norms, strict=True)) if is_sent else {}
+        stages = collect(self._groups.control, sent)
+        return {f"gradient_norms/{name}": norm for stage in stages for name, norm in stage.items()}
+
+    def _keep(self, pending: PendingUpdate) -> None:
+        if self.is_due(self._state.iteration + 1):
+            self._norms = pending.tensor_norms()
+
+
+class ZeroGradients(Measurement):
+    """Measures the share of gradient elements equal to 0, `optimizer/zero_gradients`, once per interval.
+
+    Args:
+        update: the engine's update.
+        state: counts the iterations.
+        interval: iterations between two measurements.
+    """
+
+    def __init__(self, update: Update, state: TrainState, *, interval: int) -> None:
+        super().__init__(interval)
+        self._state = state
+        self._share: Tensor | None = None
+        update.before(self._keep)
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `log_zero_gradients` is set."""
+        section = run.config.logging
+        if not section.log_zero_gradients:
+            return None
+        return cls(run.engine.update, run.state, interval=section.log_interval)
+
+    def measure(self) -> dict[str, float]:
+        """Return the share in the last update, none if its batch was left out."""
+        share, self._share = self._share, None
+        return {} if share is None else {"optimizer/zero_gradients": share.item()}
+
+    def _keep(self, pending: PendingUpdate) -> None:
+        if self.is_due(self._state.iteration + 1):
+            self._share = pending.zeros()
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseScale:
+    """Unbiased estimates, whose ratio is the simple noise scale, in samples. A single one may be negative.
+
+    It estimates the largest batch size that still saves training steps.
+
+    Source: McCandlish et al., An Empirical Model of Large-Batch Training (arXiv:1812.06162), appendix A.1.
+
+    Attributes:
+        noise: trace of the covariance of the gradient of one sample.
+        signal: squared norm of the expected gradient.
+    """
+
+    noise: float
+    signal: float
+
+
+def estimate(*, small: int, small_square: float, large: int, large_square: float) -> NoiseScale:
+    """Estimate both from the squared norms of mean gradients of two batch sizes.
+
+    Args:
+        small: number of samples of the smaller batch.
+        small_square: squared norm of its gradient, or the mean over several such batches.
+        large: number of samples of the larger batch.
+        large_square: squared norm of its gradient.
+    """
+    return NoiseScale(
+        noise=(small_square - large_square) / (1 / small - 1 / large),
+        signal=(large * large_square - small * small_square) / (large - small),
+    )
+
+
+class AveragedNoiseScale:
+    """Exponential moving averages of both estimates; the ratio of single ones would be biased and noisy."""
+
+    def __init__(self) -> None:
+        self._noise = self._signal = self._weight = 0.0
+
+    def add(self, found: NoiseScale) -> NoiseScale:
+        """Add an estimate; return the averages."""
+        self._noise = _DECAY * self._noise + (1 - _DECAY) * found.noise
+        self._signal = _DECAY * self._signal + (1 - _DECAY) * found.signal
+        self._weight = _DECAY * self._weight + (1 - _DECAY)
+        return NoiseScale(self._noise / self._weight, self._signal / self._weight)
+
+
+class GradientNoise(Measurement):
+    """Estimates the gradient noise scale once per `count` updates.
+
+    The smaller batch is that of one update; the larger one that of `count` updates, whose gradients are
+    summed. Updates whose gradients are not finite are left out. The averages start anew when a training is
+    resumed.
+
+    Args:
+        update: the engine's update.
+        count: number of updates per estimate, at least 2.
+        on_host: keep the sum of the gradients in host memory.
+        interval: iterations between two writes.
+    """
+
+    def __init__(self, update: Update, *, count: int, on_host: bool, interval: int = 1) -> None:
+        super().__init__(interval)
+        self._count = count
+        self._on_host = on_host
+        self._sums: dict[str, Tensor] = {}
+        self._seen = 0
+        self._finite = torch.zeros(())
+        self._squares = torch.zeros(())
+        self._measured: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._average = AveragedNoiseScale()
+        update.before(self._add)
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `log_gradient_noise_scale` is set."""
+        section = run.config.logging
+        if not section.log_gradient_noise_scale:
+            return None
+        return cls(
+            run.engine.update,
+            count=section.gradient_noise_scale_n_batches,
+            on_host=section.gradient_noise_scale_cpu_offload,
+            interval=section.log_interval,
+        )
+
+    def measure(self) -> dict[str, float]:
+        """Return the average of all estimates so far, none if there is no new one.
+
+        They are `gradient_noise_scale/noise` and `gradient_noise_scale/signal`, and their ratio in samples as
+        `gradient_noise_scale/simple` if both are positive.
+        """
+        if not self._measured:
+            return {}
+        measured = torch.stack([torch.stack(values) for values in self._measured]).tolist()
+        self._measured.clear()
+        metrics: dict[str, float] = {}
+        batch = self.run.state.samples_per_iteration
+        for number, small_square, large_square in measured:
+            # A window with less than two finite updates has no larger batch.
+            if number < 2:
+                continue
+            large = batch * int(number)
+            found = self._average.add(
+                estimate(small=batch, small_square=small_square, large=large, large_square=large_square)
+            )
+            metrics = {"gradient_noise_scale/noise": found.noise, "gradient_noise_scale/signal": found.signal}
+            if found.noise > 0 and found.signal > 0:
+                metrics["gradient_noise_scale/simple"] = found.noise / found.signal
+        return metrics
+
+    def _add(self, pending: PendingUpdate) -> None:
+        """Add the gradients of one update, without reading anything back from the device."""
+        is_finite = torch.isfinite(pending.norm)
+        if not self._sums:
+            self._finite = self._squares = torch.zeros_like(pending.norm)
+        for name, _, gradient in pending.weights():
+            if name not in self._sums:
+                # The gradient of a weight that was not trained before was zero.
+                self._sums[name] = self._place(torch.zeros_like(gradient))
+            self._sums[name].add_(self._place(torch.where(is_finite, gradient, 0.0)))
+        self._squares = self._squares + torch.where(is_finite, pending.norm.square(), 0.0)
+        self._finite = self._finite + is_finite.to(pending.norm.dtype)
+        self._seen += 1
+        if self._seen == self._count:
+            self._finish(pending)
+
+    def _finish(self, pending: PendingUpdate) -> None:
+        norm = pending.norm_of(self._sums)
+        number = self._finite.clamp(min=1.0)
+        self._measured.append((self._finite, self._squares / number, (norm / number).square()))
+        for total in self._sums.values():
+            total.zero_()
+        self._seen, self._finite, self._squares = 0, 0.0 * number, 0.0 * number
+
+    def _place(self, values: Tensor) -> Tensor:
+        return values.to("cpu") if self._on_host else values

@@ -1,0 +1,62 @@
+"""The estimates of the gradient noise scale are unbiased, and their averages forget."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from neox_model.train.callbacks.tensors import AveragedNoiseScale, GradientNoise, NoiseScale, estimate
+from neox_model.train.state import TrainState
+from support.runs import a_run
+
+
+def test_the_estimates_are_unbiased():
+    """Gradients of samples are normal around a known one: the trace of their covariance is known too."""
+    generator = np.random.default_rng(1)
+    true, deviation = np.array([0.3, -0.1, 0.2]), np.array([1.0, 2.0, 0.5])
+    found = []
+    for _ in range(4000):
+        samples = true + deviation * generator.standard_normal((12, 3))
+        small = float(np.mean([np.sum(part.mean(0) ** 2) for part in np.split(samples, 3)]))
+        large = float(np.sum(samples.mean(0) ** 2))
+        found.append(estimate(small=4, small_square=small, large=12, large_square=large))
+    assert np.mean([one.noise for one in found]) == pytest.approx(np.sum(deviation**2), rel=0.02)
+    assert np.mean([one.signal for one in found]) == pytest.approx(np.sum(true**2), abs=0.02)
+
+
+def test_the_average_of_equal_estimates_is_the_estimate():
+    average = AveragedNoiseScale()
+    for _ in range(3):
+        found = average.add(NoiseScale(8.0, 2.0))
+        assert (found.noise, found.signal) == pytest.approx((8.0, 2.0))
+
+
+def test_the_average_forgets_old_estimates():
+    average = AveragedNoiseScale()
+    average.add(NoiseScale(100.0, 1.0))
+    for _ in range(1000):
+        found = average.add(NoiseScale(8.0, 2.0))
+    assert (found.noise, found.signal) == pytest.approx((8.0, 2.0), rel=1e-3)
+
+
+def test_a_weight_that_is_trained_later_had_no_gradient_before():
+    calls, state = [], TrainState(last_iteration=9, samples_per_iteration=8)
+    scale = GradientNoise(SimpleNamespace(before=calls.append), count=2, on_host=False)
+    for gradients in (
+        {"old": torch.tensor([3.0])},
+        {"new": torch.tensor([4.0, 0.0]), "old": torch.tensor([3.0])},
+    ):
+        calls[0](
+            SimpleNamespace(
+                norm=torch.cat(list(gradients.values())).norm(),
+                weights=lambda gradients=gradients: ((name, None, one) for name, one in gradients.items()),
+                norm_of=lambda sums: torch.cat(list(sums.values())).norm(),
+            )
+        )
+    a_run(scale, state=state)
+    found = scale.measure()
+    # The mean gradient of both updates is (3, 2, 0).
+    expected = estimate(small=8, small_square=(9 + 25) / 2, large=16, large_square=13)
+    assert found["gradient_noise_scale/noise"] == pytest.approx(expected.noise)
+    assert found["gradient_noise_scale/signal"] == pytest.approx(expected.signal)
