@@ -1,5 +1,7 @@
 """Imports go one way: between the packages, and between the rooms (folders and single files) of each."""
 
+import ast
+import re
 from graphlib import TopologicalSorter
 
 import pytest
@@ -86,19 +88,18 @@ ROOMS = {
         "layers": {"parallel", "initialization", "errors"},
         "metrics": {"parallel", "optional", "errors"},
         "optim": {"parallel", "torch_compat", "optional", "errors"},
-        "deepspeed_compat": {"parallel", "errors"},
-        "contracts": {"deepspeed_compat", "pipelining_compat", "torch_compat", "bounds", "errors"},
+        "contracts": {"pipelining_compat", "torch_compat", "bounds", "errors"},
         "report": {"metrics", "optional", "errors"},
         # -- read the configuration
         "worker": {"errors"},
         "doctor": {"assembly", "train", "worker", "processes", "versions", "errors"},
         "processes": {"parallel", "torch_compat", "bounds", "daemon_threads", "errors"},
         "assembly": {
-            *("layers", "optim", "parallel", "initialization", "deepspeed_compat", "torch_compat"),
+            *("layers", "optim", "parallel", "initialization", "torch_compat"),
             *("versions", "errors"),
         },
         "engine": {
-            *("assembly", "optim", "parallel", "deepspeed_compat", "pipelining_compat", "errors"),
+            *("assembly", "layers", "optim", "parallel", "contracts", "pipelining_compat", "errors"),
         },
         "checkpoint": {"engine", "parallel", "versions", "daemon_threads", "errors"},
         "train": {
@@ -133,7 +134,7 @@ ROOMS = {
         # -- programs and notebooks
         "api": {
             *("assembly", "checkpoint", "convert", "generate", "optim", "parallel", "processes", "train"),
-            *("deepspeed_compat", "inspection", "worker"),
+            *("inspection", "worker"),
         },
         "inspection": {"commands", "checkpoint", "verify", "errors"},
         "convert": {
@@ -172,13 +173,7 @@ LAUNCHER_FOR_WORKERS = (
 
 # Modules that may import a third-party package; packages that are not listed are unrestricted.
 FENCES = {
-    "deepspeed": (
-        "neox_model.assembly.as_pipeline",
-        "neox_model.assembly.deepspeed_sharding",
-        "neox_model.contracts.deepspeed_compat",
-        "neox_model.deepspeed_compat",
-        "neox_model.engine",
-    ),
+    "deepspeed": ("neox_model.engine.deepspeed",),
     "fsspec": ("neox_model.checkpoint.object_store",),
     "apex": ("neox_kernels",),
     "lm_eval": ("neox_model.scoring.harness",),
@@ -200,6 +195,14 @@ FENCES = {
     "uvicorn": ("neox_model.serve.web",),
     "wandb": ("neox_model.metrics.writers.wandb",),
 }
+
+
+# Where code may name an engine's library: the tables of engines, of contracts and of versions, and tables of
+# names that other programs write.
+NAMES_AN_ENGINE = (
+    *("neox_model.assembly.engines", "neox_model.contracts", "neox_model.versions"),
+    *("neox_model.convert.neox.records", "neox_model.metrics.collective_times"),
+)
 
 
 def lies_in(module: str, folders: tuple[str, ...]) -> bool:
@@ -297,3 +300,40 @@ def test_third_party_packages_are_imported_only_in_listed_modules(package):
         if lies_in(imported.module, (package,))
     ]
     assert wrong == []
+
+
+def names_deepspeed(tree: ast.Module) -> list[int]:
+    """Return the lines with an identifier or a string that has the name; not those of docstrings."""
+    statements = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if node not in statements
+        for name in ("value", "id", "attr", "name", "module")
+        if re.search(r"(\b|_)deepspeed(\b|_)", str(getattr(node, name, "")))
+        and isinstance(node, ast.Constant | ast.Name | ast.Attribute | ast.alias | ast.ImportFrom)
+    ]
+
+
+def test_only_the_table_of_engines_names_deepspeed():
+    wrong = [
+        f"{source.path}:{line}"
+        for source in sources("neox_model")
+        if not lies_in(source.module, ("neox_model.engine.deepspeed", *NAMES_AN_ENGINE))
+        for line in names_deepspeed(source.tree)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import deepspeed",
+        "from neox_model.engine.deepspeed import build",
+        "name = 'neox_model.engine.deepspeed.build'",
+        "is_other = engine.name == 'deepspeed'",
+        "build = deepspeed_engine()",
+    ],
+)
+def test_a_name_of_deepspeed_is_found(text):
+    assert names_deepspeed(ast.parse(text)) == [1]

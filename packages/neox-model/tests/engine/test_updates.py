@@ -8,8 +8,8 @@ from torch import nn
 
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_config.spec.update import LossScaling
-from neox_model.deepspeed_compat import zero_masters_to_model
-from neox_model.engine.deepspeed_engine import PlainEngine, ZeroUpdate
+from neox_model.engine.deepspeed.compat import zero_masters_to_model
+from neox_model.engine.deepspeed.engines import PlainEngine, ZeroUpdate
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
 from neox_model.optim.loss_scale import LossScale

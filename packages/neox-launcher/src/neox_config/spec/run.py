@@ -323,11 +323,6 @@ class RunSpec:
         return self.engine.name == "torch" and self.layout.zero > 0
 
     @property
-    def runs_torch_pipeline(self) -> bool:
-        """True if the pipeline runs on the torch engine."""
-        return self.layout.is_pipeline and self.engine.name == "torch"
-
-    @property
     def reduces_in(self) -> AnyDataType:
         """The data type in which the torch engine sums gradients over ranks under ZeRO."""
         return self.gradients.reduce_in or self.precision.weights

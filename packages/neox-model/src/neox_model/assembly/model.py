@@ -8,12 +8,11 @@ The list becomes a plain module or a pipeline, whose parameters are initialized 
 configuration and random seed give the same model on every layout.
 """
 
-import importlib
 import logging
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,10 +21,10 @@ from neox_config.spec.model import ModelSpec, Retrieval, Vocabulary
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.activation_checkpointing import build_recomputation, passes_in_flight
 from neox_model.assembly.as_sequential import LayerPlan, SequentialModel
-from neox_model.assembly.as_stages import StagedModel, as_stages
 from neox_model.assembly.attention import build_input_position, log_attention_paths
 from neox_model.assembly.choices import DTYPES, build_autocast, computing_device
 from neox_model.assembly.compression import attach_compression
+from neox_model.assembly.engines import engine_module
 from neox_model.assembly.operators import choose_loss_operator, choose_operators
 from neox_model.assembly.towers import BLOCK, QUERY, SHARED, TowerModel
 from neox_model.assembly.transformer import build_init, build_layer, build_norm
@@ -44,11 +43,6 @@ from neox_model.parallel.cross_entropy import LossOperator
 from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.low_rank import freeze_all_but_adapters
-
-if TYPE_CHECKING:
-    from neox_model.assembly.as_pipeline import PipelineModel
-
-    Model = SequentialModel | PipelineModel | StagedModel | TowerModel
 
 __all__ = [
     "LayerPlan",
@@ -138,7 +132,7 @@ def _tower_names(head: Retrieval) -> tuple[str, ...]:
     return (SHARED,) if head.shared else (QUERY, BLOCK)
 
 
-def build_model(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: int) -> "Model":
+def build_model(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: int) -> Any:
     """Build this rank's part of the model and initialize its parameters. Collective over all ranks.
 
     The plain model maps `tokens_BS` (or a tuple, see Embedding) to `logits_BSV` of this rank's part of the
@@ -226,35 +220,14 @@ def _loss(run: RunSpec, group: Group, entries: int, *, operator: LossOperator | 
     )
 
 
-def _assemble(
-    plan: list[LayerPlan], spec: ModelSpec, run: RunSpec, groups: Groups, loss_fn: LMLoss
-) -> "Model":
+def _assemble(plan: list[LayerPlan], spec: ModelSpec, run: RunSpec, groups: Groups, loss_fn: LMLoss) -> Any:
     """Return the layers as a plain model, as towers, or as the stages of a pipeline."""
     layout, passes = run.layout, _passes(spec, run, groups)
     recomputation = build_recomputation(run.recomputation, _splitting(run, groups), passes=passes)
     autocast = build_autocast(run.precision.autocast, computing_device())
-    if run.runs_torch_pipeline:
-        return as_stages(
-            plan,
-            groups,
-            chunks=layout.chunks,
-            placement=layout.placement,
-            loss=loss_fn,
-            partition_method=layout.partition,
-            recomputation=recomputation,
-            autocast=autocast,
-        )
     if layout.is_pipeline:
-        # Imported by name: DeepSpeed, whose pipeline it is, takes seconds to import.
-        pipeline: PipelineModel = importlib.import_module("neox_model.assembly.as_pipeline").as_pipeline(
-            plan,
-            groups,
-            loss=loss_fn,
-            partition_method=layout.partition,
-            recomputation=recomputation,
-            autocast=autocast,
-        )
-        return pipeline
+        stages = engine_module(run).build_stages
+        return stages(plan, groups, layout, loss=loss_fn, recomputation=recomputation, autocast=autocast)
     if isinstance(spec.head, Retrieval):
         loss = RetrievalLoss(groups.data, best=run.targets.report_topk_accuracies)
         towers = {

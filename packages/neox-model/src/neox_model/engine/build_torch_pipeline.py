@@ -1,11 +1,15 @@
 """Build the engine of torch's pipeline schedules from the configuration."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import nn
 from torch.optim import Optimizer
 
-from neox_config.spec.run import Batch, RunSpec
+from neox_config.spec.run import Batch, Layout, RunSpec
 from neox_config.spec.update import UpdateSpec
-from neox_model.assembly.as_stages import StagedModel
+from neox_model.assembly.as_sequential import LayerPlan
+from neox_model.assembly.as_stages import StagedModel, as_stages
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.engine.build_own_update import build_own_update, share_masters
 from neox_model.engine.build_sharded import build_sharded_stage
@@ -14,7 +18,7 @@ from neox_model.engine.torch_pipeline import TorchPipelineEngine, TorchPipelineF
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 
-__all__ = ["build", "build_forward"]
+__all__ = ["build", "build_forward", "build_stages"]
 
 
 def build(
@@ -53,3 +57,15 @@ def build_forward(batch: Batch, model: nn.Module, *, groups: Groups) -> ForwardE
     """Build a pipeline engine for evaluation only; the model keeps its dtype and device."""
     assert isinstance(model, StagedModel)
     return TorchPipelineForward(model, groups, dtype=next(model.parameters()).dtype)
+
+
+def build_stages(plan: Sequence[LayerPlan], groups: Groups, layout: Layout, **parts: Any) -> StagedModel:
+    """Build this rank's chunks of a pipeline (see `as_stages`)."""
+    return as_stages(
+        plan,
+        groups,
+        chunks=layout.chunks,
+        placement=layout.placement,
+        partition_method=layout.partition,
+        **parts,
+    )

@@ -1,4 +1,4 @@
-"""What `neox_model.deepspeed_compat` uses of DeepSpeed."""
+"""What `neox_model.engine.deepspeed.compat` uses of DeepSpeed."""
 
 import importlib
 import inspect
@@ -19,8 +19,8 @@ from deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper import Partitio
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import nn
 
-from neox_model import deepspeed_compat
 from neox_model.contracts.expect import expect, expect_error, expect_in_source, noting
+from neox_model.engine.deepspeed import compat
 from neox_model.errors import ModelError
 
 __all__: list[str] = []
@@ -35,7 +35,7 @@ def no_operator_is_compiled_at_startup() -> None:
         patch.object(deepspeed.ops, "__compatible_ops__", deepspeed.ops.__compatible_ops__),
         patch.object(OpBuilder, "jit_load", OpBuilder.jit_load),
     ):
-        deepspeed_compat.disable_compilation()
+        compat.disable_compilation()
         expect(compiler.compile, wrapped)
         with expect_error(ModelError, "operators are not compiled at startup"):
             AsyncIOBuilder().jit_load(verbose=False)
@@ -43,7 +43,7 @@ def no_operator_is_compiled_at_startup() -> None:
 
 def muon_compiles_functions_at_import_by_the_replaced_function() -> None:
     """Check runtime.compiler.compile in deepspeed.runtime.zero.muon."""
-    deepspeed_compat.disable_compilation()
+    compat.disable_compilation()
     module = importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     original = importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     expect_in_source(original, "compiler.compile()")
@@ -54,7 +54,7 @@ def precisions_of_the_accelerator_are_allowed() -> None:
     """Check is_fp16_supported of the accelerator."""
     kind = type(get_accelerator())
     before = kind.is_fp16_supported
-    with deepspeed_compat.allow_any_precision():
+    with compat.allow_any_precision():
         expect(get_accelerator().is_fp16_supported(), True)
     expect(kind.is_fp16_supported, before)
 
@@ -62,7 +62,7 @@ def precisions_of_the_accelerator_are_allowed() -> None:
 def a_missing_operator_for_nvme_has_a_reason() -> None:
     """Check deepspeed.git_version_info.installed_ops and AsyncIOBuilder.NAME."""
     expect(AsyncIOBuilder.NAME in installed_ops, True, "the presence of its operator")
-    reason = deepspeed_compat.why_not_async_io() or "is not installed"
+    reason = compat.why_not_async_io() or "is not installed"
     expect(reason.startswith(("is not installed", "cannot be loaded")), True, reason)
 
 
@@ -70,14 +70,14 @@ def the_process_group_is_forgotten() -> None:
     """Check deepspeed.comm.comm.cdb."""
     with patch.object(deepspeed.comm.comm, "cdb", object()):
         expect(deepspeed.comm.is_initialized, deepspeed.comm.comm.is_initialized)
-        deepspeed_compat.forget_process_group()
+        compat.forget_process_group()
         expect(deepspeed.comm.comm.cdb, None)
 
 
 def every_instruction_of_a_pipeline_is_a_phase() -> None:
     """Check PipelineEngine._INSTRUCTION_MAP."""
     kinds = PipelineEngine._INSTRUCTION_MAP
-    expect({kind.__name__ for kind in kinds}, set(deepspeed_compat._PHASES))
+    expect({kind.__name__ for kind in kinds}, set(compat._PHASES))
     expect(all(issubclass(kind, schedule.PipeInstruction) for kind in kinds), True)
     phases: list[str] = []
 
@@ -87,10 +87,10 @@ def every_instruction_of_a_pipeline_is_a_phase() -> None:
             self._INSTRUCTION_MAP = {kind: lambda engine, kind=kind: kind.__name__ for kind in kinds}
 
     engine = Engine()
-    deepspeed_compat.measure_instructions(engine, noting(phases))
+    compat.measure_instructions(engine, noting(phases))
     names = [kind.__name__ for kind in kinds]
     expect([run(engine) for run in engine._INSTRUCTION_MAP.values()], names)
-    expect(phases, [deepspeed_compat._PHASES[name] for name in names])
+    expect(phases, [compat._PHASES[name] for name in names])
 
 
 def attributes_of_pipelines_are_those_that_we_set() -> None:
@@ -113,14 +113,14 @@ def the_loss_scale_is_read_and_restored() -> None:
     )
     optimizer = type("Optimizer", (), {"loss_scaler": scaler})()
     with patch.object(deepspeed.comm, "get_rank", lambda: 0):
-        before = deepspeed_compat.loss_scale_state(optimizer)
+        before = compat.loss_scale_state(optimizer)
         expect(before, {"cur_scale": 2.0**16, "cur_iter": 0, "last_overflow_iter": -1, "cur_hysteresis": 2})
         for _ in range(2):
             scaler.update_scale(True)
-        expect(deepspeed_compat.loss_scale_state(optimizer) != before, True, "another scale after overflows")
-        deepspeed_compat.restore_loss_scale(optimizer, before)
-        expect(deepspeed_compat.loss_scale_state(optimizer), before)
-        deepspeed_compat.never_raise_at_minimum_scale(optimizer)
+        expect(compat.loss_scale_state(optimizer) != before, True, "another scale after overflows")
+        compat.restore_loss_scale(optimizer, before)
+        expect(compat.loss_scale_state(optimizer), before)
+        compat.never_raise_at_minimum_scale(optimizer)
         for _ in range(40):
             scaler.update_scale(True)
         expect(scaler.cur_scale, 1.0)
@@ -175,11 +175,11 @@ def masters_and_settings_of_zero_are_found() -> None:
 
 def _train_with_zero(stage: int, precision: str, sums: str, expected: str) -> None:
     """Check what our functions find of an engine of one rank with a small model."""
-    deepspeed_compat.disable_compilation()
+    compat.disable_compilation()
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 5))
     before = [parameter.detach().flatten().clone() for parameter in model.parameters()]
-    with deepspeed_compat.allow_any_precision():
+    with compat.allow_any_precision():
         inner, *_ = deepspeed.initialize(
             model=model,
             optimizer=torch.optim.AdamW(model.parameters(), lr=0.1),
@@ -193,27 +193,27 @@ def _train_with_zero(stage: int, precision: str, sums: str, expected: str) -> No
         )
     optimizer = inner.optimizer
     expect(type(optimizer).__name__, expected)
-    expect([deepspeed_compat.is_partitioned(parameter) for parameter in model.parameters()], [stage == 3] * 4)
-    masters = list(deepspeed_compat.zero_masters(optimizer))
+    expect([compat.is_partitioned(parameter) for parameter in model.parameters()], [stage == 3] * 4)
+    masters = list(compat.zero_masters(optimizer))
     expect([list(held.local_shape) for held in masters], [[2, 3], [2], [5, 2], [5]])
     values = [held.holder.detach().flatten()[held.offset : held.offset + held.numel] for held in masters]
     torch.testing.assert_close(values, before, atol=0.01, rtol=0)
     for value in values:
         value.fill_(0.5)
-    deepspeed_compat.zero_masters_to_model(optimizer)
+    compat.zero_masters_to_model(optimizer)
     with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=stage == 3):
         expect([bool((parameter == 0.5).all()) for parameter in model.parameters()], [True] * 4)
     phases: list[str] = []
-    deepspeed_compat.measure_reduction(inner, noting(phases))
+    compat.measure_reduction(inner, noting(phases))
     inner.backward(inner(torch.ones(2, 3, dtype=next(model.parameters()).dtype)).float().sum())
     inner.step()
     expect(phases, ["backward_allreduce"])
-    expect(deepspeed_compat.counters(inner), {"global_steps": 1, "global_samples": 2})
+    expect(compat.counters(inner), {"global_steps": 1, "global_samples": 2})
     restored = {"global_steps": 7, "global_samples": 9}
-    deepspeed_compat.restore_counters(inner, restored)
-    expect(deepspeed_compat.counters(inner), restored)
+    compat.restore_counters(inner, restored)
+    expect(compat.counters(inner), restored)
     expect(inner.enable_backward_allreduce, True)
-    deepspeed_compat.keep_gradients(inner, is_pipeline=False)
+    compat.keep_gradients(inner, is_pipeline=False)
     expect(inner.enable_backward_allreduce, False)
     scale = {"cur_hysteresis", "cur_iter", "cur_scale", "last_overflow_iter"}
-    expect(set(deepspeed_compat.loss_scale_state(optimizer)), scale if precision == "fp16" else set())
+    expect(set(compat.loss_scale_state(optimizer)), scale if precision == "fp16" else set())

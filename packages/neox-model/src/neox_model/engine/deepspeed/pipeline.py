@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
 from neox_model.assembly.as_sequential import LayerPlan, share_parameters
 from neox_model.assembly.choices import Autocast
-from neox_model.deepspeed_compat import mark_stage_copies, sum_tied_weights
+from neox_model.engine.deepspeed.compat import mark_stage_copies, sum_tied_weights
 from neox_model.errors import LayoutError
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss

@@ -1,6 +1,6 @@
 """Everything that uses DeepSpeed beyond its documented interface: replaced functions, internals, layouts.
 
-A test holds that no other module does. Each use has a contract in `neox_model.contracts`.
+A test holds that no other module does. Each use has a contract in `contracts.py`.
 """
 
 import contextlib

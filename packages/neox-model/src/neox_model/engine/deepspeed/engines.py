@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 
-from neox_model.deepspeed_compat import (
+from neox_model.engine.base import BaseEngine
+from neox_model.engine.contract import BeforeUpdate, IsStopping, Measure, MicroBatch, never
+from neox_model.engine.deepspeed.compat import (
     counters,
     is_partitioned,
     loss_scale_state,
@@ -21,8 +23,6 @@ from neox_model.deepspeed_compat import (
     zero_masters_to_model,
     zero_states_in_memory,
 )
-from neox_model.engine.base import BaseEngine
-from neox_model.engine.contract import BeforeUpdate, IsStopping, Measure, MicroBatch, never
 from neox_model.engine.mean_loss import mean_loss, mean_over
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
@@ -120,6 +120,8 @@ class _DeepSpeedEngine(BaseEngine):
         inner: DeepSpeed's engine.
         update: its update.
     """
+
+    update: OwnUpdate | ZeroUpdate
 
     def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate) -> None:
         super().__init__(inner.module, update, is_partitioned)
