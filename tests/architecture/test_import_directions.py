@@ -126,8 +126,19 @@ ROOMS = {
             *("assembly", "checkpoint", "engine", "train", "generate", "scoring", "parallel", "processes"),
             *("worker", "errors"),
         },
-        "retrieve": {
-            *("assembly", "checkpoint", "train", "generate", "parallel", "processes", "worker", "errors"),
+        # Rare features, which no other room imports.
+        "extras": {
+            *(
+                "assembly",
+                "checkpoint",
+                "convert",
+                "generate",
+                "initialization",
+                "layers",
+                "optim",
+                "parallel",
+            ),
+            *("processes", "torch_compat", "train", "worker", "errors"),
         },
         "verify": {"checkpoint", "metrics", "worker", "errors"},
         "verify_layout": {"assembly", "checkpoint", "engine", "parallel", "train", "worker"},
@@ -146,7 +157,7 @@ ROOMS = {
 # Rooms of neox_model that may read configurations; the others take plain arguments.
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
-    *("evaluate", "retrieve", "scoring", "verify", "commands", "inspection", "convert", "serve", "api"),
+    *("evaluate", "extras", "scoring", "verify", "commands", "inspection", "convert", "serve", "api"),
     "verify_layout",
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
@@ -160,8 +171,14 @@ NOT_CONFIGURATION = tuple(
     )
 )
 READS_DATA = (
-    *("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "retrieve", "convert"),
+    *("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "extras", "convert"),
     *("api", "verify_layout"),
+)
+# Modules that may still import a rare feature, which the others load by name.
+USES_EXTRAS = (
+    *("neox_model.train.build_hooks", "neox_model.train.build_step", "neox_model.train.compression"),
+    *("neox_model.train.evaluate", "neox_model.train.hooks.upkeep", "neox_model.train.run"),
+    "neox_model.train.teacher",
 )
 # What a worker of neox_model may import of the launcher: its own side of it, and the checks before a start,
 # which a worker that was started by hand runs itself.
@@ -242,8 +259,19 @@ def test_a_room_imports_only_the_rooms_below_it(package, room):
         if room_of(source.module) == room
         for module, place in ours(source)
         if lies_in(module, (package,)) and room_of(module) not in allowed
+        if not (room_of(module) == "extras" and source.module in USES_EXTRAS)
     ]
     assert wrong == []
+
+
+def test_the_modules_that_may_import_a_rare_feature_do():
+    using = {
+        source.module
+        for source in sources()
+        for module, _ in ours(source)
+        if room_of(module) == "extras" and room_of(source.module) != "extras"
+    }
+    assert using == set(USES_EXTRAS)
 
 
 @pytest.mark.parametrize("package", ROOMS)

@@ -27,7 +27,7 @@ def broken(module: str) -> list[str]:
 
 def test_a_renamed_function_is_named(monkeypatch):
     monkeypatch.delattr(torch.cuda.memory, "_dump_snapshot")
-    (line,) = broken("torch_compat")
+    (line,) = broken("neox_model.contracts.torch_compat")
     assert line.startswith(f"{TORCH}torch.cuda.memory._dump_snapshot: AttributeError: ")
     assert line.endswith("has no attribute '_dump_snapshot'" + TESTED)
 
@@ -37,7 +37,7 @@ def test_a_removed_keyword_is_named(monkeypatch):
         raise AssertionError("torch_compat passes max_entries")
 
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
-    (line,) = broken("torch_compat")
+    (line,) = broken("neox_model.contracts.torch_compat")
     assert line.startswith(f"{TORCH}torch.cuda.memory._record_memory_history: TypeError: ")
     assert "got an unexpected keyword argument 'max_entries'" in line
 
@@ -121,7 +121,9 @@ def test_the_check_of_the_doctor_finds_what_another_process_finds(tmp_path, monk
     lines = found["found"].splitlines()
     # DeepSpeed's bf16 optimizer calls it, too.
     assert all(line.endswith("has no attribute '_foreach_mul_'" + TESTED) for line in lines)
-    assert lines[0].startswith(f"{TORCH}neox_model.torch_compat cannot be imported: AttributeError: ")
+    assert lines[0].startswith(
+        f"{TORCH}neox_model.contracts.torch_compat cannot be imported: AttributeError: "
+    )
 
 
 def test_a_check_that_dies_or_hangs_does_not_hold(tmp_path, monkeypatch):

@@ -35,7 +35,11 @@ def test_every_section_names_the_module_that_reads_it():
     [
         ("rotary_pct", "attention", "neox_config.spec.read_model"),
         ("optimizer.params.lr", "optimizer", "neox_config.spec.read_run"),
-        ("data_efficiency.data_routing.enabled", "data_efficiency", "neox_model.assembly.token_dropping"),
+        (
+            "data_efficiency.data_routing.enabled",
+            "data_efficiency",
+            "neox_model.extras.token_dropping.schedule",
+        ),
         ("data_efficiency.enabled", "data_efficiency", "neox_model.train.data.datasets"),
     ],
 )

@@ -15,11 +15,11 @@ from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_launcher.worker.reporting import Progress
-from neox_model.assembly.token_dropping import kept_tokens
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.extras.token_dropping.schedule import kept_tokens
 from neox_model.metrics.memory import memory_metrics
 from neox_model.metrics.peaks import peak_tflops
 from neox_model.metrics.throughput import Throughput

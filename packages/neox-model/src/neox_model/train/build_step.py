@@ -12,9 +12,9 @@ from neox_config.estimate import flops_per_token
 from neox_config.schema.sections.engine import Eigenvalue
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.choices import DTYPES
-from neox_model.assembly.compression import snip_rules
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import Engine
+from neox_model.extras.compression.attach import snip_rules
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups
 from neox_model.train.compression import TrainedCompression

@@ -13,20 +13,13 @@ from neox_config.facts.compression import block_of, density_at, is_n_of_m
 from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import Engine, PendingUpdate
-from neox_model.parallel.collectives import all_reduce
-from neox_model.parallel.compression import (
+from neox_model.extras.compression.matrices import (
     Compressed,
     PruningRule,
-    begin_iteration,
     compressed_matrices,
     learn_masks,
-    model_states,
 )
-from neox_model.parallel.groups import Groups
-from neox_model.parallel.held import Held
-from neox_model.parallel.logical import LogicalState, named_logical_parameters
-from neox_model.parallel.partitioned import is_sharded
-from neox_model.parallel.pruning import (
+from neox_model.extras.compression.pruning import (
     Pruning,
     block_scores,
     keep_n_of_m,
@@ -34,6 +27,11 @@ from neox_model.parallel.pruning import (
     largest,
     threshold_of,
 )
+from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.held import Held
+from neox_model.parallel.logical import LogicalState, begin_iteration, model_states, named_logical_parameters
+from neox_model.parallel.partitioned import is_sharded
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import StepReport, TrainState
 
