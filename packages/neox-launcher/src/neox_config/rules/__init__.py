@@ -1,15 +1,18 @@
 """Rules between parameters: one small function per rule. All rules run, and all findings are reported.
 
-Every public function of the modules in this package is a rule; each module covers one subject. A rule ends
-where it reads a value which is itself invalid. Rules about the number of devices are in `resolve.py`.
+Every public function of the modules in this package, and of `rules.py` of an extra, is a rule; each module
+covers one subject. A rule ends where it reads a value which is itself invalid. Rules about the number of
+devices are in `resolve.py`.
 """
 
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import isfunction
 
+from neox_config import extras
 from neox_config.problems import Place, Problem, in_words, place_near
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.parameter import InvalidValue
@@ -19,19 +22,24 @@ __all__ = ["RULES", "broken_rules"]
 Rule = Callable[[NeoXConfig], Iterator[Problem]]
 
 
-def _rules_of(subject: str) -> Iterator[Rule]:
-    module = import_module(f"{__name__}.{subject}")
+def _modules() -> list[str]:
+    """Return the modules of rules, sorted by subject, so that findings have a fixed order."""
+    subjects = {found.name: f"{__name__}.{found.name}" for found in pkgutil.iter_modules(__path__)}
+    for found in pkgutil.iter_modules(extras.__path__, f"{extras.__name__}."):
+        name = f"{found.name}.rules"
+        if find_spec(name) is not None:
+            subjects[found.name.rpartition(".")[2]] = name
+    return [subjects[subject] for subject in sorted(subjects)]
+
+
+def _rules_of(name: str) -> Iterator[Rule]:
+    module = import_module(name)
     for name, value in vars(module).items():
         if isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
             yield value
 
 
-# Sorted by module name, so that findings have a fixed order.
-RULES: tuple[Rule, ...] = tuple(
-    rule
-    for subject in sorted(found.name for found in pkgutil.iter_modules(__path__))
-    for rule in _rules_of(subject)
-)
+RULES: tuple[Rule, ...] = tuple(rule for name in _modules() for rule in _rules_of(name))
 
 
 def broken_rules(config: NeoXConfig, places: Mapping[str, Place]) -> list[Problem]:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from neox_config.extras.compression.fields import CompressionTraining
 from neox_config.facts.engines import Capability, EngineName, averages_early
 from neox_config.facts.pipeline_schedules import SCHEDULES, Placement, ScheduleName
-from neox_config.schema.sections.compression import CompressionTraining
 from neox_config.schema.sections.objective import ObjectiveSection
 from neox_config.spec.values import of
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from neox_config.estimate.resolved import estimate_resolved
-from neox_config.schema.sections.compression import LayerReduction
+from neox_config.extras.compression.fields import LayerReduction
 from neox_config.spec.resolve import derived_values
 from neox_config.spec.resume import flat_values
 from neox_config.spec.update import DataSpec

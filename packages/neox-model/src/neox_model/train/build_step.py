@@ -7,8 +7,8 @@ from itertools import islice
 
 from torch.distributed import ReduceOp
 
-from neox_config.derive.curricula import length_schedule
 from neox_config.estimate import flops_per_token
+from neox_config.extras.data_efficiency.curricula import length_schedule
 from neox_config.schema.sections.engine import Eigenvalue
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.choices import DTYPES

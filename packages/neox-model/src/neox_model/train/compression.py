@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
 from neox_config.counted import counted
-from neox_config.facts.compression import block_of, density_at, is_n_of_m
+from neox_config.extras.compression.facts import block_of, density_at, is_n_of_m
 from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import Engine, PendingUpdate

@@ -11,9 +11,9 @@ from torch import nn
 
 from neox_config import Resolved
 from neox_config.counted import counted
+from neox_config.extras.compression.fields import LayerReduction
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.facts.norms import NORM_FACTS
-from neox_config.schema.sections.compression import LayerReduction
 from neox_config.spec.resume import Change, Changes
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES

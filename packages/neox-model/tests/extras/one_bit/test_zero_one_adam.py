@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from neox_config.facts.intervals import Intervals
+from neox_config.extras.one_bit.intervals import Intervals
 from neox_model.extras.one_bit.zero_one_adam import ZeroOneAdam
 from neox_model.optim.adam import adam
 from neox_model.parallel.groups import SINGLE_RANK, Group, part_length

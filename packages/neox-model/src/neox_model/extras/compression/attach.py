@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from neox_config.derive.compression import Membership, group_memberships
-from neox_config.derive.compression import compressed_matrices as configured_matrices
-from neox_config.schema.sections.compression import (
+from neox_config.extras.compression.fields import (
     ActivationQuantizationGroup,
     CompressionTraining,
     PruningGroup,
     SparsePruningGroup,
     WeightQuantizationGroup,
 )
+from neox_config.extras.compression.matrices import Membership, group_memberships
+from neox_config.extras.compression.matrices import compressed_matrices as configured_matrices
 from neox_config.spec.run import RunSpec
 from neox_model.extras.compression.matrices import (
     BitSchedule,

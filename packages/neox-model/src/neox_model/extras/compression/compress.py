@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from neox_config import Resolved
-from neox_config.derive.compression import compressed_matrices as configured_matrices
-from neox_config.derive.compression import compresses, matching
 from neox_config.errors import ConfigError
-from neox_config.schema.sections.compression import CompressionSection, PruningGroup
+from neox_config.extras.compression.fields import CompressionSection, PruningGroup
+from neox_config.extras.compression.matrices import compressed_matrices as configured_matrices
+from neox_config.extras.compression.matrices import compresses, matching
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.resume import IN_EFFECT
 from neox_config.spec.run import RunSpec

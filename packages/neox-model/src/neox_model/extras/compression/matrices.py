@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neox_config.facts.compression import bits_at, quantized_share
+from neox_config.extras.compression.facts import bits_at, quantized_share
 from neox_model.extras.compression.pruning import Pruning, largest
 from neox_model.extras.compression.quantization import InputQuantizer, WeightQuantizer
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config.facts.intervals import Intervals
+from neox_config.extras.one_bit.intervals import Intervals
 from neox_model.extras.one_bit.adam import OneBitAdam
 from neox_model.extras.one_bit.frozen_phase import REPLICA_STATES
 from neox_model.optim.moments import update_moments

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from neox_config.schema.sections.data_efficiency import DataEfficiency
+from neox_config.extras.data_efficiency.fields import DataEfficiency
 from neox_model.extras.token_dropping.layer import TokenDroppingTransformerLayer
 
 __all__ = ["KeptTokens", "kept_tokens", "token_dropping_layers"]

@@ -5,17 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from neox_config.derive.attention_layers import expand_attention
 from neox_config.derive.widths import mlp_width
-from neox_config.facts.activations import ACTIVATION_FACTS
-from neox_config.facts.attention import ATTENTION_FACTS
-from neox_config.facts.compression import GATED_MATRICES, HEADS_MATRICES, LAYER_MATRICES
-from neox_config.schema.config import NeoXConfig
-from neox_config.schema.sections.compression import (
+from neox_config.extras.compression.facts import GATED_MATRICES, HEADS_MATRICES, LAYER_MATRICES
+from neox_config.extras.compression.fields import (
     ActivationQuantizationGroup,
     CompressionTraining,
     PruningGroup,
     SparsePruningGroup,
     WeightQuantizationGroup,
 )
+from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.schema.config import NeoXConfig
 
 __all__ = [
     "COMPRESSIONS",

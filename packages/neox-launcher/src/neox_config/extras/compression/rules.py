@@ -5,7 +5,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from neox_config.counted import counted
 from neox_config.derive.attention_layers import types_in
-from neox_config.derive.compression import (
+from neox_config.derive.engine import chosen_engine, uses_pipeline
+from neox_config.derive.pipeline import splits_backward
+from neox_config.derive.recomputation import recomputes_gated_product
+from neox_config.extras.compression.facts import (
+    FEED_FORWARD_INPUTS,
+    HEADS_OUTPUT,
+    RELATED_MATRICES,
+    block_of,
+    is_n_of_m,
+)
+from neox_config.extras.compression.fields import PruningGroup, SparsePruningGroup
+from neox_config.extras.compression.matrices import (
     COMPRESSIONS,
     CompressionGroup,
     compresses,
@@ -15,22 +26,11 @@ from neox_config.derive.compression import (
     matching,
     matrix_shape,
 )
-from neox_config.derive.engine import chosen_engine, uses_pipeline
-from neox_config.derive.pipeline import splits_backward
-from neox_config.derive.recomputation import recomputes_gated_product
 from neox_config.facts.attention import BIASED_SCORES
-from neox_config.facts.compression import (
-    FEED_FORWARD_INPUTS,
-    HEADS_OUTPUT,
-    RELATED_MATRICES,
-    block_of,
-    is_n_of_m,
-)
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.facts.stores import is_url
 from neox_config.problems import Problem, did_you_mean
 from neox_config.schema.config import NeoXConfig
-from neox_config.schema.sections.compression import PruningGroup, SparsePruningGroup
 
 _NAME = "compression_training"
 _WITH_CHANNELS = (*COMPRESSIONS, "channel_pruning")

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from neox_config.errors import ConfigError
-from neox_config.facts.difficulty import DifficultySchedule, fixed_discrete, fixed_root
-from neox_config.schema.sections.data_efficiency import (
+from neox_config.extras.data_efficiency.difficulty import DifficultySchedule, fixed_discrete, fixed_root
+from neox_config.extras.data_efficiency.fields import (
     TRUNCATES,
     Curriculum,
     CurriculumLearning,

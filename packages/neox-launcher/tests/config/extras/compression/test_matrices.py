@@ -2,9 +2,9 @@
 
 import pytest
 
-from neox_config.derive.compression import compressed_matrices, compressible_matrices, matching
+from neox_config.extras.compression.facts import bits_at, block_of, density_at, is_n_of_m, quantized_share
+from neox_config.extras.compression.matrices import compressed_matrices, compressible_matrices, matching
 from neox_config.facts.attention import ATTENTION_FACTS, AttentionFacts
-from neox_config.facts.compression import bits_at, block_of, density_at, is_n_of_m, quantized_share
 
 
 def test_bits_fall_by_one_every_period_to_the_target():

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 from neox_config.counted import counted
 from neox_config.derive.attention_layers import types_in
-from neox_config.derive.curricula import METRICS, enabled_sampling
+from neox_config.extras.data_efficiency.curricula import METRICS, enabled_sampling
+from neox_config.extras.data_efficiency.fields import TRUNCATES, Metric, ScheduleConfig
 from neox_config.facts.attention import BIASED_SCORES
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
-from neox_config.schema.sections.data_efficiency import TRUNCATES, Metric, ScheduleConfig
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "fixed_linear": ("total_curriculum_step", "difficulty_step"),

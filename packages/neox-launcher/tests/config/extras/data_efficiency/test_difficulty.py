@@ -1,6 +1,6 @@
 """By hand; tests/integration/test_deepspeed_schedules.py compares them with DeepSpeed's."""
 
-from neox_config.facts.difficulty import fixed_discrete, fixed_root
+from neox_config.extras.data_efficiency.difficulty import fixed_discrete, fixed_root
 
 
 def test_a_linear_pace_by_hand() -> None:

@@ -1,6 +1,6 @@
 """When the replicas of a training take steps alone."""
 
-from neox_config.facts.intervals import Intervals
+from neox_config.extras.one_bit.intervals import Intervals
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.schema.config import NeoXConfig
 
