@@ -23,7 +23,8 @@ from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.engine.deepspeed.build import model_parallel_unit, prepare
 from neox_model.engine.deepspeed.compat import keep_gradients, mark_stage_copies
-from neox_model.engine.deepspeed.engines import PlainEngine, ZeroUpdate
+from neox_model.engine.deepspeed.engines import PlainEngine
+from neox_model.engine.deepspeed.zero import ZeroUpdate
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule

@@ -17,7 +17,7 @@ READERS = {
     "compression": "neox_config.spec.read_run",
     "data": "neox_model.train.data.datasets",
     "data_efficiency": "neox_model.train.data.datasets",
-    "data_efficiency.data_routing": "neox_model.extras.token_dropping.schedule",
+    "data_efficiency.data_routing": "neox_model.extras.token_dropping.layer",
     "elasticity": "neox_config.derive.elasticity",
     "engine": "neox_config.derive.engine",
     "generation": "neox_model.generate.run",

@@ -9,7 +9,6 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from inspect import isfunction
 
 from neox_config import extras
@@ -22,14 +21,10 @@ __all__ = ["RULES", "broken_rules"]
 Rule = Callable[[NeoXConfig], Iterator[Problem]]
 
 
-def _modules() -> list[str]:
-    """Return the modules of rules, sorted by subject, so that findings have a fixed order."""
-    subjects = {found.name: f"{__name__}.{found.name}" for found in pkgutil.iter_modules(__path__)}
-    for found in pkgutil.iter_modules(extras.__path__, f"{extras.__name__}."):
-        name = f"{found.name}.rules"
-        if find_spec(name) is not None:
-            subjects[found.name.rpartition(".")[2]] = name
-    return [subjects[subject] for subject in sorted(subjects)]
+_MODULES = (
+    *(f"{__name__}.{found.name}" for found in pkgutil.iter_modules(__path__)),
+    *(f"{extras.__name__}.{found.name}.rules" for found in pkgutil.iter_modules(extras.__path__)),
+)
 
 
 def _rules_of(name: str) -> Iterator[Rule]:
@@ -39,7 +34,12 @@ def _rules_of(name: str) -> Iterator[Rule]:
             yield value
 
 
-RULES: tuple[Rule, ...] = tuple(rule for name in _modules() for rule in _rules_of(name))
+# Sorted by subject, so that findings have a fixed order.
+RULES: tuple[Rule, ...] = tuple(
+    rule
+    for name in sorted(_MODULES, key=lambda name: name.removesuffix(".rules").rpartition(".")[2])
+    for rule in _rules_of(name)
+)
 
 
 def broken_rules(config: NeoXConfig, places: Mapping[str, Place]) -> list[Problem]:

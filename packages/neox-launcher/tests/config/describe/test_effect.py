@@ -38,7 +38,7 @@ def test_every_section_names_the_module_that_reads_it():
         (
             "data_efficiency.data_routing.enabled",
             "extras/data_efficiency/fields",
-            "neox_model.extras.token_dropping.schedule",
+            "neox_model.extras.token_dropping.layer",
         ),
         ("data_efficiency.enabled", "extras/data_efficiency/fields", "neox_model.train.data.datasets"),
     ],

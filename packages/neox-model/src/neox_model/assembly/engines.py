@@ -17,8 +17,8 @@ __all__ = ["ENGINES", "engine_module", "functions_of_engines"]
 
 # name, and whether the model is a pipeline -> module
 ENGINES: Mapping[tuple[EngineName, bool], str] = {
-    ("torch", False): "neox_model.engine.build_torch",
-    ("torch", True): "neox_model.engine.build_torch_pipeline",
+    ("torch", False): "neox_model.engine.torch_engine",
+    ("torch", True): "neox_model.engine.torch_pipeline",
     ("deepspeed", False): "neox_model.engine.deepspeed.build",
     ("deepspeed", True): "neox_model.engine.deepspeed.build",
 }

@@ -244,11 +244,13 @@ def _assemble(plan: list[LayerPlan], spec: ModelSpec, run: RunSpec, groups: Grou
     recomputation = build_recomputation(run.recomputation, _splitting(run, groups), passes=passes)
     autocast = build_autocast(run.precision.autocast, computing_device())
     if layout.is_pipeline:
-        stages = engine_module(run).build_stages
-        return stages(plan, groups, layout, loss=loss_fn, recomputation=recomputation, autocast=autocast)
+        return engine_module(run).build_stages(
+            plan, groups, layout, loss=loss_fn, recomputation=recomputation, autocast=autocast
+        )
     if type(spec.head) in HEADS:
-        assemble = _head_module(spec).assemble
-        return assemble(plan, spec.head, run, groups, recomputation=recomputation, autocast=autocast)
+        return _head_module(spec).assemble(
+            plan, spec.head, run, groups, recomputation=recomputation, autocast=autocast
+        )
     return SequentialModel(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
 
 

@@ -1,5 +1,6 @@
 """Build the optimizer."""
 
+from collections.abc import Callable
 from pkgutil import resolve_name
 
 import torch
@@ -65,9 +66,8 @@ def build_optimizer(
             groups = split_by_kind(groups, matrices)
             is_wide = run.precision.weights in ("fp32", "fp64")
             arguments["iteration_dtype"] = DTYPES[run.precision.weights] if is_wide else torch.bfloat16
-        own = resolve_name(OPTIMIZERS[optimizer.kind])
-        built: Optimizer = own(groups, **{name: values[name] for name in facts.declared}, **arguments)
-        return built
+        own: Callable[..., Optimizer] = resolve_name(OPTIMIZERS[optimizer.kind])
+        return own(groups, **{name: values[name] for name in facts.declared}, **arguments)
     if optimizer.kind not in _TORCH_CLASSES:
         known = ", ".join(sorted({*OPTIMIZERS, *_TORCH_CLASSES}))
         raise ConfigError(f"optimizer.type: unknown optimizer {optimizer.type!r}; set one of {known}")

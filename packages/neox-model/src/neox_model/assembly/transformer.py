@@ -44,8 +44,8 @@ MIXERS: Mapping[type[Any], Callable[..., Factory]] = {
     Attention: build_attention,
 }
 
-# Class of a mixer that is all of its layer -> function of the specification of the layer that returns the
-# class of the layer and its keyword arguments.
+# Class of a mixer that is all of its layer -> function that returns the class of the layer and its keyword
+# arguments, given those that all layers have.
 LAYERS: Mapping[type[Any], str] = {kinds.SpatialMLP: "neox_model.extras.gmlp.build:build_gmlp_layer"}
 
 # The class of layers that process some of the tokens (`RunSpec.dropout.token_layers`).
@@ -117,9 +117,8 @@ def build_layer(
         "return_hidden_only": layer_index == len(spec.layers) - 1,
     }
     if type(layer.mixer) in LAYERS:
-        build = resolve_name(LAYERS[type(layer.mixer)])
-        cls, options = build(layer, spec.width, run, inits=inits, operators=operators)
-        return cls, shared | options
+        build: Callable[..., tuple[type[nn.Module], Options]] = resolve_name(LAYERS[type(layer.mixer)])
+        return build(layer, spec.width, run, shared, inits=inits, operators=operators)
     drops_tokens = layer_index in run.dropout.token_layers
     adapters = build_adapters(spec.adapters, run.dropout.adapters)
     options = {

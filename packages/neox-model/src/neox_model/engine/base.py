@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
-from neox_model.engine.contract import Measure, Update
+from neox_model.engine.contract import Measure
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.parallel.held import Held
 from neox_model.parallel.partitioned import is_sharded
@@ -14,32 +14,19 @@ from neox_model.parallel.partitioned import is_sharded
 __all__ = ["BaseEngine", "CountingEngine"]
 
 
-class _EngineUpdate(Update, Protocol):
-    """What engines use of their updates, in addition to what they offer to others."""
-
-    def measure_reduction(self, measure: Measure) -> None:
-        """Measure the reduction of gradients over data-parallel ranks from now on."""
-
-    def loss_scale_state(self) -> dict[str, Any]:
-        """Return the loss scale's state; empty if it does not change."""
-
-    def load_loss_scale(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from `loss_scale_state`, of this or of another engine."""
-
-
 class BaseEngine:
     """A part of every engine.
 
     Args:
         model: the module inside the engine.
-        update: updates its weights.
+        update: updates its weights, an `Update` with a loss scale to save.
         is_partitioned: returns whether ZeRO partitions a parameter between two updates.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        update: _EngineUpdate,
+        update: Any,
         is_partitioned: Callable[[nn.Parameter], bool] = is_sharded,
     ) -> None:
         self.model = model

@@ -19,7 +19,7 @@ from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
-from neox_model.extras.token_dropping.schedule import kept_tokens
+from neox_model.extras.token_dropping.layer import kept_tokens
 from neox_model.metrics.memory import memory_metrics
 from neox_model.metrics.peaks import peak_tflops
 from neox_model.metrics.throughput import Throughput

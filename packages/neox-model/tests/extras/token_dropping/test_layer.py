@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from neox_model.assembly.model import build_model
-from neox_model.extras.token_dropping.layer import choose_tokens
-from neox_model.extras.token_dropping.schedule import (
+from neox_model.extras.token_dropping.layer import (
     KeptTokens,
+    choose_tokens,
     kept_tokens,
     token_dropping_layers,
 )

@@ -8,8 +8,7 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +21,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from neox_config.errors import NeoXError
-from neox_config.spec.run import Batch, Layout, RunSpec
+from neox_config.spec.run import Batch, RunSpec
 from neox_config.spec.update import UpdateSpec
-from neox_model.assembly.as_sequential import LayerPlan
 from neox_model.engine.build_own_update import build_own_update, share_masters
 from neox_model.engine.contract import Engine, ForwardEngine
 from neox_model.engine.deepspeed.compat import (
@@ -35,8 +33,9 @@ from neox_model.engine.deepspeed.compat import (
     keep_gradients,
     why_not_async_io,
 )
-from neox_model.engine.deepspeed.engines import PipelineEngine, PipelineForward, PlainEngine, ZeroUpdate
-from neox_model.engine.deepspeed.pipeline import PipelineModel, as_pipeline
+from neox_model.engine.deepspeed.engines import PipelineEngine, PipelineForward, PlainEngine
+from neox_model.engine.deepspeed.pipeline import build_stages
+from neox_model.engine.deepspeed.zero import ZeroUpdate
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
@@ -95,12 +94,7 @@ def build_forward(batch: Batch, model: nn.Module, *, groups: Groups) -> ForwardE
     return PipelineForward(inner, groups)
 
 
-def build_stages(plan: Sequence[LayerPlan], groups: Groups, layout: Layout, **parts: Any) -> PipelineModel:
-    """Build this rank's stage of a pipeline (see `as_pipeline`)."""
-    return as_pipeline(plan, groups, partition_method=layout.partition, **parts)
-
-
-def partitioned_as_built(run: RunSpec, groups: Groups) -> AbstractContextManager[Any]:
+def partitioned_as_built(run: RunSpec, groups: Groups) -> Any:
     """Return a context manager that partitions each new parameter as soon as it is created.
 
     Raises:
@@ -108,12 +102,11 @@ def partitioned_as_built(run: RunSpec, groups: Groups) -> AbstractContextManager
     """
     settings = _settings(run)
     _refuse_without_operators(settings["zero_optimization"])
-    partitioning: AbstractContextManager[Any] = deepspeed.zero.Init(
+    return deepspeed.zero.Init(
         data_parallel_group=groups.data.process_group,
         config_dict_or_path=settings,
         mpu=model_parallel_unit(groups),
     )
-    return partitioning
 
 
 @contextlib.contextmanager

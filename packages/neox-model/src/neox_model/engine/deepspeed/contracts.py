@@ -1,7 +1,8 @@
-"""What `neox_model.engine.deepspeed.compat` uses of DeepSpeed."""
+"""What `compat.py`, `zero.py` and `engines.py` use of DeepSpeed beyond its documented interface."""
 
 import importlib
 import inspect
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import deepspeed
@@ -21,6 +22,7 @@ from torch import nn
 
 from neox_model.contracts.expect import expect, expect_error, expect_in_source, noting
 from neox_model.engine.deepspeed import compat
+from neox_model.engine.deepspeed.zero import ZeroUpdate
 from neox_model.errors import ModelError
 
 __all__: list[str] = []
@@ -111,16 +113,16 @@ def the_loss_scale_is_read_and_restored() -> None:
         raise_error_at_min_scale=True,
         dtype=torch.float16,
     )
-    optimizer = type("Optimizer", (), {"loss_scaler": scaler})()
+    inner = SimpleNamespace(optimizer=SimpleNamespace(loss_scaler=scaler))
+    update = ZeroUpdate(inner, min_loss_scale=1.0)
     with patch.object(deepspeed.comm, "get_rank", lambda: 0):
-        before = compat.loss_scale_state(optimizer)
+        before = update.loss_scale_state()
         expect(before, {"cur_scale": 2.0**16, "cur_iter": 0, "last_overflow_iter": -1, "cur_hysteresis": 2})
         for _ in range(2):
             scaler.update_scale(True)
-        expect(compat.loss_scale_state(optimizer) != before, True, "another scale after overflows")
-        compat.restore_loss_scale(optimizer, before)
-        expect(compat.loss_scale_state(optimizer), before)
-        compat.never_raise_at_minimum_scale(optimizer)
+        expect(update.loss_scale_state() != before, True, "another scale after overflows")
+        update.load_loss_scale(before)
+        expect(update.loss_scale_state(), before)
         for _ in range(40):
             scaler.update_scale(True)
         expect(scaler.cur_scale, 1.0)
@@ -194,13 +196,14 @@ def _train_with_zero(stage: int, precision: str, sums: str, expected: str) -> No
     optimizer = inner.optimizer
     expect(type(optimizer).__name__, expected)
     expect([compat.is_partitioned(parameter) for parameter in model.parameters()], [stage == 3] * 4)
-    masters = list(compat.zero_masters(optimizer))
+    update = ZeroUpdate(inner, min_loss_scale=None)
+    masters = list(update.held())
     expect([list(held.local_shape) for held in masters], [[2, 3], [2], [5, 2], [5]])
     values = [held.holder.detach().flatten()[held.offset : held.offset + held.numel] for held in masters]
     torch.testing.assert_close(values, before, atol=0.01, rtol=0)
     for value in values:
         value.fill_(0.5)
-    compat.zero_masters_to_model(optimizer)
+    update.to_model()
     with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=stage == 3):
         expect([bool((parameter == 0.5).all()) for parameter in model.parameters()], [True] * 4)
     phases: list[str] = []
@@ -208,12 +211,9 @@ def _train_with_zero(stage: int, precision: str, sums: str, expected: str) -> No
     inner.backward(inner(torch.ones(2, 3, dtype=next(model.parameters()).dtype)).float().sum())
     inner.step()
     expect(phases, ["backward_allreduce"])
-    expect(compat.counters(inner), {"global_steps": 1, "global_samples": 2})
-    restored = {"global_steps": 7, "global_samples": 9}
-    compat.restore_counters(inner, restored)
-    expect(compat.counters(inner), restored)
+    expect((inner.global_steps, inner.global_samples), (1, 2))
     expect(inner.enable_backward_allreduce, True)
     compat.keep_gradients(inner, is_pipeline=False)
     expect(inner.enable_backward_allreduce, False)
     scale = {"cur_hysteresis", "cur_iter", "cur_scale", "last_overflow_iter"}
-    expect(set(compat.loss_scale_state(optimizer)), scale if precision == "fp16" else set())
+    expect(set(update.loss_scale_state()), scale if precision == "fp16" else set())

@@ -1,116 +1,26 @@
 """Implement the contract of an engine with DeepSpeed's engines and their documented methods."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.optim import Optimizer
 
 from neox_model.engine.base import BaseEngine
-from neox_model.engine.contract import BeforeUpdate, IsStopping, Measure, MicroBatch, never
+from neox_model.engine.contract import IsStopping, Measure, MicroBatch, never
 from neox_model.engine.deepspeed.compat import (
-    counters,
     is_partitioned,
-    loss_scale_state,
     measure_instructions,
-    measure_reduction,
-    never_raise_at_minimum_scale,
-    restore_counters,
-    restore_loss_scale,
-    zero_masters,
-    zero_masters_to_model,
-    zero_states_in_memory,
 )
+from neox_model.engine.deepspeed.zero import ZeroUpdate
 from neox_model.engine.mean_loss import mean_loss, mean_over
 from neox_model.engine.own_update import OwnUpdate
-from neox_model.errors import ModelError
-from neox_model.optim.mixed_precision import guard_loss
 from neox_model.parallel.groups import Group, Groups
-from neox_model.parallel.held import Held
 
-__all__ = ["PipelineEngine", "PipelineForward", "PlainEngine", "ZeroUpdate"]
+__all__ = ["PipelineEngine", "PipelineForward", "PlainEngine"]
 
 
-class ZeroUpdate:
-    """The update that DeepSpeed makes under ZeRO stages 1 to 3.
-
-    Args:
-        inner: DeepSpeed's engine.
-        min_loss_scale: lower bound of the loss scale; None if the loss is not scaled.
-    """
-
-    splits_over_data = True
-
-    def __init__(self, inner: Any, *, min_loss_scale: float | None) -> None:
-        self.min_loss_scale = min_loss_scale
-        self._inner = inner
-        if min_loss_scale is not None:
-            never_raise_at_minimum_scale(inner.optimizer)
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """Return our optimizer, inside DeepSpeed's."""
-        return self._inner.optimizer.optimizer
-
-    @property
-    def grad_norm(self) -> Tensor | float | None:
-        """Return the norm of the last update's gradients before clipping."""
-        return self._inner.get_global_grad_norm()
-
-    @property
-    def skipped(self) -> bool:
-        """Return True if the last update was skipped."""
-        return not self._inner.was_step_applied()
-
-    @property
-    def loss_scale(self) -> float | None:
-        """Return the loss scale of the next backward pass."""
-        return None if self.min_loss_scale is None else float(self._inner.optimizer.loss_scale)
-
-    def guard(self, loss: Tensor) -> Tensor:
-        """Return the loss with NaN gradients if it is not finite; DeepSpeed scales it."""
-        return guard_loss(loss, None)
-
-    def before(self, call: BeforeUpdate) -> None:
-        """Refuse: DeepSpeed reduces, clips and applies gradients in one call.
-
-        Raises:
-            ModelError: always.
-        """
-        raise ModelError(
-            "gradients cannot be read before the update under DeepSpeed's ZeRO; set engine: torch, or set "
-            "zero_optimization.stage: 0"
-        )
-
-    def held(self) -> Iterator[Held]:
-        """Yield this rank's runs of the master weights."""
-        return zero_masters(self._inner.optimizer)
-
-    def in_memory(self, *, changes: bool = False) -> AbstractContextManager[None]:
-        """Read what is offloaded to NVMe for the block, and write it back if the block may change it."""
-        return zero_states_in_memory(self._inner.optimizer, changes=changes)
-
-    def to_model(self) -> None:
-        """Copy the master weights into the model's weights. Collective."""
-        zero_masters_to_model(self._inner.optimizer)
-
-    def with_shared_weights(self) -> AbstractContextManager[None]:
-        """Return a context that changes nothing: all replicas always have the same weights."""
-        return nullcontext()
-
-    def measure_reduction(self, measure: Measure) -> None:
-        """Measure the reduction after each backward pass; what overlaps with it is not separate."""
-        measure_reduction(self._inner, measure)
-
-    def loss_scale_state(self) -> dict[str, Any]:
-        """Return the loss scale's state; empty if it does not change."""
-        return loss_scale_state(self._inner.optimizer)
-
-    def load_loss_scale(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from `loss_scale_state`, of this or of another engine."""
-        restore_loss_scale(self._inner.optimizer, state)
+_COUNTERS = ("global_steps", "global_samples")
 
 
 class _DeepSpeedEngine(BaseEngine):
@@ -134,11 +44,12 @@ class _DeepSpeedEngine(BaseEngine):
 
     def counters(self) -> dict[str, int]:
         """Return DeepSpeed's numbers of updates and samples."""
-        return counters(self._inner)
+        return {name: int(getattr(self._inner, name)) for name in _COUNTERS}
 
     def restore_counters(self, state: Mapping[str, Any]) -> None:
         """Restore the numbers from `counters`."""
-        restore_counters(self._inner, state)
+        for name in _COUNTERS:
+            setattr(self._inner, name, state[name])
 
 
 class PlainEngine(_DeepSpeedEngine):

@@ -17,18 +17,19 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from neox_config.spec.run import Layout
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
 from neox_model.assembly.as_sequential import LayerPlan, share_parameters
 from neox_model.assembly.choices import Autocast
+from neox_model.assembly.partition import partition
 from neox_model.engine.deepspeed.compat import mark_stage_copies, sum_tied_weights
-from neox_model.errors import LayoutError
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import is_stage_copy, named_logical_parameters
 from neox_model.parallel.sequence import to_column_parallel
 
-__all__ = ["PipelineModel", "as_pipeline"]
+__all__ = ["PipelineModel", "build_stages"]
 
 logger = logging.getLogger(__name__)
 
@@ -126,12 +127,12 @@ class PipelineModel(PipelineModule):
             )
 
 
-def as_pipeline(
+def build_stages(
     plan: Sequence[LayerPlan],
     groups: Groups,
+    layout: Layout,
     *,
     loss: LMLoss,
-    partition_method: str,
     recomputation: Recomputation | None = None,
     autocast: Autocast = contextlib.nullcontext,
 ) -> PipelineModel:
@@ -140,19 +141,15 @@ def as_pipeline(
     Args:
         plan: the model as a list of layers.
         groups: this job's process groups.
+        layout: how the layers are divided into stages.
         loss: the loss of the last stage.
-        partition_method: "parameters", "uniform" or "type:REGEX" over the layers' class names.
         recomputation: recomputes segments of layers; None stores all activations.
         autocast: context of every forward pass, and of the loss.
 
     Raises:
         LayoutError: there are fewer layers than stages, or the regex matches no layer.
     """
-    if len(plan) < groups.pipe.size:
-        raise LayoutError(
-            f"there are {groups.pipe.size} pipeline stages, but the model has only {len(plan)} layers "
-            "(including embedding, norm and head); set a smaller pipe-parallel-size"
-        )
+    bounds = partition(plan, groups.pipe.size, layout.partition)
     printed = io.StringIO()
     # DeepSpeed prints its partition, but standard output is for results.
     with contextlib.redirect_stdout(printed):
@@ -160,20 +157,14 @@ def as_pipeline(
             plan,
             groups,
             loss=loss,
-            partition_method=partition_method,
+            partition_method=layout.partition,
             recomputation=recomputation,
             autocast=autocast,
         )
     logger.debug("DeepSpeed's pipeline: %s", printed.getvalue().strip())
-    bounds = list(zip(model.parts, model.parts[1:], strict=False))
-    if any(start == stop for start, stop in bounds):
-        raise LayoutError(
-            f"pipe-partition-method {partition_method!r} leaves a stage without layers (start and end of the "
-            f"stages' layers: {bounds}); set another method or a smaller pipe-parallel-size"
-        )
     logger.info(
         "pipeline stages (partition method %r): %s",
-        partition_method,
+        layout.partition,
         ", ".join(f"{plan[start].name}..{plan[stop - 1].name}" for start, stop in bounds),
     )
     return model

@@ -193,10 +193,9 @@ class CompressedLinear(nn.Module):
     bias: Any
     compression: MatrixCompression
 
-    def operands(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def operands(self, inputs: Tensor) -> Any:
         """Return the inputs, the weights and the bias with which the matrix computes."""
-        operands: tuple[Tensor, Tensor, Tensor | None] = self.compression(inputs, self.weight, self.bias)
-        return operands
+        return self.compression(inputs, self.weight, self.bias)
 
     def begin_iteration(self, iteration: int) -> None:
         """Prepare an iteration, counted from 0. Collective over the ranks that split the matrix."""
@@ -235,17 +234,10 @@ class CompressedLinear(nn.Module):
             )
 
 
-class _CompressedColumns(CompressedLinear, ColumnParallelLinear):
-    pass
-
-
-class _CompressedRows(CompressedLinear, RowParallelLinear):
-    pass
-
-
-_COMPRESSED: Mapping[type[nn.Module], type[CompressedLinear]] = {
-    ColumnParallelLinear: _CompressedColumns,
-    RowParallelLinear: _CompressedRows,
+# Class of a matrix -> that of a compressed one.
+_COMPRESSED: Mapping[type[nn.Module], type[nn.Module]] = {
+    kind: type(f"Compressed{kind.__name__}", (CompressedLinear, kind), {})
+    for kind in (ColumnParallelLinear, RowParallelLinear)
 }
 
 

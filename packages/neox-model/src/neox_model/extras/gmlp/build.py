@@ -19,11 +19,17 @@ Options = dict[str, Any]
 
 
 def build_gmlp_layer(
-    layer: Layer, width: int, run: RunSpec, *, inits: Options, operators: Operators
+    layer: Layer, width: int, run: RunSpec, shared: Options, *, inits: Options, operators: Operators
 ) -> tuple[type[nn.Module], Options]:
-    """Return the class of a gmlp or amlp layer, and what it has in place of attention and MLP.
+    """Return the class of a gmlp or amlp layer, which processes whole sequences, and its keyword arguments.
 
-    It processes whole sequences.
+    Args:
+        layer: its specification.
+        width: channels between layers.
+        run: how the model runs.
+        shared: arguments that all layers have.
+        inits: arguments that all matrices have.
+        operators: the operators that the layer calls.
     """
     mixer = layer.mixer
     assert isinstance(mixer, Mixer)
@@ -58,4 +64,4 @@ def build_gmlp_layer(
         bias=mixer.bias,
         skip_bias=operators.bias_dropout_add is not None,
     )
-    return GMLPLayer, {"mlp": mlp}
+    return GMLPLayer, shared | {"mlp": mlp}

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from neox_model.extras.token_dropping.schedule import token_dropping_layers
+from neox_model.extras.token_dropping.layer import token_dropping_layers
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import StepReport, TrainState
 
