@@ -38,7 +38,7 @@ format: install  ## Format the code and apply ruff's fixes
 	@$(BIN)/ruff format --quiet .
 
 test-contracts: $(if $(PYTHON_ENV),,install)  ## What we use of torch and DeepSpeed beyond their documentation (PYTHON_ENV=FOLDER: in another environment)
-	@OMP_NUM_THREADS=1 $(or $(PYTHON_ENV),.venv)/bin/python -m pytest -q $(wildcard packages/neox-model/tests/test_*_compat.py)
+	@OMP_NUM_THREADS=1 $(or $(PYTHON_ENV),.venv)/bin/python -m pytest -q $(wildcard packages/neox-model/tests/test_*_compat.py) packages/neox-model/tests/engine/deepspeed/test_compat.py
 
 test-versions:  ## Contracts and fast tests with the oldest and the newest versions allowed; writes docs/reports/versions.md (an hour; ENVIRONMENTS=oldest to choose)
 	@python3 tools/versions.py $(ENVIRONMENTS)

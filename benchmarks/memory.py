@@ -61,8 +61,8 @@ def settings_of(options: argparse.Namespace, stage: int, precision: str) -> dict
 def add_teacher(model: Any, resolved: Any, groups: Any, options: argparse.Namespace) -> list[Any]:
     """Let the model learn from a larger one with new weights, which is returned."""
     from neox_model.assembly.choices import DTYPES
-    from neox_model.assembly.distillation import Distillation
     from neox_model.assembly.model import build_stage
+    from neox_model.extras.distillation.loss import Distillation
 
     section = resolved.config.compression.compression_training.layer_reduction
     if not section.enabled:

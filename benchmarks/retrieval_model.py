@@ -24,9 +24,9 @@ from neox_config import NeoXConfig, resolve
 from neox_data.inverse_cloze import InverseClozeDataset
 from neox_data.splits import split_documents
 from neox_data.tokenizers import build_tokenizer
+from neox_model.extras.retrieval.find import Recall, find_in
+from neox_model.extras.retrieval.index import index_in
 from neox_model.parallel.groups import SINGLE_PROCESS
-from neox_model.retrieve.find import Recall, find_in
-from neox_model.retrieve.index import index_in
 from neox_model.train.data.datasets import held_out_blocks
 
 SPLIT = "80,10,10"

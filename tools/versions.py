@@ -131,7 +131,7 @@ def _run(name: str) -> bool:
     versions = json.loads(subprocess.run([python, "-c", _LIST], capture_output=True, check=True).stdout)
     results = {
         "contracts": _tests(
-            folder, "contracts", sorted(ROOT.glob("packages/neox-model/tests/test_*_compat.py"))
+            folder, "contracts", sorted((ROOT / "packages/neox-model/tests").rglob("test_*compat.py"))
         ),
         "fast tests": _tests(folder, "fast", [*PARALLEL, "-m", FAST, "packages", "tests"]),
     }

@@ -1,5 +1,7 @@
 """Imports go one way: between the packages, and between the rooms (folders and single files) of each."""
 
+import ast
+import re
 from graphlib import TopologicalSorter
 
 import pytest
@@ -34,6 +36,8 @@ ROOMS = {
         "schema": {"facts", "problems"},
         "derive": {"schema", "facts", "problems", "errors", "counted"},
         "spec": {"derive", "schema", "facts", "problems", "errors", "counted"},
+        # Rare features, which only the modules of USES_EXTRAS import.
+        "extras": {"derive", "schema", "facts", "problems", "errors", "counted"},
         "estimate": {"spec", "derive", "schema", "facts", "problems", "errors"},
         "rules": {"derive", "schema", "facts", "problems", "counted"},
         "read": {"rules", "derive", "schema", "facts", "problems", "errors", "atomic", "files"},
@@ -86,19 +90,18 @@ ROOMS = {
         "layers": {"parallel", "initialization", "errors"},
         "metrics": {"parallel", "optional", "errors"},
         "optim": {"parallel", "torch_compat", "optional", "errors"},
-        "deepspeed_compat": {"parallel", "errors"},
-        "contracts": {"deepspeed_compat", "pipelining_compat", "torch_compat", "bounds", "errors"},
+        "contracts": {"pipelining_compat", "torch_compat", "bounds", "errors"},
         "report": {"metrics", "optional", "errors"},
         # -- read the configuration
         "worker": {"errors"},
         "doctor": {"assembly", "train", "worker", "processes", "versions", "errors"},
         "processes": {"parallel", "torch_compat", "bounds", "daemon_threads", "errors"},
         "assembly": {
-            *("layers", "optim", "parallel", "initialization", "deepspeed_compat", "torch_compat"),
+            *("layers", "optim", "parallel", "initialization", "torch_compat"),
             *("versions", "errors"),
         },
         "engine": {
-            *("assembly", "optim", "parallel", "deepspeed_compat", "pipelining_compat", "errors"),
+            *("assembly", "layers", "optim", "parallel", "contracts", "pipelining_compat", "errors"),
         },
         "checkpoint": {"engine", "parallel", "versions", "daemon_threads", "errors"},
         "train": {
@@ -125,15 +128,26 @@ ROOMS = {
             *("assembly", "checkpoint", "engine", "train", "generate", "scoring", "parallel", "processes"),
             *("worker", "errors"),
         },
-        "retrieve": {
-            *("assembly", "checkpoint", "train", "generate", "parallel", "processes", "worker", "errors"),
+        # Rare features, which only the modules of USES_EXTRAS import.
+        "extras": {
+            *(
+                "assembly",
+                "checkpoint",
+                "convert",
+                "generate",
+                "initialization",
+                "layers",
+                "optim",
+                "parallel",
+            ),
+            *("processes", "torch_compat", "train", "worker", "errors"),
         },
         "verify": {"checkpoint", "metrics", "worker", "errors"},
         "verify_layout": {"assembly", "checkpoint", "engine", "parallel", "train", "worker"},
         # -- programs and notebooks
         "api": {
             *("assembly", "checkpoint", "convert", "generate", "optim", "parallel", "processes", "train"),
-            *("deepspeed_compat", "inspection", "metrics", "worker"),
+            *("inspection", "metrics", "worker"),
         },
         "inspection": {"commands", "checkpoint", "verify", "errors"},
         "convert": {
@@ -145,7 +159,7 @@ ROOMS = {
 # Rooms of neox_model that may read configurations; the others take plain arguments.
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
-    *("evaluate", "retrieve", "scoring", "verify", "commands", "inspection", "convert", "serve", "api"),
+    *("evaluate", "extras", "scoring", "verify", "commands", "inspection", "convert", "serve", "api"),
     "verify_layout",
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
@@ -159,8 +173,21 @@ NOT_CONFIGURATION = tuple(
     )
 )
 READS_DATA = (
-    *("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "retrieve", "convert"),
+    *("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "extras", "convert"),
     *("api", "verify_layout"),
+)
+# Modules that may import a rare feature. neox_config declares, decides and estimates all of a run, and the
+# sections of the configuration are typed; the other packages load rare features by name.
+USES_EXTRAS = (
+    *("neox_config.schema.config", "neox_config.rules", "neox_config.rules.objective"),
+    *("neox_config.rules.relations", "neox_config.rules.training", "neox_config.derive.implied"),
+    *("neox_config.derive.layer_compilation", "neox_config.derive.recomputation"),
+    *("neox_config.spec.course", "neox_config.spec.read_run", "neox_config.spec.resolve"),
+    *("neox_config.spec.run", "neox_config.spec.update"),
+    *("neox_config.estimate.setup", "neox_config.estimate.step", "neox_launcher.plan.preflight"),
+    *("neox_model.train.build_hooks", "neox_model.train.build_step", "neox_model.train.compression"),
+    *("neox_model.train.evaluate", "neox_model.train.hooks.upkeep", "neox_model.train.run"),
+    "neox_model.train.teacher",
 )
 # What a worker of neox_model may import of the launcher: its own side of it, and the checks before a start,
 # which a worker that was started by hand runs itself.
@@ -172,13 +199,7 @@ LAUNCHER_FOR_WORKERS = (
 
 # Modules that may import a third-party package; packages that are not listed are unrestricted.
 FENCES = {
-    "deepspeed": (
-        "neox_model.assembly.as_pipeline",
-        "neox_model.assembly.deepspeed_sharding",
-        "neox_model.contracts.deepspeed_compat",
-        "neox_model.deepspeed_compat",
-        "neox_model.engine",
-    ),
+    "deepspeed": ("neox_model.engine.deepspeed",),
     "fsspec": ("neox_model.checkpoint.object_store",),
     "apex": ("neox_kernels",),
     "lm_eval": ("neox_model.scoring.harness",),
@@ -200,6 +221,14 @@ FENCES = {
     "uvicorn": ("neox_model.serve.web",),
     "wandb": ("neox_model.metrics.writers.wandb",),
 }
+
+
+# Where code may name an engine's library: the tables of engines, of contracts and of versions, and tables of
+# names that other programs write.
+NAMES_AN_ENGINE = (
+    *("neox_model.assembly.engines", "neox_model.contracts", "neox_model.versions"),
+    *("neox_model.convert.neox.records", "neox_model.metrics.collective_times"),
+)
 
 
 def lies_in(module: str, folders: tuple[str, ...]) -> bool:
@@ -239,8 +268,20 @@ def test_a_room_imports_only_the_rooms_below_it(package, room):
         if room_of(source.module) == room
         for module, place in ours(source)
         if lies_in(module, (package,)) and room_of(module) not in allowed
+        if not (room_of(module) == "extras" and source.module in USES_EXTRAS)
     ]
     assert wrong == []
+
+
+def test_the_modules_that_may_import_a_rare_feature_do():
+    using = {
+        source.module
+        for source in sources()
+        for module, _ in ours(source)
+        if room_of(module) == "extras" and room_of(source.module) != "extras"
+        if source.module.partition(".")[0] == module.partition(".")[0] or "neox_model" not in source.module
+    }
+    assert using == set(USES_EXTRAS)
 
 
 @pytest.mark.parametrize("package", ROOMS)
@@ -297,3 +338,40 @@ def test_third_party_packages_are_imported_only_in_listed_modules(package):
         if lies_in(imported.module, (package,))
     ]
     assert wrong == []
+
+
+def names_deepspeed(tree: ast.Module) -> list[int]:
+    """Return the lines with an identifier or a string that has the name; not those of docstrings."""
+    statements = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if node not in statements
+        for name in ("value", "id", "attr", "name", "module")
+        if re.search(r"(\b|_)deepspeed(\b|_)", str(getattr(node, name, "")))
+        and isinstance(node, ast.Constant | ast.Name | ast.Attribute | ast.alias | ast.ImportFrom)
+    ]
+
+
+def test_only_the_table_of_engines_names_deepspeed():
+    wrong = [
+        f"{source.path}:{line}"
+        for source in sources("neox_model")
+        if not lies_in(source.module, ("neox_model.engine.deepspeed", *NAMES_AN_ENGINE))
+        for line in names_deepspeed(source.tree)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import deepspeed",
+        "from neox_model.engine.deepspeed import build",
+        "name = 'neox_model.engine.deepspeed.build'",
+        "is_other = engine.name == 'deepspeed'",
+        "build = deepspeed_engine()",
+    ],
+)
+def test_a_name_of_deepspeed_is_found(text):
+    assert names_deepspeed(ast.parse(text)) == [1]

@@ -8,10 +8,15 @@ import pytest
 
 from support.sources import ROOT, sources
 
-# In three files, because optimizers and layers are used without DeepSpeed and torch's pipelines, whose import
-# takes seconds.
-COMPAT = ("neox_model.deepspeed_compat", "neox_model.pipelining_compat", "neox_model.torch_compat")
-CONTRACTS = "neox_model.contracts."
+# Module -> its contracts. There are three, because optimizers and layers are used without DeepSpeed and
+# torch's pipelines, whose import takes seconds.
+COMPAT = {
+    "neox_model.engine.deepspeed.compat": "neox_model.engine.deepspeed.contracts",
+    "neox_model.engine.deepspeed.zero": "neox_model.engine.deepspeed.contracts",
+    "neox_model.engine.deepspeed.engines": "neox_model.engine.deepspeed.contracts",
+    "neox_model.pipelining_compat": "neox_model.contracts.pipelining_compat",
+    "neox_model.torch_compat": "neox_model.contracts.torch_compat",
+}
 LIBRARIES = ("deepspeed", "torch")
 # Underscored names that are documented.
 DOCUMENTED = {"_replace", "_exit", "__version__"}
@@ -159,7 +164,7 @@ def test_internals_of_the_engine_and_of_torch_are_used_in_the_compat_files_alone
     found = [
         f"{source.path}:{finding}"
         for source in sources("neox_model")
-        if source.module not in COMPAT and not source.module.startswith(CONTRACTS)
+        if source.module not in COMPAT and source.module not in COMPAT.values()
         for finding in findings(source.tree)
     ]
     assert found == []
@@ -168,13 +173,13 @@ def test_internals_of_the_engine_and_of_torch_are_used_in_the_compat_files_alone
 @pytest.mark.parametrize("module", COMPAT)
 def test_the_compat_files_are_seen_to_use_internals(module):
     (source,) = (source for source in sources("neox_model") if source.module == module)
-    assert len(findings(source.tree)) >= 5
+    assert findings(source.tree) != []
 
 
 @pytest.mark.parametrize("module", COMPAT)
 def test_every_internal_name_has_a_contract(module):
     (source,) = (source for source in sources("neox_model") if source.module == module)
-    contracts = ROOT / f"packages/neox-model/src/neox_model/contracts/{module.rpartition('.')[2]}.py"
+    contracts = ROOT / "packages/neox-model/src" / f"{COMPAT[module].replace('.', '/')}.py"
     used = {finding.rpartition(": ")[2] for finding in findings(source.tree)} - OF_PIPELINE_CHUNK
     untested = {name for name in used if not re.search(rf"\b{name}\b", contracts.read_text())}
     assert {name for name in untested if not name.startswith("assigns to")} == set()

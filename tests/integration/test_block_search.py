@@ -38,9 +38,9 @@ def train(settings: dict[str, Any]) -> None:
 
 
 def retrieve(program: str, settings: dict[str, Any]) -> Any:
+    from neox_model.extras.retrieval.find import Recall, find_in
+    from neox_model.extras.retrieval.index import index_in
     from neox_model.parallel.topology import create_groups
-    from neox_model.retrieve.find import Recall, find_in
-    from neox_model.retrieve.index import index_in
 
     resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
     groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)

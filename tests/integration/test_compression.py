@@ -1,6 +1,7 @@
 """Compression in training: one model on every layout, in every precision, and after a resume."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,7 @@ def difference_of_copy(settings: dict[str, Any], ranks: int) -> float:
     """Train, and return the largest difference of a weight of a copy from the weight of the computation."""
     from neox_model.assembly.choices import DTYPES
     from neox_model.assembly.model import build_stage
-    from neox_model.parallel.compression import compressed_matrices
+    from neox_model.extras.compression.matrices import compressed_matrices
     from neox_model.train.compression import copy_compression
     from neox_model.train.copied_model import copy_weights
     from support.layouts import VOCAB, whole_weight
@@ -315,9 +316,10 @@ def continue_and_compare(folder: str, corpus: str) -> dict[str, Any]:
     from neox_model.assembly.model import build_model
     from neox_model.checkpoint.errors import CheckpointError
     from neox_model.checkpoint.load import load_weights
+    from neox_model.extras.compression.matrices import compressed_matrices
     from neox_model.generate.run import load_forward
-    from neox_model.parallel.compression import compressed_matrices
     from neox_model.parallel.groups import SINGLE_PROCESS
+    from neox_model.parallel.linear import ColumnParallelLinear
     from neox_model.processes import load_tokenizer
 
     plain = {"train_iters": 2, "log_interval": 1} | SMALL_HEADS
@@ -350,7 +352,7 @@ def continue_and_compare(folder: str, corpus: str) -> dict[str, Any]:
         with torch.no_grad():
             found[name] = float((model(tokens) - forward.model(tokens)).abs().max())
             for matrix in compressed_matrices(model):
-                matrix.module.compression = None
+                matrix.module.operands = partial(ColumnParallelLinear.operands, matrix.module)
             found[f"{name} without"] = float((model(tokens) - forward.model(tokens)).abs().max())
     return found
 
@@ -376,8 +378,8 @@ PLAIN: dict[str, tuple[dict[str, Any], int | None]] = {
 def make_plain(folder: str, corpus: str) -> dict[str, Any]:
     """Train each compression, write it as a plain model, and compute with that as any program does."""
     from neox_model.convert.checkpoints import Checkpoint
-    from neox_model.convert.compress import compress
     from neox_model.convert.errors import ConversionError
+    from neox_model.extras.compression.compress import compress
     from neox_model.generate.run import load_forward
     from neox_model.parallel.groups import SINGLE_PROCESS
     from neox_model.processes import load_tokenizer
@@ -447,8 +449,8 @@ UNPACKED = {
 
 def pack(folder: str, corpus: str) -> dict[str, Any]:
     """Train each compression, and write it with packed weights; return the results, or why not."""
-    from neox_model.convert import packed
     from neox_model.convert.errors import ConversionError, ProofError
+    from neox_model.extras.compression import packed
 
     found: dict[str, Any] = {}
     shape = SMALL_HEADS | {"pos_emb": "rotary", "train_iters": 6, "precision": "bfloat16"}

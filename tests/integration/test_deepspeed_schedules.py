@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from neox_config.extras.data_efficiency.difficulty import fixed_root
 from neox_config.facts.curves import CURVES
 from neox_config.facts.deepspeed_schedules import ScheduleType
-from neox_config.facts.difficulty import fixed_root
 
 STEPS = 400
 STARTS = (0, 1, 2, 57, 250)

@@ -73,7 +73,7 @@ def test_both_engines_train_the_same_model_in_every_precision_at_every_stage():
 @pytest.mark.slow
 def test_the_torch_engine_does_not_import_deepspeed():
     program = (
-        "import sys, neox_model.train.open_run, neox_model.engine.build_torch, neox_model.assembly.model;"
+        "import sys, neox_model.train.open_run, neox_model.engine.torch_engine, neox_model.assembly.model;"
         "sys.exit('deepspeed' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

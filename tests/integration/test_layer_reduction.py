@@ -230,7 +230,7 @@ def different_teacher(folder: str, corpus: str) -> list[float]:
     """Train with the logits of a teacher alone that is quite another model; return losses, and those due."""
     from neox_model.api.model import load_model
     from neox_model.assembly.activation_checkpointing import run_layers
-    from neox_model.assembly.distillation import Distillation
+    from neox_model.extras.distillation.loss import Distillation
 
     train_all(folder, corpus, {"teacher": TEACHER | OTHER})
     expected = load_model(f"{folder}/teacher", precision="fp32")

@@ -373,13 +373,8 @@ RECIPES = {
             Edit("neox_model/optim/sign_sgd.py", OPTIMIZER),
             Edit(
                 "neox_model/optim/__init__.py",
-                '    "signsgd": SignSGD,\n',
-                after='    "madgrad_wd": MadgradWD,\n',
-            ),
-            Edit(
-                "neox_model/optim/__init__.py",
-                "from neox_model.optim.sign_sgd import SignSGD\n",
-                after="from neox_model.optim.madgrad import MadgradWD\n",
+                '    "signsgd": "neox_model.optim.sign_sgd:SignSGD",\n',
+                after='    "madgrad_wd": "neox_model.optim.madgrad:MadgradWD",\n',
             ),
             Edit(
                 "neox_config/facts/optimizers.py",

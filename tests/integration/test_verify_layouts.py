@@ -14,7 +14,7 @@ from torch import distributed
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.protocol.verification import Answer
 from neox_launcher.verify_resume.phases import phases_from_start
-from neox_model.engine.deepspeed_engine import PipelineEngine
+from neox_model.engine.deepspeed.engines import PipelineEngine
 from neox_model.engine.torch_pipeline import TorchPipelineEngine
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.verify.run import compare

@@ -11,8 +11,9 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, distributed
 
 from neox_config.spec.run import RunSpec
-from neox_model.assembly import as_pipeline
-from neox_model.engine import build_deepspeed, build_own_update, own_update
+from neox_model.engine import build_own_update, own_update
+from neox_model.engine.deepspeed import build as build_deepspeed
+from neox_model.engine.deepspeed import pipeline
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim import mixed_precision
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
@@ -168,7 +169,7 @@ _OPTIMIZER = MixedPrecisionOptimizer
 FAULTS: dict[str, Fault] = {
     "head without gradient in a pipeline": Fault(
         replace(_PLAIN, layout="pipeline 2"),
-        _plants(as_pipeline, "_loss_of_hidden", _without_gradient_of_the_head),
+        _plants(pipeline, "_loss_of_hidden", _without_gradient_of_the_head),
         r"^lm_head.weight: update projected on float32's is 0.0000",
     ),
     "head without gradient in DeepSpeed's pipeline": Fault(

@@ -14,7 +14,7 @@ from support.distributed import run_ranks
 
 
 @pytest.mark.parametrize(
-    "contract", contracts_of("pipelining_compat"), ids=lambda contract: contract.__name__
+    "contract", contracts_of("neox_model.contracts.pipelining_compat"), ids=lambda contract: contract.__name__
 )
 def test_contract(contract):
     run_ranks(contract, size=1)

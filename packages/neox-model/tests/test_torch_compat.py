@@ -15,7 +15,9 @@ from neox_model.torch_compat import limit_graphs, recompile_limit_error, watched
 from support.distributed import run_ranks
 
 
-@pytest.mark.parametrize("contract", contracts_of("torch_compat"), ids=lambda contract: contract.__name__)
+@pytest.mark.parametrize(
+    "contract", contracts_of("neox_model.contracts.torch_compat"), ids=lambda contract: contract.__name__
+)
 def test_contract(contract):
     contract()
 

@@ -235,7 +235,7 @@ def test_a_worker_is_registered_before_torch_and_deepspeed_are_imported():
 def test_a_training_without_partitions_does_not_import_what_takes_seconds_and_is_not_used():
     slow = {"deepspeed", "sympy", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"}
     program = (
-        "import sys, neox_model.train.open_run, neox_model.engine.build_torch; print(sorted(sys.modules))"
+        "import sys, neox_model.train.open_run, neox_model.engine.torch_engine; print(sorted(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "neox_model.train.open_run" in result.stdout

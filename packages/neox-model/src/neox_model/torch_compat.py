@@ -1,7 +1,7 @@
 """Everything that uses torch beyond its documented interface.
 
-It is not in `deepspeed_compat.py`, because optimizers and layers are used without DeepSpeed, whose import
-takes seconds. A test holds that no other module uses such names.
+It is not in `engine/deepspeed/compat.py`, because optimizers and layers are used without DeepSpeed, whose
+import takes seconds. A test holds that no other module uses such names.
 """
 
 import inspect

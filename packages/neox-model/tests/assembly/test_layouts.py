@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from neox_model.assembly.model import build_model
 from neox_model.engine.build import prepare_engine
+from neox_model.engine.deepspeed.build import model_parallel_unit
 from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
-from neox_model.parallel.mpu import model_parallel_unit
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
 from support.settings import resolved_from, specs_from

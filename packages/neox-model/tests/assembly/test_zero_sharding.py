@@ -18,9 +18,9 @@ OFFLOAD = {"offload_optimizer": {"device": "nvme", "nvme_path": "x"}}
     ],
 )
 def test_a_missing_operator_is_refused_with_its_installation(monkeypatch, settings, operator, variable):
-    importlib.import_module("neox_model.assembly.deepspeed_sharding")
-    for module in ("assembly.deepspeed_sharding", "deepspeed_compat"):
-        monkeypatch.setattr(f"neox_model.{module}.installed_ops", {})
+    importlib.import_module("neox_model.engine.deepspeed.build")
+    for module in ("build", "compat"):
+        monkeypatch.setattr(f"neox_model.engine.deepspeed.{module}.installed_ops", {})
     resolved = resolved_from({"engine": "deepspeed", "zero_optimization": {"stage": 3, **settings}})
     with pytest.raises(NeoXError, match=f"operator {operator}, which is not installed; .*{variable}"):
         partitioned_as_built(resolved.run, SINGLE_PROCESS)
@@ -31,9 +31,9 @@ def test_an_operator_that_cannot_be_loaded_is_refused_with_the_reason(monkeypatc
     def fail(builder: object) -> None:
         raise error
 
-    importlib.import_module("neox_model.deepspeed_compat")
-    monkeypatch.setattr("neox_model.deepspeed_compat.installed_ops", {"async_io": True})
-    monkeypatch.setattr("neox_model.deepspeed_compat.AsyncIOBuilder.load", fail)
+    importlib.import_module("neox_model.engine.deepspeed.compat")
+    monkeypatch.setattr("neox_model.engine.deepspeed.compat.installed_ops", {"async_io": True})
+    monkeypatch.setattr("neox_model.engine.deepspeed.compat.AsyncIOBuilder.load", fail)
     resolved = resolved_from({"engine": "deepspeed", "zero_optimization": {"stage": 3, **OFFLOAD}})
     with pytest.raises(NeoXError, match=rf"async_io, which cannot be loaded \({error}\); .*run tools/aio.sh"):
         partitioned_as_built(resolved.run, SINGLE_PROCESS)

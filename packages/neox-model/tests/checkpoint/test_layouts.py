@@ -21,9 +21,10 @@ from neox_model.checkpoint import RunParts, load_checkpoint, load_weights, save_
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.shards import ShardReader
-from neox_model.deepspeed_compat import keep_gradients, mark_stage_copies
-from neox_model.engine.build_deepspeed import prepare
-from neox_model.engine.deepspeed_engine import PlainEngine, ZeroUpdate
+from neox_model.engine.deepspeed.build import model_parallel_unit, prepare
+from neox_model.engine.deepspeed.compat import keep_gradients, mark_stage_copies
+from neox_model.engine.deepspeed.engines import PlainEngine
+from neox_model.engine.deepspeed.zero import ZeroUpdate
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
@@ -33,7 +34,6 @@ from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import SINGLE_RANK, Group, Groups
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import logical_parameter, named_logical_parameters
-from neox_model.parallel.mpu import model_parallel_unit
 from neox_model.parallel.topology import create_groups
 from neox_model.parallel.vocab_embedding import VocabParallelEmbedding
 from support.checkpoint_runs import CURVE

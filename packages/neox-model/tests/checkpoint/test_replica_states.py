@@ -15,8 +15,7 @@ from neox_model.checkpoint.load import _fill_state, _state_ranges
 from neox_model.checkpoint.logical import Fragment
 from neox_model.checkpoint.replica_states import log_other_replicas, replica_parts
 from neox_model.checkpoint.shards import ShardReader, WrittenPiece, records_of, write_shard
-from neox_model.parallel.compressed_average import part_length
-from neox_model.parallel.groups import Group
+from neox_model.parallel.groups import Group, part_length
 from neox_model.parallel.held import Held
 from neox_model.parallel.logical import logical_parameter
 

@@ -1,7 +1,6 @@
 """What the command line names is checked before torch is imported, and refused with exit code 2."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -119,7 +118,7 @@ def test_a_data_type_may_be_given_by_its_name_in_torch(folder, monkeypatch, give
         calls.append(options["dtype"])
         return {"class": "C", "parameters": 1, "tensors": 1, "largest_differences": {}, "limit": 1.0}
 
-    monkeypatch.setattr(cli, "_with_torch", lambda module: SimpleNamespace(to_hf=to_hf))
+    monkeypatch.setattr(cli, "_with_torch", lambda name: to_hf)
     words = ["to-hf", "--load", "ours", "--output", "new", *([] if given is None else ["--dtype", given])]
     assert CliRunner().invoke(cli.main, words).exit_code == 0
     assert calls == [name]

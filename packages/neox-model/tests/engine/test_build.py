@@ -265,6 +265,6 @@ def test_the_engine_is_logged_unless_it_is_torch_in_one_process(
     engine, devices, is_logged, caplog, monkeypatch
 ):
     caplog.set_level(logging.INFO, "neox_model")
-    monkeypatch.setattr(build, "_builder", lambda resolved: SimpleNamespace(prepare=lambda: None))
+    monkeypatch.setattr(build, "engine_module", lambda run: SimpleNamespace(prepare=lambda: None))
     build.prepare_engine(resolved_from({"engine": engine}, devices=devices).run)
     assert [f"the engine is {engine}" in message for message in caplog.messages] == [True] * is_logged

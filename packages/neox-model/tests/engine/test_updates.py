@@ -8,8 +8,8 @@ from torch import nn
 
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_config.spec.update import LossScaling
-from neox_model.deepspeed_compat import zero_masters_to_model
-from neox_model.engine.deepspeed_engine import PlainEngine, ZeroUpdate
+from neox_model.engine.deepspeed.engines import PlainEngine
+from neox_model.engine.deepspeed.zero import ZeroUpdate
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
 from neox_model.optim.loss_scale import LossScale
@@ -70,7 +70,7 @@ def test_an_unknown_wrapper_is_named():
     with pytest.raises(ModelError, match="cannot checkpoint the engine's optimizer class SimpleNamespace"):
         list(zero_engine().update.held())
     with pytest.raises(ModelError, match="supported: BF16_Optimizer, DeepSpeedZeroOptimizer"):
-        zero_masters_to_model(SimpleNamespace())
+        zero_engine().update.to_model()
 
 
 class NvmeSwapper:

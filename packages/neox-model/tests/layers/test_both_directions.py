@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from neox_model.extras.gmlp.layer import SpatialGate, TinyAttention
 from neox_model.layers.attention import (
     BlockPattern,
     DenseCore,
@@ -17,7 +18,6 @@ from neox_model.layers.attention import (
     random_blocks,
     variable_layout,
 )
-from neox_model.layers.gmlp_layer import SpatialGate, TinyAttention
 from neox_model.layers.positions import AlibiPosition, BucketPosition
 from neox_model.layers.positions.relative import alibi_slopes, distance_buckets
 

@@ -1,6 +1,7 @@
 """Adam and its switches against the formulas, one number at a time."""
 
 import math
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -51,10 +52,12 @@ def test_adam_is_its_formula_with_either_decay_and_either_correction(is_decouple
 def test_by_default_adam_is_torch_s_fused_adamw():
     weight = torch.nn.Parameter(torch.ones(1))
     for name in ("adam", "adamw", "cpu_adam"):
-        made = OPTIMIZERS[name]([{"params": [weight]}], lr=0.1)
+        made = resolve_name(OPTIMIZERS[name])([{"params": [weight]}], lr=0.1)
         assert type(made) is torch.optim.AdamW
         assert made.defaults["fused"]
-    assert type(OPTIMIZERS["cpu_torch_adam"]([{"params": [weight]}], lr=0.1)) is torch.optim.Adam
+    assert (
+        type(resolve_name(OPTIMIZERS["cpu_torch_adam"])([{"params": [weight]}], lr=0.1)) is torch.optim.Adam
+    )
 
 
 def test_a_weight_without_gradient_stays_and_a_closure_s_loss_is_given():

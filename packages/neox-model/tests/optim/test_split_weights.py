@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from neox_model.extras.one_bit.lamb import OneBitLamb
 from neox_model.optim.lamb import Lamb
 from neox_model.optim.muon import Muon
-from neox_model.optim.one_bit_lamb import OneBitLamb
 from neox_model.optim.param_groups import split_by_kind
 from neox_model.optim.row_exchange import RowExchange
 from neox_model.optim.sm3 import SM3

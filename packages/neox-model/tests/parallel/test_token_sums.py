@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import neox_kernels
+from neox_model.extras.gmlp.layer import SpatialGate
+from neox_model.extras.retrieval.head import RetrievalHead
 from neox_model.layers.attention import DenseCore
 from neox_model.layers.embedding import Embedding
-from neox_model.layers.gmlp_layer import SpatialGate
 from neox_model.layers.lm_head import LMHead, LMLoss
 from neox_model.layers.mlp import GatedMLP
 from neox_model.layers.norms import NORMS
 from neox_model.layers.positions import BucketPosition, LearnedPosition
 from neox_model.layers.residual_layer import add_dropped
-from neox_model.layers.retrieval import RetrievalHead
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.low_rank import LowRank
 from neox_model.parallel.sequence import enter

@@ -6,17 +6,17 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from neox_config.counted import counted, first_few
-from neox_config.derive.curricula import METRICS, enabled_sampling
 from neox_config.derive.engine import chosen_engine
 from neox_config.derive.learning_rate import peak_instead_of_lr
-from neox_config.derive.local_steps import first_local_step, last_average
 from neox_config.derive.widths import MLP_SIZES, mlp_width
+from neox_config.extras.data_efficiency.curricula import METRICS, enabled_sampling
+from neox_config.extras.data_efficiency.fields import TRUNCATES
+from neox_config.extras.one_bit.local_steps import first_local_step, last_average
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Place, Problem, in_words, place_of
 from neox_config.schema.config import NeoXConfig, parameter_named, section_of
 from neox_config.schema.parameter import is_filled_in
-from neox_config.schema.sections.data_efficiency import TRUNCATES
 
 __all__ = ["NO_EFFECT", "default_in", "fill_in", "follows_from", "implied_settings"]
 

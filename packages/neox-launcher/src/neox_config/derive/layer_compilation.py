@@ -1,10 +1,10 @@
 """Settings under which layers cannot be compiled with torch.compile on any device."""
 
-from neox_config.derive.compression import compresses
-from neox_config.derive.curricula import curricula_of_lengths
 from neox_config.derive.objective import is_retrieval
 from neox_config.derive.pipeline import splits_backward
 from neox_config.derive.recomputation import recomputes_gated_product
+from neox_config.extras.compression.matrices import compresses
+from neox_config.extras.data_efficiency.curricula import curricula_of_lengths
 from neox_config.schema.config import NeoXConfig
 
 __all__ = ["UNCOMPILED_STAGE", "drops_tokens", "why_layers_stay_uncompiled"]

@@ -1,7 +1,7 @@
 """What the backward pass computes again instead of keeping it."""
 
-from neox_config.derive.compression import compresses
 from neox_config.derive.pipeline import splits_backward
+from neox_config.extras.compression.matrices import compresses
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.schema.config import NeoXConfig
 

@@ -1,7 +1,7 @@
 """Where a parameter is declared and read, and the reason if it has no effect."""
 
 from neox_config.derive.implied import NO_EFFECT
-from neox_config.schema.config import section_of
+from neox_config.schema.config import section_of, sections
 from neox_config.schema.parameter import Parameter
 from neox_config.schema.refused import REFUSED
 
@@ -17,7 +17,7 @@ READERS = {
     "compression": "neox_config.spec.read_run",
     "data": "neox_model.train.data.datasets",
     "data_efficiency": "neox_model.train.data.datasets",
-    "data_efficiency.data_routing": "neox_model.assembly.token_dropping",
+    "data_efficiency.data_routing": "neox_model.extras.token_dropping.layer",
     "elasticity": "neox_config.derive.elasticity",
     "engine": "neox_config.derive.engine",
     "generation": "neox_model.generate.run",
@@ -43,7 +43,8 @@ _SWITCHES = (".shared_parameters.enabled", ".enabled", ".device")
 
 def declared_in(parameter: Parameter) -> str:
     """Return the file that declares a parameter, below `src`."""
-    return f"neox_config/schema/sections/{section_of(parameter.name.partition('.')[0])}.py"
+    section = sections()[section_of(parameter.name.partition(".")[0])]
+    return f"{section.__module__.replace('.', '/')}.py"
 
 
 def read_by(parameter: Parameter) -> str:

@@ -7,14 +7,14 @@ from typing import Any, Self
 
 from neox_config.derive.elasticity import elastic_devices
 from neox_config.derive.layer_compilation import UNCOMPILED_STAGE
-from neox_config.derive.local_steps import first_local_step
 from neox_config.derive.widths import mlp_width
 from neox_config.errors import ConfigError
+from neox_config.extras.compression.fields import LayerReduction
+from neox_config.extras.one_bit.local_steps import first_local_step
 from neox_config.facts.optimizers import OPTIMIZER_FACTS, OptimizerFacts
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
-from neox_config.schema.sections.compression import LayerReduction
 from neox_config.schema.sections.elasticity import Elasticity
 from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_config.spec.model import ModelSpec

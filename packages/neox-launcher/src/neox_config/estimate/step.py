@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from neox_config.derive.compression import compresses
 from neox_config.errors import ConfigError
 from neox_config.estimate.memory import hidden_bytes
 from neox_config.estimate.mixers import Message, costs_of
@@ -23,6 +22,7 @@ from neox_config.estimate.parameters import (
     weights_within,
 )
 from neox_config.estimate.setup import Setup
+from neox_config.extras.compression.matrices import compresses
 from neox_config.facts.collectives import BUS_SHARE
 from neox_config.facts.loss import CHUNK_NUMBERS
 from neox_config.facts.optimizers import JoinedParts

@@ -1,7 +1,8 @@
 """Rules between parameters: one small function per rule. All rules run, and all findings are reported.
 
-Every public function of the modules in this package is a rule; each module covers one subject. A rule ends
-where it reads a value which is itself invalid. Rules about the number of devices are in `resolve.py`.
+Every public function of the modules in this package, and of `rules.py` of an extra, is a rule; each module
+covers one subject. A rule ends where it reads a value which is itself invalid. Rules about the number of
+devices are in `resolve.py`.
 """
 
 import pkgutil
@@ -10,6 +11,7 @@ from contextlib import suppress
 from importlib import import_module
 from inspect import isfunction
 
+from neox_config import extras
 from neox_config.problems import Place, Problem, in_words, place_near
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.parameter import InvalidValue
@@ -19,18 +21,24 @@ __all__ = ["RULES", "broken_rules"]
 Rule = Callable[[NeoXConfig], Iterator[Problem]]
 
 
-def _rules_of(subject: str) -> Iterator[Rule]:
-    module = import_module(f"{__name__}.{subject}")
+_MODULES = (
+    *(f"{__name__}.{found.name}" for found in pkgutil.iter_modules(__path__)),
+    *(f"{extras.__name__}.{found.name}.rules" for found in pkgutil.iter_modules(extras.__path__)),
+)
+
+
+def _rules_of(name: str) -> Iterator[Rule]:
+    module = import_module(name)
     for name, value in vars(module).items():
         if isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
             yield value
 
 
-# Sorted by module name, so that findings have a fixed order.
+# Sorted by subject, so that findings have a fixed order.
 RULES: tuple[Rule, ...] = tuple(
     rule
-    for subject in sorted(found.name for found in pkgutil.iter_modules(__path__))
-    for rule in _rules_of(subject)
+    for name in sorted(_MODULES, key=lambda name: name.removesuffix(".rules").rpartition(".")[2])
+    for rule in _rules_of(name)
 )
 
 

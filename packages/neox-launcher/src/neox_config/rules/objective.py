@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from neox_config.derive.attention_layers import types_in
-from neox_config.derive.compression import COMPRESSIONS
 from neox_config.derive.objective import is_encoder, is_retrieval
+from neox_config.extras.compression.matrices import COMPRESSIONS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig

@@ -94,20 +94,6 @@ def a_second_learning_rate_is_relative_to_the_first(c: NeoXConfig) -> Iterator[P
         )
 
 
-def replicas_that_compress_hold_all_states(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse ZeRO with optimizers that average over data-parallel ranks themselves."""
-    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if facts is None or not facts.replica_states:
-        return
-    if not engine_offers(c, "whole_weights"):
-        yield Problem(
-            "optimizer.type",
-            "averages momenta over data-parallel ranks with one bit per element, but ZeRO averages the "
-            "gradients in full precision, and partitions the momenta",
-            "set zero_optimization.stage: 0, or use Adam",
-        )
-
-
 def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse ZeRO with optimizers that need whole weights, unless it divides rows and they join them."""
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)

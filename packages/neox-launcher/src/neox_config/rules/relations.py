@@ -6,7 +6,7 @@ from heapq import nsmallest
 from typing import Any
 
 from neox_config.derive.attention_layers import types_in
-from neox_config.derive.curricula import METRICS
+from neox_config.extras.data_efficiency.curricula import METRICS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import Problem, in_words
 from neox_config.schema.config import NeoXConfig

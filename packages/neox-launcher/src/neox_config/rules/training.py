@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.curricula import enabled_sampling
+from neox_config.extras.data_efficiency.curricula import enabled_sampling
 from neox_config.facts.stores import has_credentials, is_url
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig

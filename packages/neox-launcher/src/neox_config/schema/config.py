@@ -7,6 +7,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 from pydantic.fields import FieldInfo
 
+from neox_config.extras.compression.fields import CompressionSection
+from neox_config.extras.data_efficiency.fields import DataEfficiencySection
 from neox_config.problems import Place, Problem
 from neox_config.schema.parameter import Parameter, Section, entry_section, inner_section, key_of
 from neox_config.schema.paths import is_path, written_paths
@@ -15,9 +17,7 @@ from neox_config.schema.sections.adapters import AdaptersSection
 from neox_config.schema.sections.attention import AttentionSection
 from neox_config.schema.sections.autotuning import AutotuningSection
 from neox_config.schema.sections.checkpoint import CheckpointSection
-from neox_config.schema.sections.compression import CompressionSection
 from neox_config.schema.sections.data import DataSection
-from neox_config.schema.sections.data_efficiency import DataEfficiencySection
 from neox_config.schema.sections.elasticity import ElasticitySection
 from neox_config.schema.sections.engine import EngineSection
 from neox_config.schema.sections.generation import GenerationSection

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from neox_config.derive.curricula import drawn_difficulties, length_schedule
+from neox_config.extras.data_efficiency.curricula import drawn_difficulties, length_schedule
 from neox_config.facts.learning_rate import Curve
 from neox_config.spec.resolve import Resolved
 

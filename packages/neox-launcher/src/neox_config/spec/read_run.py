@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from neox_config.derive.compression import compresses, compressible_matrices
 from neox_config.derive.engine import chosen_engine, engine_offers, uses_pipeline
 from neox_config.derive.layer_compilation import drops_tokens, why_layers_stay_uncompiled
 from neox_config.derive.learning_rate import decay_iterations, learning_rate_curve
@@ -14,6 +13,7 @@ from neox_config.derive.recomputation import (
     recomputes_gated_product,
     recomputes_layers,
 )
+from neox_config.extras.compression.matrices import compresses, compressible_matrices
 from neox_config.facts.engines import ENGINES
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.precision import Amp, Fp16

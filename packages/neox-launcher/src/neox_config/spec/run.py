@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from neox_config.extras.compression.fields import CompressionTraining
 from neox_config.facts.engines import Capability, EngineName, averages_early
 from neox_config.facts.pipeline_schedules import SCHEDULES, Placement, ScheduleName
-from neox_config.schema.sections.compression import CompressionTraining
 from neox_config.schema.sections.objective import ObjectiveSection
 from neox_config.spec.values import of
 
@@ -321,11 +321,6 @@ class RunSpec:
     def partitions_rows(self) -> bool:
         """True if data-parallel ranks, where there are several, divide the rows of all weights."""
         return self.engine.name == "torch" and self.layout.zero > 0
-
-    @property
-    def runs_torch_pipeline(self) -> bool:
-        """True if the pipeline runs on the torch engine."""
-        return self.layout.is_pipeline and self.engine.name == "torch"
 
     @property
     def reduces_in(self) -> AnyDataType:

@@ -6,9 +6,9 @@ A section of the configuration that is used as it was given is stored unchanged.
 from dataclasses import dataclass
 from typing import Literal
 
+from neox_config.extras.data_efficiency.fields import DataEfficiencySection
 from neox_config.facts.learning_rate import Curve
 from neox_config.schema.sections.data import DataSection
-from neox_config.schema.sections.data_efficiency import DataEfficiencySection
 from neox_config.schema.sections.objective import ObjectiveSection
 from neox_config.schema.sections.optimizer import Optimizer
 from neox_config.schema.sections.tokenizer import TokenizerSection

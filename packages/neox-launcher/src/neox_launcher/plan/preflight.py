@@ -12,11 +12,11 @@ from pathlib import Path
 
 from neox_config import NeoXConfig
 from neox_config.derive.adapters import base_of_adapters
-from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.generation import generation_mode
 from neox_config.derive.objective import WITHOUT_TEXTS, is_encoder, is_retrieval
 from neox_config.derive.problems import placed, refusal
+from neox_config.extras.data_efficiency.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.facts.splits import (
     EVALUATED,

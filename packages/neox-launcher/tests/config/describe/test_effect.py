@@ -33,15 +33,19 @@ def test_every_section_names_the_module_that_reads_it():
 @pytest.mark.parametrize(
     ("name", "declared", "module"),
     [
-        ("rotary_pct", "attention", "neox_config.spec.read_model"),
-        ("optimizer.params.lr", "optimizer", "neox_config.spec.read_run"),
-        ("data_efficiency.data_routing.enabled", "data_efficiency", "neox_model.assembly.token_dropping"),
-        ("data_efficiency.enabled", "data_efficiency", "neox_model.train.data.datasets"),
+        ("rotary_pct", "schema/sections/attention", "neox_config.spec.read_model"),
+        ("optimizer.params.lr", "schema/sections/optimizer", "neox_config.spec.read_run"),
+        (
+            "data_efficiency.data_routing.enabled",
+            "extras/data_efficiency/fields",
+            "neox_model.extras.token_dropping.layer",
+        ),
+        ("data_efficiency.enabled", "extras/data_efficiency/fields", "neox_model.train.data.datasets"),
     ],
 )
 def test_where_a_parameter_is_declared_and_read(name, declared, module):
     parameter = parameter_named(name)
-    assert declared_in(parameter) == f"neox_config/schema/sections/{declared}.py"
+    assert declared_in(parameter) == f"neox_config/{declared}.py"
     assert read_by(parameter) == module
 
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from neox_config import load_config
-from neox_config.derive.curricula import METRICS
 from neox_config.errors import ConfigError
+from neox_config.extras.data_efficiency.curricula import METRICS
 from neox_config.read.aliases import (
     COMPUTED,
     FOREIGN_NAMES,

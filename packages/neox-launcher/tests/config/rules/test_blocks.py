@@ -206,7 +206,7 @@ def without(override):
 
 
 def test_every_rule_has_an_example():
-    files = (".blocks", ".compression", ".data_efficiency", ".elasticity")
+    files = (".blocks", ".compression.rules", ".data_efficiency.rules", ".elasticity")
     rules = {rule.__name__ for rule in RULES if rule.__module__.endswith(files)}
     elsewhere = {"limits_are_in_order", "settings_exclude_each_other"}
     others = {"micro_batches_fit_an_elastic_batch"}

@@ -717,7 +717,7 @@ def split_overrides(text):
     return "\n".join(line for line in lines if not line.startswith("--set ")), overrides
 
 
-ELSEWHERE = ("launch", "blocks", "compression", "data_efficiency", "elasticity")
+ELSEWHERE = ("launch", "blocks", "compression.rules", "data_efficiency.rules", "elasticity")
 # In test_config_model_rules.py.
 OF_THE_MODEL = {
     "compiled_layers_stay_as_they_are",

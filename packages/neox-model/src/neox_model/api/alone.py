@@ -1,8 +1,6 @@
 """Train in a process that is not a worker, and leave it as it was."""
 
-import importlib
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from neox_config.errors import NeoXError
 from neox_config.schema.sections.engine import EngineSection
 from neox_config.spec.run import Layout
 from neox_launcher.worker.ranks import read_rank, refuse_mpi_by_hand
+from neox_model.assembly.engines import functions_of_engines
 from neox_model.checkpoint import rng_state
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import create_groups
@@ -113,8 +112,8 @@ def groups_of_one(layout: Layout, engine: EngineSection) -> Iterator[Groups]:
         _JOINED.count -= 1
         if _JOINED.count == 0 and _JOINED.environment is not None:
             distributed.destroy_process_group()
-            if "deepspeed" in sys.modules:
-                importlib.import_module("neox_model.deepspeed_compat").forget_process_group()
+            for forget in functions_of_engines("forget_process_group"):
+                forget()
             for name, value in _JOINED.environment.items():
                 if value is None:
                     os.environ.pop(name, None)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from neox_config import NeoXConfig, resolve
-from neox_config.derive.curricula import custom_curricula
 from neox_config.errors import ConfigError, NeoXError
+from neox_config.extras.data_efficiency.curricula import custom_curricula
+from neox_config.extras.data_efficiency.difficulty import DifficultySchedule
 from neox_config.facts.checkpoints import checkpoint_name, iteration_of
-from neox_config.facts.difficulty import DifficultySchedule
 from neox_config.problems import list_problems
 from neox_launcher.plan.epochs import with_iterations
 from neox_launcher.plan.notes import notes_on_data

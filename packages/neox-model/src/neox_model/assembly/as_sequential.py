@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
 from neox_model.assembly.choices import Autocast
-from neox_model.assembly.distillation import Distillation
 
 __all__ = ["LayerPlan", "SequentialModel", "build_layers", "share_parameters"]
 
@@ -76,7 +75,7 @@ class SequentialModel(nn.Module):
         self.loss_fn = loss_fn
         self.autocast = autocast
         self.recomputation = recomputation
-        self.distillation: Distillation | None = None
+        self.distillation: Any = None
         first = len(owners)
         paths = {first + place: f"stack.{place}" for place in range(len(plan))}
         layers, self.plan_names = build_layers([*owners, *plan], paths)

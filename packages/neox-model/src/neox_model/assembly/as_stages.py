@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from neox_config.facts.pipeline_schedules import Placement, stage_of_part
+from neox_config.spec.run import Layout
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
 from neox_model.assembly.as_sequential import LayerPlan, build_layers
 from neox_model.assembly.choices import Autocast
@@ -24,7 +25,7 @@ from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import group_of_stages
 
-__all__ = ["Chunk", "StagedModel", "as_stages"]
+__all__ = ["Chunk", "StagedModel", "build_stages"]
 
 logger = logging.getLogger(__name__)
 
@@ -226,14 +227,12 @@ class StagedModel(nn.Module):
         return ties
 
 
-def as_stages(
+def build_stages(
     plan: Sequence[LayerPlan],
     groups: Groups,
+    layout: Layout,
     *,
-    chunks: int,
-    placement: Placement,
     loss: LMLoss,
-    partition_method: str,
     recomputation: Recomputation | None = None,
     autocast: Autocast = nullcontext,
 ) -> StagedModel:
@@ -242,29 +241,27 @@ def as_stages(
     Args:
         plan: the model as a list of layers.
         groups: this job's process groups.
-        chunks: chunks per stage.
-        placement: which stage holds which part of the model.
+        layout: chunks per stage, and which stage holds which part of the model.
         loss: the loss of the last chunk.
-        partition_method: "parameters", "uniform" or "type:REGEX" over the layers' class names.
         recomputation: recomputes segments of layers; None stores all activations.
         autocast: context of every forward pass, and of the loss.
 
     Raises:
         LayoutError: there are fewer layers than chunks, or the regex matches no layer.
     """
-    bounds = partition(plan, groups.pipe.size * chunks, partition_method)
+    bounds = partition(plan, groups.pipe.size * layout.chunks, layout.partition)
     model = StagedModel(
         plan,
         groups,
         bounds=bounds,
-        placement=placement,
+        placement=layout.placement,
         loss=loss,
         recomputation=recomputation,
         autocast=autocast,
     )
     logger.info(
         "pipeline stages (partition method %r): %s",
-        partition_method,
+        layout.partition,
         ", ".join(
             f"{plan[start].name}..{plan[stop - 1].name} on stage {stage}"
             for (start, stop), stage in zip(bounds, model.stages, strict=True)

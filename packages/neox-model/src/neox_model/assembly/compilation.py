@@ -12,10 +12,10 @@ are whole during the trial.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,8 @@ from torch import Tensor, nn
 from neox_config.counted import counted
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.activation_checkpointing import run_layers
-from neox_model.assembly.as_sequential import SequentialModel
-from neox_model.assembly.as_stages import StagedModel
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
-from neox_model.assembly.towers import TowerModel
 from neox_model.errors import ModelError
 from neox_model.layers.attention import flex, parallel_attention
 from neox_model.layers.residual_layer import ResidualLayer
@@ -35,11 +32,6 @@ from neox_model.parallel import collectives, random, sequence
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.partitioned import gathered
 from neox_model.torch_compat import limit_graphs, recompile_limit_error
-
-if TYPE_CHECKING:
-    from neox_model.assembly.as_pipeline import PipelineModel
-
-    _Model = SequentialModel | PipelineModel | StagedModel | TowerModel
 
 __all__ = ["compile_layers", "dense_attention"]
 
@@ -53,7 +45,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def compile_layers(
-    model: "_Model",
+    model: Any,
     run: RunSpec,
     groups: Groups,
     *,
@@ -126,8 +118,8 @@ class _Trial:
         width: channels between layers.
     """
 
-    def __init__(self, model: "_Model", run: RunSpec, groups: Groups, width: int) -> None:
-        self.layers = [layer for layer in _layers_of(model) if isinstance(layer, ResidualLayer)]
+    def __init__(self, model: Any, run: RunSpec, groups: Groups, width: int) -> None:
+        self.layers = [module for module in model.modules() if isinstance(module, ResidualLayer)]
         self._model = model
         self._run = run
         self._groups = groups
@@ -228,12 +220,6 @@ class _Trial:
         if not run.batch.separates_tokens:
             return (hidden_SBD,)
         return hidden_SBD, torch.zeros(batch, length, dtype=torch.long, device=self.device)
-
-
-def _layers_of(model: "_Model") -> Iterable[Any]:
-    if isinstance(model, SequentialModel | TowerModel):
-        return model.stack
-    return model.layers if isinstance(model, StagedModel) else model.forward_funcs
 
 
 def _why_not(trial: _Trial, run: RunSpec, groups: Groups, iterations: int) -> str | None:

@@ -11,9 +11,11 @@ configuration and random seed give the same model on every layout.
 import importlib
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,12 +24,10 @@ from neox_config.spec.model import ModelSpec, Retrieval, Vocabulary
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.activation_checkpointing import build_recomputation, passes_in_flight
 from neox_model.assembly.as_sequential import LayerPlan, SequentialModel
-from neox_model.assembly.as_stages import StagedModel, as_stages
 from neox_model.assembly.attention import build_input_position, log_attention_paths
 from neox_model.assembly.choices import DTYPES, build_autocast, computing_device
-from neox_model.assembly.compression import attach_compression
+from neox_model.assembly.engines import engine_module
 from neox_model.assembly.operators import choose_loss_operator, choose_operators
-from neox_model.assembly.towers import BLOCK, QUERY, SHARED, TowerModel
 from neox_model.assembly.transformer import build_init, build_layer, build_norm
 from neox_model.assembly.zero_sharding import (
     gathered_parameter,
@@ -39,16 +39,10 @@ from neox_model.initialization import initialize_parameters
 from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
-from neox_model.layers.retrieval import RetrievalHead, RetrievalLoss
 from neox_model.parallel.cross_entropy import LossOperator
 from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.low_rank import freeze_all_but_adapters
-
-if TYPE_CHECKING:
-    from neox_model.assembly.as_pipeline import PipelineModel
-
-    Model = SequentialModel | PipelineModel | StagedModel | TowerModel
 
 __all__ = [
     "LayerPlan",
@@ -58,6 +52,13 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+# Class of a head other than the vocabulary -> module with `plan_head` and `assemble`.
+HEADS: Mapping[type[Any], str] = {Retrieval: "neox_model.extras.retrieval.towers"}
+
+# Field of a run that asks for it -> function of the model, the run and `trains`, called while the model is
+# built, where new parameters are allocated like its own.
+TRANSFORMS: Mapping[str, str] = {"compressible": "neox_model.extras.compression.attach:attach_compression"}
 
 
 def build_plan(
@@ -111,9 +112,8 @@ def build_plan(
         layers.append(LayerPlan(name=f"layers.{index}", cls=cls, kwargs=kwargs, shares=shares))
     cls, kwargs = build_norm(spec.norm, spec.width, operators, group)
     norm = LayerPlan(name="final_norm", cls=cls, kwargs=kwargs)
-    if isinstance(spec.head, Retrieval):
-        sizes = {"size": spec.head.size, "hidden_size": spec.width, "init": init, "group": group}
-        head = LayerPlan(name="retrieval_head", cls=RetrievalHead, kwargs=sizes)
+    if type(spec.head) in HEADS:
+        head = _head_module(spec).plan_head(spec.head, hidden_size=spec.width, init=init, group=group)
     else:
         head = LayerPlan(name="lm_head", cls=LMHead, kwargs=vocabulary, tied=owner, tied_weight="weight")
     return [embedding, *layers, norm, head]
@@ -130,15 +130,27 @@ def _splitting(run: RunSpec, groups: Groups) -> Group:
 
 def _passes(spec: ModelSpec, run: RunSpec, groups: Groups) -> int:
     """Return the most forward passes through the layers that wait for their backward pass."""
-    towers = len(_tower_names(spec.head)) if isinstance(spec.head, Retrieval) else 1
-    return passes_in_flight(run.layout, run.batch.accumulation, groups.pipe) * towers
+    return passes_in_flight(run.layout, run.batch.accumulation, groups.pipe) * spec.towers
 
 
-def _tower_names(head: Retrieval) -> tuple[str, ...]:
-    return (SHARED,) if head.shared else (QUERY, BLOCK)
+def _head_module(spec: ModelSpec) -> Any:
+    return importlib.import_module(HEADS[type(spec.head)])
 
 
-def build_model(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: int) -> "Model":
+def _transform(model: nn.Module, run: RunSpec, *, trains: bool) -> None:
+    """Change the layers as the run asks for.
+
+    Args:
+        model: the model, or a part of it.
+        run: how it runs.
+        trains: False: it computes with given weights only.
+    """
+    for field, function in TRANSFORMS.items():
+        if getattr(run, field):
+            resolve_name(function)(model, run, trains=trains)
+
+
+def build_model(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: int) -> Any:
     """Build this rank's part of the model and initialize its parameters. Collective over all ranks.
 
     The plain model maps `tokens_BS` (or a tuple, see Embedding) to `logits_BSV` of this rank's part of the
@@ -163,7 +175,7 @@ def build_model(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
     # Initialize weights where they are allocated: generators of host and device give different numbers.
     with torch.device("cpu") if on_host else device, partitioned_as_built(run, groups):
         model = _assemble(plan, spec, run, groups, loss)
-        attach_compression(model, run)
+        _transform(model, run, trains=True)
     freeze_all_but_adapters(model)
     if run.partitions_rows and groups.data.size > 1:
         partition_model(run, model, groups)
@@ -210,7 +222,7 @@ def build_stage(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
             autocast=build_autocast(run.precision.autocast, device),
             owners=plan[:start],
         )
-        attach_compression(model, run, in_forward=True)
+        _transform(model, run, trains=False)
     freeze_all_but_adapters(model)
     _log_share(model, groups)
     return model
@@ -226,42 +238,19 @@ def _loss(run: RunSpec, group: Group, entries: int, *, operator: LossOperator | 
     )
 
 
-def _assemble(
-    plan: list[LayerPlan], spec: ModelSpec, run: RunSpec, groups: Groups, loss_fn: LMLoss
-) -> "Model":
-    """Return the layers as a plain model, as towers, or as the stages of a pipeline."""
+def _assemble(plan: list[LayerPlan], spec: ModelSpec, run: RunSpec, groups: Groups, loss_fn: LMLoss) -> Any:
+    """Return the layers as a plain model, as what its head asks for, or as the stages of a pipeline."""
     layout, passes = run.layout, _passes(spec, run, groups)
     recomputation = build_recomputation(run.recomputation, _splitting(run, groups), passes=passes)
     autocast = build_autocast(run.precision.autocast, computing_device())
-    if run.runs_torch_pipeline:
-        return as_stages(
-            plan,
-            groups,
-            chunks=layout.chunks,
-            placement=layout.placement,
-            loss=loss_fn,
-            partition_method=layout.partition,
-            recomputation=recomputation,
-            autocast=autocast,
-        )
     if layout.is_pipeline:
-        # Imported by name: DeepSpeed, whose pipeline it is, takes seconds to import.
-        pipeline: PipelineModel = importlib.import_module("neox_model.assembly.as_pipeline").as_pipeline(
-            plan,
-            groups,
-            loss=loss_fn,
-            partition_method=layout.partition,
-            recomputation=recomputation,
-            autocast=autocast,
+        return engine_module(run).build_stages(
+            plan, groups, layout, loss=loss_fn, recomputation=recomputation, autocast=autocast
         )
-        return pipeline
-    if isinstance(spec.head, Retrieval):
-        loss = RetrievalLoss(groups.data, best=run.targets.report_topk_accuracies)
-        towers = {
-            name: SequentialModel(plan, loss_fn=loss, recomputation=recomputation, autocast=autocast)
-            for name in _tower_names(spec.head)
-        }
-        return TowerModel(towers, loss_fn=loss)
+    if type(spec.head) in HEADS:
+        return _head_module(spec).assemble(
+            plan, spec.head, run, groups, recomputation=recomputation, autocast=autocast
+        )
     return SequentialModel(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
 
 

@@ -1,5 +1,8 @@
 """Build the optimizer."""
 
+from collections.abc import Callable
+from pkgutil import resolve_name
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -40,8 +43,7 @@ def build_optimizer(
         ConfigError: there is no such optimizer, or it does not accept the given arguments.
     """
     groups = split_by_weight_decay(model.parameters(), optimizer.params.weight_decay)
-    own = OPTIMIZERS.get(optimizer.kind)
-    if own is not None:
+    if optimizer.kind in OPTIMIZERS:
         device = groups[0]["params"][0].device
         if optimizer.kind.startswith("cpu_") and device.type != "cpu" and not run.layout.offloads_optimizer:
             raise ConfigError(
@@ -64,6 +66,7 @@ def build_optimizer(
             groups = split_by_kind(groups, matrices)
             is_wide = run.precision.weights in ("fp32", "fp64")
             arguments["iteration_dtype"] = DTYPES[run.precision.weights] if is_wide else torch.bfloat16
+        own: Callable[..., Optimizer] = resolve_name(OPTIMIZERS[optimizer.kind])
         return own(groups, **{name: values[name] for name in facts.declared}, **arguments)
     if optimizer.kind not in _TORCH_CLASSES:
         known = ", ".join(sorted({*OPTIMIZERS, *_TORCH_CLASSES}))

@@ -1,8 +1,8 @@
 """Build a transformer layer, and the parts that it shares with the rest of the model."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,18 +17,24 @@ from neox_model.errors import LayoutError
 from neox_model.initialization import build_init_method
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
 from neox_model.layers.attention import DocumentMasks
-from neox_model.layers.gmlp_layer import GMLPLayer, SpatialGate, SpatialMLP, TinyAttention
 from neox_model.layers.mlp import MLP, GatedMLP
 from neox_model.layers.norms import NORMS
 from neox_model.layers.residual_layer import add_dropped
-from neox_model.layers.token_dropping import TokenDroppingTransformerLayer
 from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.low_rank import LowRank
 from neox_model.parallel.sequence import with_own_dropout
 
-__all__ = ["MIXERS", "build_adapters", "build_init", "build_layer", "build_norm"]
+__all__ = [
+    "LAYERS",
+    "MIXERS",
+    "build_activation",
+    "build_adapters",
+    "build_init",
+    "build_layer",
+    "build_norm",
+]
 
 Factory = Callable[[], nn.Module]
 Options = dict[str, Any]
@@ -37,6 +43,13 @@ Options = dict[str, Any]
 MIXERS: Mapping[type[Any], Callable[..., Factory]] = {
     Attention: build_attention,
 }
+
+# Class of a mixer that is all of its layer -> function that returns the class of the layer and its keyword
+# arguments, given those that all layers have.
+LAYERS: Mapping[type[Any], str] = {kinds.SpatialMLP: "neox_model.extras.gmlp.build:build_gmlp_layer"}
+
+# The class of layers that process some of the tokens (`RunSpec.dropout.token_layers`).
+_DROPS_TOKENS = "neox_model.extras.token_dropping.layer:TokenDroppingTransformerLayer"
 
 
 def build_init(spec: ModelSpec, initialization: Initialization, name: str) -> InitMethod:
@@ -103,9 +116,9 @@ def build_layer(
         "bias_dropout_add": with_own_dropout(operators.bias_dropout_add or add_dropped, group),
         "return_hidden_only": layer_index == len(spec.layers) - 1,
     }
-    if isinstance(layer.mixer, kinds.SpatialMLP):
-        options = _gmlp(layer.mixer, layer.norm, spec.width, run.dropout.attention, inits, operators)
-        return GMLPLayer, shared | options
+    if type(layer.mixer) in LAYERS:
+        build: Callable[..., tuple[type[nn.Module], Options]] = resolve_name(LAYERS[type(layer.mixer)])
+        return build(layer, spec.width, run, shared, inits=inits, operators=operators)
     drops_tokens = layer_index in run.dropout.token_layers
     adapters = build_adapters(spec.adapters, run.dropout.adapters)
     options = {
@@ -125,7 +138,7 @@ def build_layer(
         "adds_in_norm": operators.norm_of_sum is not None,
         "group": group,
     }
-    return TokenDroppingTransformerLayer if drops_tokens else TransformerLayer, shared | options
+    return resolve_name(_DROPS_TOKENS) if drops_tokens else TransformerLayer, shared | options
 
 
 def _mlp(
@@ -142,7 +155,7 @@ def _mlp(
         **inits,
         "bias": channel.bias,
         "skip_bias": operators.bias_dropout_add is not None,
-        "activation": _activation(channel),
+        "activation": build_activation(channel.activation),
     }
     if channel.is_gated:
         is_fused = operators.gated_activation is not None
@@ -155,44 +168,6 @@ def _mlp(
     return partial(MLP, width, channel.width, **options)
 
 
-def _gmlp(
-    mixer: kinds.SpatialMLP, norm: Norm, width: int, dropout: float, inits: Options, operators: Operators
-) -> Options:
-    """Return what a gmlp or amlp layer has instead of attention and MLP; it processes whole sequences."""
-    inner, attention = replace(inits["group"], splits_sequence=False), None
-    if mixer.attention_width is not None:
-        attention = partial(
-            TinyAttention,
-            mixer.width,
-            mixer.attention_width,
-            **{**inits, "group": inner},
-            bias=mixer.attention_bias,
-            is_causal=not mixer.both_ways,
-            dropout=dropout,
-        )
-    norm_class, norm_kwargs = build_norm(norm, mixer.width, operators, inner)
-    del norm_kwargs["width"]
-    gate = partial(
-        SpatialGate,
-        mixer.width,
-        mixer.length,
-        norm=partial(norm_class, **norm_kwargs),
-        attention=attention,
-        is_causal=not mixer.both_ways,
-        group=inner,
-    )
-    mlp = partial(
-        SpatialMLP,
-        width,
-        gate=gate,
-        activation=_activation(mixer),
-        **inits,
-        bias=mixer.bias,
-        skip_bias=operators.bias_dropout_add is not None,
-    )
-    return {"mlp": mlp}
-
-
-def _activation(part: kinds.MLP | kinds.SpatialMLP) -> Callable[[Tensor], Tensor]:
+def build_activation(name: str) -> Callable[[Tensor], Tensor]:
     """Return the elementwise function; for a gated activation, that of the gate."""
-    return (GATED_ACTIVATIONS | ACTIVATIONS)[part.activation]
+    return (GATED_ACTIVATIONS | ACTIVATIONS)[name]

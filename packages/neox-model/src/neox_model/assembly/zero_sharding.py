@@ -1,10 +1,8 @@
 """Parameters that the engine partitions over data-parallel ranks (ZeRO), gathered one at a time."""
 
 import importlib
-import json
-import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.choices import DTYPES, computing_device
+from neox_model.assembly.engines import engine_module, functions_of_engines
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import Groups
@@ -26,9 +25,6 @@ __all__ = [
     "without_zero",
 ]
 
-# Imported by name: DeepSpeed and torch's `fully_shard` take seconds to import; many trainings use neither.
-_DEEPSPEEDS = "neox_model.assembly.deepspeed_sharding"
-
 
 def without_zero(run: RunSpec) -> RunSpec:
     """Return the same with ZeRO stage 0, for programs without an optimizer."""
@@ -38,26 +34,25 @@ def without_zero(run: RunSpec) -> RunSpec:
 def partitioned_as_built(run: RunSpec, groups: Groups) -> AbstractContextManager[Any]:
     """Return a context manager in which new parameters do not take the memory of the whole model.
 
-    Under ZeRO, DeepSpeed's stage 3 partitions each as soon as it is created, and the torch engine has no
-    memory for them until `partition_model`.
+    Under ZeRO an engine may partition each as soon as it is created; for the others there is no memory until
+    `partition_model`.
 
     Raises:
-        NeoXError: DeepSpeed was installed without an operator that the configuration requires.
+        NeoXError: the engine lacks a part that the configuration requires.
     """
     if run.partitions_rows and groups.data.size > 1:
         return without_memory()
-    if run.engine.name == "torch" or run.layout.zero < 3:
+    if run.layout.zero < 3:
         return nullcontext()
-    partitioning: AbstractContextManager[Any] = importlib.import_module(_DEEPSPEEDS).partitioning(
-        groups, json.loads(run.engine.settings)
-    )
-    return partitioning
+    partitioned = getattr(engine_module(run), "partitioned_as_built", None)
+    return nullcontext() if partitioned is None else partitioned(run, groups)
 
 
 def partition_model(run: RunSpec, model: nn.Module, groups: Groups) -> None:
     """Partition a model over the data group for the torch engine, as its ZeRO stage says. Collective."""
     second, is_last = run.layout.second_partition, run.layout.zero == 3
     summed_in = run.reduces_in if run.gradients.reduces_each else run.gradients.accumulate_in
+    # Imported by name: torch's `fully_shard` takes a second to import; many runs do not use it.
     sharding = importlib.import_module("neox_model.parallel.sharding")
     sharding.partition(
         model,
@@ -84,12 +79,12 @@ def gathered_parameter(parameter: nn.Parameter, groups: Groups) -> Iterator[Tens
     if is_sharded(parameter):
         with own_rows_of(parameter) as whole:
             yield whole
-    elif "deepspeed" in sys.modules:
-        is_first = groups.data.rank == 0
-        with importlib.import_module(_DEEPSPEEDS).gathered(parameter, is_first=is_first) as is_kept:
-            yield parameter if is_kept else None
-    else:
-        yield parameter
+        return
+    is_first = groups.data.rank == 0
+    with ExitStack() as stack:
+        gatherings = [gathered(parameter, is_first=is_first) for gathered in functions_of_engines("gathered")]
+        are_kept = [stack.enter_context(gathering) for gathering in gatherings]
+        yield parameter if all(are_kept) else None
 
 
 def whole_parameter(parameter: nn.Parameter, groups: Groups) -> Tensor:

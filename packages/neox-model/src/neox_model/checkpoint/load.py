@@ -63,9 +63,8 @@ from neox_model.checkpoint.save import layout_of
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.storage import Storage
 from neox_model.checkpoint.whole_weights import model_problems
-from neox_model.parallel.compression import begin_iteration, model_states
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import LogicalState, trained_names
+from neox_model.parallel.logical import LogicalState, begin_iteration, model_states, trained_names
 from neox_model.parallel.random import mixed_seed, seed_streams
 from neox_model.versions import package_versions
 

@@ -25,7 +25,7 @@ from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import DamagedManifestError, quoted
 from neox_model.checkpoint.logical import Fragment
 from neox_model.checkpoint.shards import Part
-from neox_model.parallel.compressed_average import part_length
+from neox_model.parallel.groups import part_length
 
 __all__ = [
     "is_replica_state",

@@ -1,9 +1,9 @@
 """Contracts: what we use of torch and DeepSpeed beyond their documentation exists and does what we expect.
 
-Every public function of the modules here is a contract: it calls one thing as its `*_compat` module does and
-checks the result, in milliseconds. The docstring names what it checks. Some require a process group of one
-process. `python -m neox_model.contracts` checks all with the installed versions; `neox-launch doctor` does so
-on every host.
+Every public function of the modules in `CONTRACTS` is a contract: it calls one thing as its `*compat` module
+does and checks the result, in milliseconds. The docstring names what it checks. Some require a process group
+of one process. `python -m neox_model.contracts` checks all with the installed versions; `neox-launch doctor`
+does so on every host.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,16 +17,16 @@ __all__ = ["CONTRACTS", "Contract", "broken_contracts", "contracts_of"]
 Contract = Callable[[], None]
 
 CONTRACTS: Mapping[str, str] = {
-    "torch_compat": "torch",
-    "pipelining_compat": "torch",
-    "deepspeed_compat": "deepspeed",
+    "neox_model.contracts.torch_compat": "torch",
+    "neox_model.contracts.pipelining_compat": "torch",
+    "neox_model.engine.deepspeed.contracts": "deepspeed",
 }
 """Module -> the package whose interfaces it checks."""
 
 
 def contracts_of(module: str) -> list[Contract]:
     """Return the contracts of a module; its import fails where a name that it imports is missing."""
-    found = import_module(f"{__name__}.{module}")
+    found = import_module(module)
     return [
         value
         for name, value in vars(found).items()
@@ -43,7 +43,7 @@ def broken_contracts(module: str) -> Iterator[str | None]:
     try:
         contracts = contracts_of(module)
     except Exception as error:
-        yield f"{about}: neox_model.{module} cannot be imported: {_in_words(error)}; {tested}"
+        yield f"{about}: {module} cannot be imported: {_in_words(error)}; {tested}"
         return
     for contract in contracts:
         try:

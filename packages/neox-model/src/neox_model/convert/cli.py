@@ -1,11 +1,11 @@
 """`neox-convert`: models from and to other programs' formats."""
 
-import importlib
 import logging
 import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import click
@@ -79,7 +79,8 @@ def main() -> None:
     differ, nothing is written.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("neox_model.convert").setLevel(logging.INFO)
+    for room in ("convert", "extras"):
+        logging.getLogger(f"neox_model.{room}").setLevel(logging.INFO)
 
 
 @main.command(
@@ -109,7 +110,7 @@ def main() -> None:
 def write_hugging_face(load: Path, output: Path, **options: Any) -> None:
     """Write a checkpoint as a model of Hugging Face's transformers."""
     refuse_existing(output)
-    _convert("to_hf.to_hf", find_checkpoint(load), output, **options)
+    _convert("convert.to_hf:to_hf", find_checkpoint(load), output, **options)
 
 
 @main.command(
@@ -133,7 +134,7 @@ def read_hugging_face(folder: Path, output: Path, **options: Any) -> None:
     """Write a model of Hugging Face's transformers as a checkpoint, with a configuration."""
     refuse_existing(output)
     check_model(folder)
-    _convert("from_hf.from_hf", folder, output, **options)
+    _convert("convert.from_hf:from_hf", folder, output, **options)
 
 
 @main.command(
@@ -165,7 +166,7 @@ def write_peft(load: Path, model: Path, output: Path, **options: Any) -> None:
     refuse_existing(output)
     checkpoint = find_checkpoint(load)
     read_config(model)
-    _convert("to_peft.to_peft", checkpoint, output, model=model, **options)
+    _convert("convert.to_peft:to_peft", checkpoint, output, model=model, **options)
 
 
 @main.command(
@@ -198,7 +199,7 @@ def read_peft(folder: Path, output: Path, base: Path, model: Path | None, **opti
     refuse_existing(output)
     checkpoint = find_checkpoint(base)
     check_adapters(folder, model)
-    _convert("from_peft.from_peft", folder, output, base=checkpoint, model=model, **options)
+    _convert("convert.from_peft:from_peft", folder, output, base=checkpoint, model=model, **options)
 
 
 @main.command(
@@ -241,7 +242,7 @@ def read_gpt_neox(folder: Path, output: Path, **options: Any) -> None:
     """
     refuse_existing(output)
     find_folder(folder)
-    _convert("from_neox.from_neox", folder, output, **options)
+    _convert("convert.from_neox:from_neox", folder, output, **options)
 
 
 @main.command(
@@ -275,7 +276,7 @@ def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_
         option = given[0].replace("_", "-")
         raise click.UsageError(f"--{option} is used only with --packed; leave it out")
     refuse_existing(output)
-    function = "packed.write_packed" if packed else "compress.compress"
+    function = f"extras.compression.{'packed:write_packed' if packed else 'compress:compress'}"
     options = of_transformers if packed else {}
     result = _convert(function, find_checkpoint(load), output, exact_inputs=exact_inputs, **options)
     click.echo(
@@ -302,7 +303,7 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
     """
     for folder in (one, other):
         check_side(folder)
-    result = _with_torch("verify").verify(one, other, vocab_file=vocab_file, merge_file=merge_file)
+    result = _with_torch("convert.verify:verify")(one, other, vocab_file=vocab_file, merge_file=merge_file)
     lines = [
         f"{result['verdict']}: {counted(result['tensors'], 'tensor')}",
         *result.get("differences", []),
@@ -314,15 +315,14 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
 
 
 def _with_torch(name: str) -> Any:
-    """Import a module of this room by name: torch takes seconds, and `--help` does not use it."""
+    """Return a function of neox_model by name: torch takes seconds to import, and `--help` needs none."""
     logger.info("importing torch")
-    return importlib.import_module(f"neox_model.convert.{name}")
+    return resolve_name(f"neox_model.{name}")
 
 
 def _convert(function: str, folder: Path, output: Path, **options: Any) -> dict[str, Any]:
-    """Call a function of a module of this room, and report what it returns."""
-    module, _, name = function.partition(".")
-    result: dict[str, Any] = getattr(_with_torch(module), name)(folder, output=output, **options)
+    """Call a function of neox_model, and report what it returns."""
+    result: dict[str, Any] = _with_torch(function)(folder, output=output, **options)
     worst = max(result["largest_differences"].values(), default=0.0)
     click.echo(
         f"wrote {output}: {result['class']}, {result['parameters']:,} parameters in {result['tensors']:,} "

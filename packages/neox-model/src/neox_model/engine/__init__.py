@@ -1,1 +1,1 @@
-"""The engine of a training: its contract, and DeepSpeed behind it."""
+"""The engine of a training: its contract, and its implementations."""

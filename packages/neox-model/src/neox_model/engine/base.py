@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -10,9 +10,6 @@ from neox_model.engine.contract import Measure
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.parallel.held import Held
 from neox_model.parallel.partitioned import is_sharded
-
-if TYPE_CHECKING:
-    from neox_model.engine.deepspeed_engine import ZeroUpdate
 
 __all__ = ["BaseEngine", "CountingEngine"]
 
@@ -22,14 +19,14 @@ class BaseEngine:
 
     Args:
         model: the module inside the engine.
-        update: updates its weights.
+        update: updates its weights, an `Update` with a loss scale to save.
         is_partitioned: returns whether ZeRO partitions a parameter between two updates.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        update: "OwnUpdate | ZeroUpdate",
+        update: Any,
         is_partitioned: Callable[[nn.Parameter], bool] = is_sharded,
     ) -> None:
         self.model = model

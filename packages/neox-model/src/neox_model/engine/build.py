@@ -1,19 +1,13 @@
-"""Build the engine that the configuration chooses.
+"""Build the engine that the configuration chooses."""
 
-The builders are modules that are imported by name, because DeepSpeed takes seconds to import.
-"""
-
-import importlib
 import logging
-from collections.abc import Mapping
-from types import ModuleType
 
 from torch import nn
 from torch.optim import Optimizer
 
-from neox_config.facts.engines import EngineName
 from neox_config.spec.run import RunSpec
 from neox_config.spec.update import UpdateSpec
+from neox_model.assembly.engines import engine_module
 from neox_model.engine.contract import Engine, ForwardEngine
 from neox_model.engine.mean_loss import PlainForward
 from neox_model.optim.lr_schedule import LearningRateSchedule
@@ -23,18 +17,9 @@ __all__ = ["build_engine", "build_forward", "prepare_engine"]
 
 logger = logging.getLogger(__name__)
 
-# name, and whether the model is a pipeline -> module with `build`, with `build_forward` for pipelines, and
-# with `prepare` for DeepSpeed
-_BUILDERS: Mapping[tuple[EngineName, bool], str] = {
-    ("torch", False): "neox_model.engine.build_torch",
-    ("torch", True): "neox_model.engine.build_torch_pipeline",
-    ("deepspeed", False): "neox_model.engine.build_deepspeed",
-    ("deepspeed", True): "neox_model.engine.build_deepspeed",
-}
-
 
 def prepare_engine(run: RunSpec) -> None:
-    """Log which engine is chosen and why, and prepare it; of one process, only DeepSpeed is worth a line.
+    """Log which engine is chosen and why, and prepare it; torch's of one process is not worth a line.
 
     Call it after `torch.distributed` is initialized and before the model is built.
     """
@@ -42,8 +27,9 @@ def prepare_engine(run: RunSpec) -> None:
     is_plain = engine.name == "torch" and run.layout.world == 1
     level = logging.DEBUG if is_plain else logging.INFO
     logger.log(level, "the engine is %s: %s", engine.name, engine.reason)
-    if engine.name == "deepspeed":
-        _builder(run).prepare()
+    module = engine_module(run)
+    if hasattr(module, "prepare"):
+        module.prepare()
 
 
 def build_engine(
@@ -65,7 +51,7 @@ def build_engine(
         schedule: advanced after each applied update.
         groups: this rank's process groups.
     """
-    engine: Engine = _builder(run).build(run, update, model, optimizer, schedule, groups=groups)
+    engine: Engine = engine_module(run).build(run, update, model, optimizer, schedule, groups=groups)
     return engine
 
 
@@ -73,9 +59,5 @@ def build_forward(run: RunSpec, model: nn.Module, *, groups: Groups) -> ForwardE
     """Build an engine for evaluation only; the model keeps its dtype and device."""
     if not run.layout.is_pipeline:
         return PlainForward(model, groups.data)
-    forward: ForwardEngine = _builder(run).build_forward(run.batch, model, groups=groups)
+    forward: ForwardEngine = engine_module(run).build_forward(run.batch, model, groups=groups)
     return forward
-
-
-def _builder(run: RunSpec) -> ModuleType:
-    return importlib.import_module(_BUILDERS[run.engine.name, run.layout.is_pipeline])

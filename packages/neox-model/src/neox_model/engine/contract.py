@@ -1,7 +1,7 @@
 """The contract of an engine: what the rest of the program may use of one.
 
 An engine holds the model, runs forward and backward, and updates the weights. There are two: torch's own
-parts (`torch_engine.py`, `torch_pipeline.py`) and DeepSpeed's (`deepspeed_engine.py`). What an engine offers
+parts (`torch_engine.py`, `torch_pipeline.py`) and DeepSpeed's (`deepspeed/engines.py`). What an engine offers
 at which ZeRO stage is declared in `neox_config.facts.engines`; rules refuse settings that require more, such
 as `Update.before` under DeepSpeed's ZeRO.
 """

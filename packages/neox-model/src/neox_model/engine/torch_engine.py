@@ -1,21 +1,28 @@
 """Implement the contract of an engine with torch's own parts, for models without a pipeline."""
 
+import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from neox_config.spec.run import RunSpec
+from neox_config.spec.update import UpdateSpec
+from neox_model.assembly.choices import computing_device
 from neox_model.engine.base import CountingEngine
-from neox_model.engine.contract import IsStopping, MicroBatch, never
+from neox_model.engine.build_own_update import build_own_update, share_masters
+from neox_model.engine.contract import Engine, IsStopping, MicroBatch, never
 from neox_model.engine.mean_loss import mean_loss, mean_over
 from neox_model.engine.own_update import OwnUpdate
-from neox_model.parallel.groups import Group
+from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.parallel.groups import Group, Groups
 
 if TYPE_CHECKING:
     from neox_model.parallel.sharding import ShardedModel
 
-__all__ = ["TorchEngine"]
+__all__ = ["TorchEngine", "build"]
 
 
 class TorchEngine(CountingEngine):
@@ -86,3 +93,33 @@ class TorchEngine(CountingEngine):
 
     def forget_shapes(self) -> None:
         """Do nothing: a plain engine stores no shapes."""
+
+
+def build(
+    run: RunSpec,
+    update: UpdateSpec,
+    model: nn.Module,
+    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    *,
+    groups: Groups,
+) -> Engine:
+    """Build the engine with our optimizer and schedule (see `build_engine`)."""
+    sharded = None
+    if run.partitions_rows and groups.data.size > 1:
+        # Imported by name: torch's `fully_shard` takes a second to import.
+        build_sharded = importlib.import_module("neox_model.engine.build_sharded").build_sharded_model
+        sharded, applied = build_sharded(run, update, model, optimizer, schedule, groups=groups)
+    else:
+        # Weights may have been initialized on the host.
+        model.to(computing_device())
+        applied = build_own_update(run, update, model, optimizer, schedule, groups=groups)
+        share_masters(applied.mixed, groups)
+    return TorchEngine(
+        model,
+        applied,
+        groups.data,
+        accumulation=run.batch.accumulation,
+        samples=run.batch.whole,
+        sharded=sharded,
+    )

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
@@ -20,19 +20,33 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.optim import Optimizer
 
 from neox_config.facts.pipeline_schedules import ScheduleName
-from neox_model.assembly.as_stages import Chunk, StagedModel
+from neox_config.spec.run import Batch, RunSpec
+from neox_config.spec.update import UpdateSpec
+from neox_model.assembly.as_stages import Chunk, StagedModel, build_stages
+from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.engine.base import CountingEngine
-from neox_model.engine.contract import IsStopping, MicroBatch, never
+from neox_model.engine.build_own_update import build_own_update, share_masters
+from neox_model.engine.build_sharded import build_sharded_stage
+from neox_model.engine.contract import Engine, ForwardEngine, IsStopping, MicroBatch, never
 from neox_model.engine.mean_loss import loss_and_weight, mean_over, mean_over_tokens
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
+from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.sharded_stage import ShardedStage
 from neox_model.pipelining_compat import PipelineChunk, log_no_schedules
 
-__all__ = ["SCHEDULE_CLASSES", "TorchPipelineEngine", "TorchPipelineForward"]
+__all__ = [
+    "SCHEDULE_CLASSES",
+    "TorchPipelineEngine",
+    "TorchPipelineForward",
+    "build",
+    "build_forward",
+    "build_stages",
+]
 
 
 def _schedule_1f1b(chunks: list[PipelineChunk], *, n_microbatches: int, **settings: Any) -> Any:
@@ -316,3 +330,41 @@ class TorchPipelineEngine(CountingEngine, TorchPipelineForward):
 
 def _as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else value
+
+
+def build(
+    run: RunSpec,
+    update: UpdateSpec,
+    model: nn.Module,
+    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    *,
+    groups: Groups,
+) -> Engine:
+    """Build the engine with our optimizer and schedule (see `build_engine`)."""
+    assert isinstance(model, StagedModel)
+    sharded = None
+    if run.partitions_rows and groups.data.size > 1:
+        sharded, applied = build_sharded_stage(run, update, model, optimizer, schedule, groups=groups)
+    else:
+        # Weights may have been initialized on the host.
+        model.to(computing_device())
+        ties = model.take_over_ties()
+        applied = build_own_update(run, update, model, optimizer, schedule, groups=groups, ties=ties)
+        share_masters(applied.mixed, groups)
+    return TorchPipelineEngine(
+        model,
+        applied,
+        groups,
+        schedule=run.layout.schedule,
+        accumulation=run.batch.accumulation,
+        samples=run.batch.whole,
+        dtype=DTYPES[run.precision.weights],
+        sharded=sharded,
+    )
+
+
+def build_forward(batch: Batch, model: nn.Module, *, groups: Groups) -> ForwardEngine:
+    """Build a pipeline engine for evaluation only; the model keeps its dtype and device."""
+    assert isinstance(model, StagedModel)
+    return TorchPipelineForward(model, groups, dtype=next(model.parameters()).dtype)

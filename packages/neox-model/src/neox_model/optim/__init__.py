@@ -1,33 +1,26 @@
-"""Optimizers by name, in addition to the classes of torch.optim."""
+"""Optimizers by name, in addition to the classes of torch.optim.
 
-from collections.abc import Callable
+An optimizer may offer more than torch's: `averages_itself` (see `MixedPrecisionOptimizer`), `replica_states`
+(see `checkpoint/replica_states.py`), and, if its replicas have different weights for a while,
+`replicas_differ`, `shared_weight`, `shared_weights` and `restore_weights` (see `ZeroOneAdam`).
+"""
 
-import torch
-
-from neox_model.optim.adam import adam
-from neox_model.optim.lamb import Lamb
-from neox_model.optim.lion import Lion
-from neox_model.optim.madgrad import MadgradWD
-from neox_model.optim.muon import Muon
-from neox_model.optim.one_bit_adam import OneBitAdam
-from neox_model.optim.one_bit_lamb import OneBitLamb
-from neox_model.optim.sm3 import SM3
-from neox_model.optim.zero_one_adam import ZeroOneAdam
+from collections.abc import Mapping
 
 __all__ = ["OPTIMIZERS"]
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": adam,
-    "adamw": adam,
-    "cpu_adam": adam,
-    "cpu_torch_adam": torch.optim.Adam,
-    "lamb": Lamb,
-    "lion": Lion,
-    "madgrad_wd": MadgradWD,
-    "muon": Muon,
-    "onebitadam": OneBitAdam,
-    "onebitlamb": OneBitLamb,
-    "zerooneadam": ZeroOneAdam,
-    "sm3": SM3,
+OPTIMIZERS: Mapping[str, str] = {
+    "adam": "neox_model.optim.adam:adam",
+    "adamw": "neox_model.optim.adam:adam",
+    "cpu_adam": "neox_model.optim.adam:adam",
+    "cpu_torch_adam": "torch.optim:Adam",
+    "lamb": "neox_model.optim.lamb:Lamb",
+    "lion": "neox_model.optim.lion:Lion",
+    "madgrad_wd": "neox_model.optim.madgrad:MadgradWD",
+    "muon": "neox_model.optim.muon:Muon",
+    "onebitadam": "neox_model.extras.one_bit.adam:OneBitAdam",
+    "onebitlamb": "neox_model.extras.one_bit.lamb:OneBitLamb",
+    "zerooneadam": "neox_model.extras.one_bit.zero_one_adam:ZeroOneAdam",
+    "sm3": "neox_model.optim.sm3:SM3",
 }
-"""Name in lower case -> function of parameter groups and keyword settings."""
+"""Name in lower case -> function of parameter groups and keyword settings, imported when it is chosen."""

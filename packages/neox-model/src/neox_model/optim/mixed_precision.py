@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from neox_model.optim.gradient_norm import global_gradient_norm, norm_over_replicas
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
-from neox_model.optim.zero_one_adam import ZeroOneAdam
 from neox_model.parallel.gradient_reduction import EarlyReduction, GradientReduction
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import master_weight
@@ -198,22 +197,22 @@ class MixedPrecisionOptimizer:
     def to_model(self) -> None:
         """Copy the master weights, which were loaded, to the model's weights. Collective over all ranks."""
         with torch.no_grad():
-            if isinstance(self.optimizer, ZeroOneAdam):
+            if hasattr(self.optimizer, "restore_weights"):
                 self.optimizer.restore_weights()
             self._copy_to_model()
 
     @contextmanager
     def with_shared_weights(self) -> Iterator[None]:
         """Within, the model computes with the weights that a checkpoint contains, which all replicas have."""
-        if not isinstance(self.optimizer, ZeroOneAdam) or not self.optimizer.replicas_differ:
+        optimizer: Any = self.optimizer
+        if not getattr(optimizer, "replicas_differ", False):
             yield
             return
-        self.optimizer.use_shared_weights()
-        self._copy_to_model()
         try:
-            yield
+            with optimizer.shared_weights():
+                self._copy_to_model()
+                yield
         finally:
-            self.optimizer.use_own_weights()
             self._copy_to_model()
 
     def _make_masters(self, dtype: torch.dtype) -> list[Parameter]:

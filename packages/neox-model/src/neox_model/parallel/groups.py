@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 from torch.distributed import ProcessGroup
 
-__all__ = ["SINGLE_PROCESS", "SINGLE_RANK", "Group", "Groups"]
+__all__ = ["SINGLE_PROCESS", "SINGLE_RANK", "Group", "Groups", "part_length"]
+
+# Parts start at whole bytes, and at addresses from which vector instructions can read: a sum does not depend
+# on the place of its tensor in the message.
+_PART_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
@@ -59,3 +63,13 @@ SINGLE_RANK = Group(rank=0, size=1, process_group=None, ranks=(0,))
 SINGLE_PROCESS = Groups(
     data=SINGLE_RANK, model=SINGLE_RANK, pipe=SINGLE_RANK, world=SINGLE_RANK, control=SINGLE_RANK
 )
+
+
+def part_length(numel: int, ranks: int) -> int:
+    """Return the number of elements in each rank's part of a tensor; the last parts may be shorter or empty.
+
+    Args:
+        numel: elements of the tensor.
+        ranks: number of data-parallel ranks.
+    """
+    return -(-numel // (ranks * _PART_ALIGNMENT)) * _PART_ALIGNMENT

@@ -57,8 +57,10 @@ class _SplitLinear(nn.Module):
         self.adapter: Adapter | None = None
         if adapter is not None:
             self.adapter = Adapter(shape[1], shape[0], adapter, group, splits_inputs=split_dim == 1)
-        # Of (inputs, weight, bias or None); returns what the matrix computes with in their place.
-        self.compression: nn.Module | None = None
+
+    def operands(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the inputs, the weights and the bias with which the matrix computes."""
+        return inputs, self.weight, self.bias
 
 
 class ColumnParallelLinear(_SplitLinear):
@@ -107,9 +109,7 @@ class ColumnParallelLinear(_SplitLinear):
         if entry is None:
             entry = enter(inputs, self.group)
             inputs = entry.whole
-        weight, bias = self.weight, self.bias
-        if self.compression is not None:
-            inputs, weight, bias = self.compression(inputs, weight, bias)
+        inputs, weight, bias = self.operands(inputs)
         outputs = entry.product(inputs, weight, None if self.skip_bias else bias)
         if self.adapter is not None:
             outputs = outputs + self.adapter(entry.rows)
@@ -162,11 +162,9 @@ class RowParallelLinear(_SplitLinear):
             reduces: False: return this rank's partial result, and the bias, for the sum over ranks. A matrix
                 with an adapter must reduce.
             product: function of (inputs, weight, bias or None) that computes the product. With another than
-                torch's the matrix has neither an adapter nor compression.
+                torch's the matrix has no adapter, and its operands are its own.
         """
-        weight, bias = self.weight, self.bias
-        if self.compression is not None:
-            inputs, weight, bias = self.compression(inputs, weight, bias)
+        inputs, weight, bias = self.operands(inputs)
         if not reduces:
             return product(inputs, weight, None), bias
         added = None if self.skip_bias else bias

@@ -22,10 +22,12 @@ __all__ = [
     "Logical",
     "LogicalState",
     "Writable",
+    "begin_iteration",
     "copy_description",
     "is_stage_copy",
     "logical_parameter",
     "master_weight",
+    "model_states",
     "named_logical_modules",
     "named_logical_parameters",
     "split_dim_of",
@@ -212,6 +214,27 @@ def named_logical_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     renamed: dict[str, str] = getattr(model, "plan_names", {})
     for path, module in model.named_modules():
         yield _logical_name(path, renamed), module
+
+
+def model_states(model: nn.Module) -> list[LogicalState]:
+    """Return the states of modules of this rank that are no weights: of those with `logical_states(name)`."""
+    found: list[LogicalState] = []
+    for name, module in named_logical_modules(model):
+        states_of = getattr(module, "logical_states", None)
+        if states_of is not None:
+            found += states_of(name)
+    return found
+
+
+def begin_iteration(model: nn.Module, iteration: int) -> None:
+    """Prepare the forward passes of modules that have `begin_iteration`, for an iteration counted from 0.
+
+    That of a model with the weights of a checkpoint is the checkpoint's. Collective over these modules.
+    """
+    for module in model.modules():
+        begin = getattr(module, "begin_iteration", None)
+        if begin is not None:
+            begin(iteration)
 
 
 def trained_names(model: nn.Module) -> Iterator[str]:

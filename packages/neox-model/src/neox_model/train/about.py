@@ -21,8 +21,8 @@ from neox_config import Resolved
 from neox_config.counted import counted
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.resolved import estimate_resolved
+from neox_config.extras.compression.fields import LayerReduction
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_config.schema.sections.compression import LayerReduction
 from neox_config.spec.resolve import derived_values
 from neox_config.spec.resume import flat_values
 from neox_config.spec.update import DataSpec

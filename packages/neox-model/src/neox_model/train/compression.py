@@ -10,26 +10,19 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
 from neox_config.counted import counted
-from neox_config.facts.compression import block_of, density_at, is_n_of_m
+from neox_config.extras.compression.facts import block_of, density_at, is_n_of_m
 from neox_model.assembly.choices import DTYPES
-from neox_model.assembly.compression import snip_rules
 from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import Engine, PendingUpdate
-from neox_model.parallel.collectives import all_reduce
-from neox_model.parallel.compression import (
+from neox_model.extras.compression.attach import snip_rules
+from neox_model.extras.compression.matrices import (
     Compressed,
     PruningRule,
-    begin_iteration,
     compressed_matrices,
     learn_masks,
-    model_states,
 )
-from neox_model.parallel.groups import Groups
-from neox_model.parallel.held import Held
-from neox_model.parallel.logical import LogicalState, named_logical_parameters
-from neox_model.parallel.partitioned import is_sharded
-from neox_model.parallel.pruning import (
+from neox_model.extras.compression.pruning import (
     Pruning,
     block_scores,
     keep_n_of_m,
@@ -37,6 +30,11 @@ from neox_model.parallel.pruning import (
     largest,
     threshold_of,
 )
+from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.held import Held
+from neox_model.parallel.logical import LogicalState, begin_iteration, model_states, named_logical_parameters
+from neox_model.parallel.partitioned import is_sharded
 from neox_model.train.callbacks.measurement import Measurement
 from neox_model.train.eigenvalues import EigenvaluesCallback
 from neox_model.train.run import Run

@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from neox_config.facts.compression import PERIODS_PER_EIGENVALUE
+from neox_config.extras.compression.facts import PERIODS_PER_EIGENVALUE
 from neox_config.schema.sections.engine import Eigenvalue
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.compilation import dense_attention

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from neox_config.counted import counted
 from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import Tokenizer
-from neox_model.assembly.towers import TowerModel
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import IsStopping, never
+from neox_model.extras.retrieval.towers import TowerModel
 from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups

@@ -16,12 +16,12 @@ from neox_model.assembly.choices import computing_device
 from neox_model.assembly.compilation import compile_layers
 from neox_model.assembly.model import build_model
 from neox_model.assembly.optimizer import build_optimizer
-from neox_model.assembly.towers import BLOCK, QUERY
 from neox_model.assembly.zero_sharding import gathered_parameter
 from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.storage import Storage, find_storage
-from neox_model.checkpoint.towers import load_towers
 from neox_model.engine.build import build_engine, prepare_engine
+from neox_model.extras.retrieval.load_towers import load_towers
+from neox_model.extras.retrieval.towers import BLOCK, QUERY
 from neox_model.metrics.bus import Metrics
 from neox_model.metrics.events import Events
 from neox_model.optim.lr_schedule import LearningRateSchedule

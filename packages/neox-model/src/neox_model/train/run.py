@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 from torch import nn
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.facts.difficulty import DifficultySchedule
+from neox_config.extras.data_efficiency.difficulty import DifficultySchedule
 from neox_config.spec.resume import recorded_values
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import Progress

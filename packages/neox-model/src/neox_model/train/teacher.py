@@ -11,13 +11,12 @@ from torch import nn
 
 from neox_config import Resolved
 from neox_config.counted import counted
+from neox_config.extras.compression.fields import LayerReduction
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.facts.norms import NORM_FACTS
-from neox_config.schema.sections.compression import LayerReduction
 from neox_config.spec.resume import Change, Changes
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
-from neox_model.assembly.distillation import Distillation
 from neox_model.assembly.model import build_stage
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes
 from neox_model.checkpoint.directory import find_latest
@@ -34,6 +33,7 @@ from neox_model.checkpoint.whole_weights import (
     wanted_weight,
 )
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
+from neox_model.extras.distillation.loss import Distillation
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable, named_logical_parameters
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Self
 
 from neox_config.counted import counted
-from neox_config.derive.curricula import length_schedule
+from neox_config.extras.data_efficiency.curricula import length_schedule
 from neox_model.checkpoint.outcome import gather
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.batch import Batch

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from neox_model.assembly.token_dropping import kept_tokens, token_dropping_layers
+from neox_model.extras.token_dropping.layer import kept_tokens, token_dropping_layers
 from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
 

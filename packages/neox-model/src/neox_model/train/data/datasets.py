@@ -8,11 +8,15 @@ import numpy as np
 
 from neox_config import Resolved
 from neox_config.counted import counted
-from neox_config.derive.curricula import NO_DIFFICULTIES, difficulty_schedule, enabled_curriculum
 from neox_config.derive.tokenizer import tokenizer_files
-from neox_config.facts.difficulty import DifficultySchedule
+from neox_config.extras.data_efficiency.curricula import (
+    NO_DIFFICULTIES,
+    difficulty_schedule,
+    enabled_curriculum,
+)
+from neox_config.extras.data_efficiency.difficulty import DifficultySchedule
+from neox_config.extras.data_efficiency.fields import DataEfficiencySection
 from neox_config.schema.sections.data import DataSection
-from neox_config.schema.sections.data_efficiency import DataEfficiencySection
 from neox_config.schema.sections.training import TrainingSection
 from neox_config.spec.run import Batch
 from neox_config.spec.update import DataSpec

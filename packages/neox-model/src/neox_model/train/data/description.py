@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from neox_config import Resolved, load_config, resolve
-from neox_config.derive.curricula import length_schedule
 from neox_config.errors import NeoXError
 from neox_config.estimate.setup import fewest_devices
+from neox_config.extras.data_efficiency.curricula import length_schedule
 from neox_config.facts.topology import Topology
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_data.batch_sizes import BatchSizes

@@ -6,8 +6,8 @@ from functools import partial
 
 from torch import Tensor
 
-from neox_config.derive.curricula import NO_DIFFICULTIES, enabled_sampling, length_schedule
-from neox_config.facts.difficulty import DifficultySchedule
+from neox_config.extras.data_efficiency.curricula import NO_DIFFICULTIES, enabled_sampling, length_schedule
+from neox_config.extras.data_efficiency.difficulty import DifficultySchedule
 from neox_config.spec.run import RunSpec
 from neox_config.spec.update import DataSpec
 from neox_data.blend import SampleDataset

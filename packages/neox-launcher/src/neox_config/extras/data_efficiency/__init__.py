@@ -1,0 +1,1 @@
+"""Curricula, and random layer-wise token dropping."""

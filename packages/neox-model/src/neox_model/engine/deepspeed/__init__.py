@@ -1,0 +1,1 @@
+"""The engine of DeepSpeed: all that imports it."""

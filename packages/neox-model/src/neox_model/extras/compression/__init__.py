@@ -1,0 +1,1 @@
+"""Compression in training: matrices with quantized and pruned weights."""

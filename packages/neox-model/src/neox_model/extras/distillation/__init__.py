@@ -1,0 +1,1 @@
+"""Training with the logits and hidden states of a teacher."""

@@ -1,0 +1,1 @@
+"""gMLP layers, which mix tokens by a learned matrix."""

@@ -1,0 +1,1 @@
+"""Optimizers whose replicas exchange one bit per element."""

@@ -1,0 +1,1 @@
+"""Retrieval models: their towers, and the search of blocks."""

@@ -1,0 +1,1 @@
+"""Random layer-wise token dropping."""
