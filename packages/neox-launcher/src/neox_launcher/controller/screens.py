@@ -24,8 +24,8 @@ from neox_config.schema.config import as_written
 from neox_config.spec.recorded import latest_checkpoint
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
-from neox_launcher.plan.preflight import has_evaluation
 from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in, written_checkpoints
+from neox_launcher.plan.usable_documents import has_evaluation
 from neox_launcher.protocol.outcome import Outcome
 
 __all__ = ["Result", "render_end", "render_start"]
@@ -239,10 +239,7 @@ def _has_saved(plan: LaunchPlan, result: Result) -> bool:
 
 def _has_checkpoint(plan: LaunchPlan, folder: str) -> bool:
     """Return whether a folder has a complete checkpoint that this machine can read."""
-    try:
-        return not is_url(folder) and latest_checkpoint(Path(plan.working_directory, folder)) is not None
-    except OSError:
-        return False
+    return latest_checkpoint(Path(plan.working_directory, folder)) is not None
 
 
 def _next_rows(
