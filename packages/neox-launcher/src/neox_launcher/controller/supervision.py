@@ -28,7 +28,6 @@ from neox_launcher.controller.listener import Listener
 from neox_launcher.controller.start_commands import StartCommands
 from neox_launcher.controller.terminal import (
     pass_on,
-    pause_drawing,
     print_message,
     settle_output,
     wait_for_slow_readers,
@@ -312,14 +311,13 @@ class _Launch:
         """Stop this process until it is continued (fg, bg); the workers continue."""
         self._is_suspending = False
         print_message("\nneox-launch is suspended; the workers continue, fg or bg shows their output\n")
-        pause_drawing(is_paused=True)
+        self._display.close()
         settle_output()
         self._agents.send_all("pause")
         # By the default action, which the kernel leaves out if no shell could continue this process.
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, handler)
-        pause_drawing(is_paused=False)
         self._agents.send_all("resume")
 
     def _excuse_delay(self) -> None:
