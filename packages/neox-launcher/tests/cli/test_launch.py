@@ -273,15 +273,6 @@ def test_a_missing_package_is_named(minimal, folder, monkeypatch):
 
 
 @pytest.mark.usefixtures("can_train")
-def test_notes_about_trainings_are_for_trainings(minimal, folder):
-    settings = ("--config", minimal, *FILES, "--set", "extra-save-iters=[99]", "--dry-run")
-    note = "--set extra-save-iters: [99]"
-    assert note in run(*settings).stderr
-    for program in ("generate", "evaluate", "doctor"):
-        assert note not in run(program, *settings).stderr
-
-
-@pytest.mark.usefixtures("can_train")
 def test_other_commands_repeat_only_notes_about_their_own_settings(minimal, folder):
     more = folder / "more.yml"
     more.write_text(

@@ -130,7 +130,9 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     if result is None or plan.world.gpus == 0:
         yield "time", "shown after the first iterations"
     else:
-        yield "time", _time(result, iterations - first_iteration)
+        seconds = (iterations - first_iteration) * result.seconds_per_iteration(ATTAINED_TFLOPS)
+        attained = f"{ATTAINED_TFLOPS:g} TFLOP/s"
+        yield "time", f"about {format_duration(seconds)} if every GPU attains {attained}"
         memory = result.memory[result.fullest_stage].total
         yield "memory", f"about {memory / 2**30:.1f} GiB per GPU"
     yield "starts from", origin
@@ -142,11 +144,6 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
         "stop with",
         "Ctrl-C: stops after this iteration or the next" + (", and saves" if config.checkpoint.save else ""),
     )
-
-
-def _time(result: Estimate, iterations: int) -> str:
-    seconds = iterations * result.seconds_per_iteration(ATTAINED_TFLOPS)
-    return f"about {format_duration(seconds)} if every GPU attains {ATTAINED_TFLOPS:g} TFLOP/s"
 
 
 def _origin(plan: LaunchPlan) -> tuple[str, int]:
@@ -237,11 +234,6 @@ def _has_saved(plan: LaunchPlan, result: Result) -> bool:
         return False  # The file server may have ended the training.
 
 
-def _has_checkpoint(plan: LaunchPlan, folder: str) -> bool:
-    """Return whether a folder has a complete checkpoint that this machine can read."""
-    return latest_checkpoint(Path(plan.working_directory, folder)) is not None
-
-
 def _next_rows(
     plan: LaunchPlan, request: Request, result: Result, *, is_finished: bool, has_saved: bool
 ) -> Iterator[Row]:
@@ -256,7 +248,8 @@ def _next_rows(
         longer = {"train-iters": iterations, "override-lr-scheduler": True}
         yield "extend", _command(request, settings=_resuming(plan) | longer)
     is_same = section.load == section.save
-    if section.save is not None and (has_saved or (is_same and _has_checkpoint(plan, section.save))):
+    folder = Path(plan.working_directory, section.save or "")
+    if section.save is not None and (has_saved or (is_same and latest_checkpoint(folder) is not None)):
         settings = {} if is_same else {"load": section.save}
         if not is_encoder(plan.resolved.config):
             yield "generate", _command(request, "generate", settings=settings)

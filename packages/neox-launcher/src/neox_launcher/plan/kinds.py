@@ -1,7 +1,6 @@
-"""What parameters name: each kind of file or folder has one check, which reads headers and manifests only.
+"""What parameters name: each kind of file has one check, which yields what is wrong and what to do.
 
-A check takes the path and the configuration, and yields what is wrong, and what to do. What is wrong inside a
-file is reported by the package that reads it, and what an object store contains by the workers.
+Only headers and manifests are read. The package that reads a file reports what is wrong inside.
 """
 
 import codecs
@@ -24,13 +23,12 @@ from neox_launcher.plan.dataset_files import check_indexed_files, index_path, ma
 
 __all__ = [
     "FileKind",
-    "any_path",
     "block_index",
     "checkpoint_folder",
     "checkpoint_to_load",
     "dataset_prefix",
     "entries_of_tokenizer",
-    "folder",
+    "existing_path",
     "new_block_index",
     "output_file",
     "output_folder",
@@ -63,16 +61,10 @@ def prompts_file(path: str, config: NeoXConfig) -> Findings:
         yield "contains no prompts", "write one prompt per line"
 
 
-def any_path(path: str, config: NeoXConfig) -> Findings:
-    """Require a path that exists."""
-    if not os.path.exists(path):
-        yield "does not exist", _check(path)
-
-
-def folder(path: str, config: NeoXConfig) -> Findings:
-    """Require a folder."""
-    if not os.path.isdir(path):
-        yield "is not a folder", _check(path)
+def existing_path(path: str, config: NeoXConfig, *, is_folder: bool = False) -> Findings:
+    """Require a path that exists, or a folder."""
+    if not (os.path.isdir if is_folder else os.path.exists)(path):
+        yield "is not a folder" if is_folder else "does not exist", _check(path)
 
 
 def dataset_prefix(path: str, config: NeoXConfig, *, made_by: str = "preprocess_data") -> Findings:
@@ -97,9 +89,7 @@ def _remedy_for_dataset(prefix: str, found: str, made_by: str) -> str:
     names = sorted({path.stem for path in parent.glob("*.idx")} - {name})
     # preprocess_data appends a key to the prefix that it is given.
     near = [each for each in names if each.startswith(f"{name}_")] or get_close_matches(name, names)
-    if near:
-        return f"did you mean {parent / near[0]}?"
-    return f"{_check(prefix)}, or create it with {made_by}"
+    return f"did you mean {parent / near[0]}?" if near else f"{_check(prefix)}, or create it with {made_by}"
 
 
 def _entries_of_maker(prefix: str) -> int | None:
@@ -112,9 +102,8 @@ def _entries_of_maker(prefix: str) -> int | None:
 
 def entries_of_tokenizer(config: NeoXConfig) -> int | None:
     """Return the entries of the configured tokenizer; None if its files do not state them."""
-    section = config.tokenizer
     try:
-        return TOKENIZER_FACTS[section.tokenizer_type].read_entries(section.vocab_file)
+        return TOKENIZER_FACTS[config.tokenizer.tokenizer_type].read_entries(config.tokenizer.vocab_file)
     except (OSError, ValueError):
         return None
 
@@ -147,7 +136,7 @@ def output_file(path: str, config: NeoXConfig) -> Findings:
 
 def new_block_index(path: str, config: NeoXConfig) -> Findings:
     """Require a folder that can be made, or an index of blocks to complete."""
-    if os.path.lexists(path) and not Path(path, _BLOCK_INDEX).is_file():
+    if os.path.lexists(path) and any(block_index(path, config)):
         yield "exists, and is not an index of blocks", "use a new folder"
     else:
         yield from output_file(os.path.abspath(path), config)

@@ -8,10 +8,30 @@ from neox_config.derive.problems import placed
 from neox_config.facts.checkpoints import complete_checkpoints
 from neox_config.facts.stores import is_url
 from neox_config.problems import COMMAND_LINE, Problem, place_of
+from neox_config.schema.config import section_of
 from neox_config.schema.paths import written_paths
 from neox_launcher.plan.usable_documents import skipped_evaluations
 
-__all__ = ["notes_on_data", "notes_on_load", "notes_on_save", "unused_by_hand"]
+__all__ = ["is_noted", "notes_on_data", "notes_on_load", "notes_on_save", "unused_by_hand"]
+
+
+# Sections whose notes other programs than a training print, besides those about their command line.
+_THEIR_OWN = {
+    "generate": ("generation",),
+    "serve": ("generation", "serving"),
+    "evaluate": ("generation",),
+    "doctor": ("launch",),
+}
+
+
+def is_noted(note: Problem, program: str) -> bool:
+    """Return whether a program prints a note about the configuration, whose files describe a training."""
+    is_given = note.place is not None and note.place.file == COMMAND_LINE
+    try:
+        own = section_of(note.name.partition(".")[0]) in _THEIR_OWN.get(program, ())
+    except KeyError:
+        own = False
+    return program == "train" or is_given or own
 
 
 def unused_by_hand(config: NeoXConfig) -> list[Problem]:

@@ -30,12 +30,9 @@ __all__ = ["check_files", "check_loaded", "preflight", "refuse_worker_by_hand"]
 
 _TRAIN, _GENERATE, _PROMPTS, _SERVE = ("train",), ("generate",), ("generate", "prompts"), ("serve",)
 # An evaluation on tasks and texts reads other files than one on the data of the training.
-_EVALUATE, _TEXTS = ("evaluate",), ("evaluate on texts",)
-_BLOCKS = ("index-blocks", "find-blocks")
+_EVALUATE, _TEXTS, _BLOCKS = ("evaluate",), ("evaluate on texts",), ("index-blocks", "find-blocks")
 _LOAD = (*_GENERATE, *_SERVE, *_EVALUATE, *_TEXTS, "model")
 _DATA = (*_TRAIN, *_EVALUATE, *_BLOCKS)
-# Programs that load the whole model in `load`.
-_LOADING = (*_TRAIN, *_GENERATE, *_SERVE, *_EVALUATE)
 
 
 class _Use(NamedTuple):
@@ -50,11 +47,11 @@ class _Use(NamedTuple):
 
 def _uses(config: NeoXConfig) -> Iterator[_Use]:
     """Yield the parameters that name files, with their kinds."""
-    is_texts, retrieves, finetunes = evaluates_texts(config), is_retrieval(config), config.checkpoint.finetune
+    retrieves, finetunes = is_retrieval(config), config.checkpoint.finetune
     kind, tasks, monitors = config.tokenizer.tokenizer_type, config.generation, config.monitors
     student, towers = config.compression.compression_training.layer_reduction, config.objective.ict_load
-    is_local, folder = config.checkpoint.checkpoint.use_node_local_storage, config.checkpoint.load
-    starts = folder is None or any(kinds.checkpoint_to_load(folder, config))
+    is_local, loaded = config.checkpoint.checkpoint.use_node_local_storage, config.checkpoint.load
+    starts = loaded is None or any(kinds.checkpoint_to_load(loaded, config))
 
     paths = [f"{part}{labels}_data_paths" for labels in ("", "_label") for part in PARTS]
     has_data = any(map(config.value_of, ("data_path", *paths)))
@@ -74,9 +71,8 @@ def _uses(config: NeoXConfig) -> Iterator[_Use]:
         yield _Use(name, kinds.readable_file, (*_TRAIN, *_LOAD, *_BLOCKS), missing=required)
 
     load = "is missing", "add load: FOLDER, the folder in which the training saved checkpoints"
-    without_towers = _BLOCKS if towers is None else ()
-    yield _Use("load", kinds.checkpoint_to_load, (*_LOAD, *without_towers), missing=load)
-    yield _Use("load", kinds.checkpoint_to_load, _TRAIN, finetunes, missing=load)
+    loading = (*_LOAD, *(_BLOCKS if towers is None else ()), *(_TRAIN if finetunes else ()))
+    yield _Use("load", kinds.checkpoint_to_load, loading, missing=load)
     yield _Use("load", partial(kinds.checkpoint_to_load, resumes=True), _TRAIN, not finetunes)
     yield _Use("ict_load", kinds.checkpoint_folder, _BLOCKS, not is_local)
     yield _Use("lora_base", kinds.checkpoint_folder, (*_TRAIN, *_LOAD), bool(config.adapters.lora_rank))
@@ -91,14 +87,15 @@ def _uses(config: NeoXConfig) -> Iterator[_Use]:
     prompts = "is missing; text-gen-type: input-file requires it", "add sample-input-file: prompts.txt"
     yield _Use("sample_input_file", kinds.prompts_file, _PROMPTS, mode == "input-file", missing=prompts)
     yield _Use("serve.api_key_file", kinds.readable_file, _SERVE)
-    yield _Use("serve.chat_template", kinds.any_path, _SERVE)
+    yield _Use("serve.chat_template", kinds.existing_path, _SERVE)
     yield _Use("serve.port", kinds.packages("starlette", "uvicorn"), _SERVE)
 
     yield _Use("eval_tasks", kinds.packages("lm_eval", install="'neox-model[eval]'"), (*_TRAIN, *_TEXTS))
-    yield _Use("eval_include_path", kinds.folder, (*_TRAIN, *_TEXTS), bool(tasks.eval_tasks))
+    folder = partial(kinds.existing_path, is_folder=True)
+    yield _Use("eval_include_path", folder, (*_TRAIN, *_TEXTS), bool(tasks.eval_tasks))
     yield _Use("eval_data", kinds.texts_or_dataset, (*_TRAIN, *_TEXTS))
-    yield _Use("eval_results_prefix", kinds.output_file, _TEXTS)
-    yield _Use("eval_results_prefix", kinds.output_file, _TRAIN, is_texts and tasks.eval_results_prefix != "")
+    writing = (*_TEXTS, *(_TRAIN if tasks.eval_results_prefix else ()))
+    yield _Use("eval_results_prefix", kinds.output_file, writing, evaluates_texts(config))
 
     yield _Use("save", kinds.output_folder, _TRAIN, not is_local)
     yield _Use("checkpoint_store", kinds.store, _TRAIN)
@@ -158,7 +155,7 @@ def _vocabulary(config: NeoXConfig) -> Iterator[Problem]:
 def _unfit(config: NeoXConfig, program: str) -> Iterator[Problem]:
     """Yield what a program cannot do with the files and settings together."""
     if program in (*_GENERATE, *_SERVE) and is_encoder(config):
-        what, _, remedy = WITHOUT_TEXTS.partition("; ")
+        what, remedy = WITHOUT_TEXTS.split("; ")
         yield Problem("objective", what, remedy)
     if program in _BLOCKS and not is_retrieval(config):
         yield Problem("objective", "has no towers that embed blocks", "use a model that was trained with ict")
@@ -166,7 +163,10 @@ def _unfit(config: NeoXConfig, program: str) -> Iterator[Problem]:
         if generation_mode(config) == "unconditional" and config.generation.num_samples == 0:
             yield Problem("num_samples", "is 0, so no text would be generated", "add num-samples: 10")
         for name in ("sample_input_file", "vocab_file", "merge_file"):
-            if _is_overwritten(config.value_of(name), config.generation.sample_output_file):
+            path, output = config.value_of(name), config.generation.sample_output_file
+            # Results are first written to the second name.
+            written = () if output is None else map(os.path.realpath, (output, f"{output}.partial"))
+            if path is not None and os.path.realpath(path) in written:
                 what = f"is also the {name.replace('_', '-')}, which would be overwritten"
                 yield Problem("sample_output_file", what, "choose another file")
     if program in _TRAIN:
@@ -181,12 +181,6 @@ def _unfit(config: NeoXConfig, program: str) -> Iterator[Problem]:
         yield from _vocabulary(config)
 
 
-def _is_overwritten(path: str | None, output: str | None) -> bool:
-    # Results are first written to the second name.
-    written = () if output is None else map(os.path.realpath, (output, f"{output}.partial"))
-    return path is not None and os.path.realpath(path) in written
-
-
 def preflight(plan: LaunchPlan) -> list[Problem]:
     """Return what would stop a plan: unsupported settings, missing devices, missing or invalid files."""
     config = plan.resolved.config
@@ -194,17 +188,22 @@ def preflight(plan: LaunchPlan) -> list[Problem]:
     if not any(problem.name == "load" for problem in problems):
         problems += check_loaded(plan.resolved, program=plan.program)
     if plan.max_restarts and config.checkpoint.checkpoint.use_node_local_storage:
-        problems += [placed(config, problem) for problem in _restarts_from_local_checkpoints(config)]
+        # The launcher cannot see what was saved there.
+        for name, value in {"load": config.checkpoint.save, **dict.fromkeys(PARTIAL_LOADS, False)}.items():
+            if config.value_of(name) != value:
+                what = (
+                    f"must be {in_words(value)}, or --max-restarts would not find all states on hosts' disks"
+                )
+                problems.append(placed(config, Problem(name, what, "change it, or leave out --max-restarts")))
     return problems
 
 
 def check_loaded(resolved: Resolved, *, program: str) -> list[Problem]:
     """Return why a program cannot load the checkpoint in `load`, as far as its manifest shows."""
     config, load, trains = resolved.config, resolved.config.checkpoint.load, program == "train"
-    is_loaded = program in _LOADING and not (trains and config.checkpoint.finetune)
-    if load is None or not is_loaded or config.checkpoint.checkpoint.use_node_local_storage:
-        return []
-    checkpoint = latest_checkpoint(Path(load))
+    is_loaded = program in (*_TRAIN, *_LOAD) and not (trains and config.checkpoint.finetune)
+    is_here = load is not None and not config.checkpoint.checkpoint.use_node_local_storage
+    checkpoint = latest_checkpoint(Path(load or "")) if is_loaded and is_here else None
     if checkpoint is None:
         return []
     contents, iteration = contents_of(checkpoint), iteration_of(checkpoint.name)
@@ -212,16 +211,6 @@ def check_loaded(resolved: Resolved, *, program: str) -> list[Problem]:
         placed(config, Problem("load", f"{checkpoint.name}: {refused.what}", refused.remedy))
         for refused in refusals_of(contents, resolved, trains=trains, iteration=iteration)
     ]
-
-
-def _restarts_from_local_checkpoints(config: NeoXConfig) -> Iterator[Problem]:
-    """Require that a restart resumes although the launcher cannot see what was saved."""
-    if config.checkpoint.load != config.checkpoint.save:
-        what = "is not save, so a restart (--max-restarts) would not find what was saved on the hosts' disks"
-        yield Problem("load", what, "set it to the same folder as save")
-    for name in filter(config.value_of, PARTIAL_LOADS):
-        what = "would leave states out of each restart (--max-restarts) with checkpoints on the hosts' disks"
-        yield Problem(name, what, "remove it, or --max-restarts")
 
 
 def refuse_worker_by_hand(config: NeoXConfig, *, program: str, has_functions: bool = False) -> None:
