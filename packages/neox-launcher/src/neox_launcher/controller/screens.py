@@ -130,9 +130,7 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     if result is None or plan.world.gpus == 0:
         yield "time", "shown after the first iterations"
     else:
-        seconds = (iterations - first_iteration) * result.seconds_per_iteration(ATTAINED_TFLOPS)
-        attained = f"{ATTAINED_TFLOPS:g} TFLOP/s"
-        yield "time", f"about {format_duration(seconds)} if every GPU attains {attained}"
+        yield "time", _time(result, iterations - first_iteration)
         memory = result.memory[result.fullest_stage].total
         yield "memory", f"about {memory / 2**30:.1f} GiB per GPU"
     yield "starts from", origin
@@ -144,6 +142,11 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
         "stop with",
         "Ctrl-C: stops after this iteration or the next" + (", and saves" if config.checkpoint.save else ""),
     )
+
+
+def _time(result: Estimate, iterations: int) -> str:
+    seconds = iterations * result.seconds_per_iteration(ATTAINED_TFLOPS)
+    return f"about {format_duration(seconds)} if every GPU attains {ATTAINED_TFLOPS:g} TFLOP/s"
 
 
 def _origin(plan: LaunchPlan) -> tuple[str, int]:

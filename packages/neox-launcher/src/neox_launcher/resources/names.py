@@ -84,12 +84,16 @@ def _ask(names: Sequence[str]) -> queue.SimpleQueue[tuple[str, bool]]:
                 name = open_names.get_nowait()
             except queue.Empty:
                 return
-            answers.put((name, _resolves(name) or _is_reached_by_ssh(name)))
+            answers.put((name, _is_known(name)))
 
     # Daemons: nothing can interrupt a resolver that does not answer, and a pool would wait for it at the end.
     for _ in range(min(_MOST_AT_ONCE, len(names))):
         threading.Thread(target=work, daemon=True).start()
     return answers
+
+
+def _is_known(name: str) -> bool:
+    return _resolves(name) or _is_reached_by_ssh(name)
 
 
 def _resolves(name: str) -> bool:
