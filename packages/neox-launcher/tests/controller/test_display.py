@@ -1,5 +1,6 @@
 """The live line of real jobs on pseudo terminals."""
 
+import io
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.text import Text
 
 from neox_config.errors import LaunchError
 from neox_launcher.cli.launch import main
@@ -288,6 +290,23 @@ def test_a_new_attempt_shows_no_results_of_the_one_before_but_the_end_screen_doe
     assert (display.highest_iteration, display.metrics) == (8, {"loss/train": 2.0})
     display.show_status({"phase": "", "iteration": 5, "last_iteration": 9, "metrics": {"loss/train": "?"}})
     assert display._render(80).plain.startswith("the live line cannot be drawn: ValueError: ")
+
+
+def test_other_output_appears_in_whole_lines_above_the_line(screen, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    written = io.StringIO()
+    line = live_display._LiveLine(written, lambda width: Text("drawn"))
+    line.start()
+    for source, data in (
+        *(("a", b"one\nha"), ("b", b"10%\r20%\r"), ("a", b"lf\r\n\x1b[2Aend"), ("b", b"\n")),
+        ("c", b"x" * (live_display._HOLD_BYTES + 1)),
+    ):
+        line.write(source, data)
+    line.stop()
+    long = "x" * (live_display._HOLD_BYTES + 1)
+    assert screen.feed(written.getvalue().encode()).lines == ["one", "half", "20%", long, "end", ""]
+    assert "drawn" in screen.drawn
+    assert not screen.is_cursor_hidden
 
 
 def test_only_a_live_line_imports_rich():
