@@ -70,9 +70,9 @@ gpu-gate:  ## Compile layers and kernels for GPUs, without one; fail if a figure
 	@PYTHON="$(PYTHON)" tools/environment.sh gate
 	@PYTHONPATH=tests:tools .venvs/gate/bin/python -m gpu_gate $(if $(filter 1,$(UPDATE)),--update) $(if $(filter 1,$(PLANT)),--plant)
 
-docs: install  ## Write docs/configuration.md, its JSON schema and docs/compatibility-matrix.md
-	@PYTHONPATH=tests $(BIN)/python tools/pairs.py > docs/compatibility-matrix.md.new
-	@mv docs/compatibility-matrix.md.new docs/compatibility-matrix.md
+docs: install  ## Write docs/configuration.md, its JSON schema and docs/reports/compatibility-matrix.md
+	@PYTHONPATH=tests $(BIN)/python tools/pairs.py > docs/reports/compatibility-matrix.md.new
+	@mv docs/reports/compatibility-matrix.md.new docs/reports/compatibility-matrix.md
 	@$(BIN)/neox-config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/neox-config schema > docs/configuration.schema.json.new
 	@mv docs/configuration.schema.json.new docs/configuration.schema.json

@@ -5,7 +5,7 @@
 Requires torch, pybind11, ninja, click and nvcc; this repository's packages need not be installed. `--verify`
 compares every operator with its reference implementation in float64, forward and backward, and tests streams,
 graphs, dropout masks, torch.compile and compute-sanitizer. `--time` measures the copy bandwidth in the same
-run and prints the table of packages/neox-kernels/README.md: bytes that must move divided by the time, as a
+run and prints the table of docs/reports/kernels.md: bytes that must move divided by the time, as a
 fraction of that bandwidth, and the times of PyTorch eager and of torch.compile of the reference divided by
 ours. `--rehearse` runs everything on the CPU at small sizes, to test this script. Exit code 1 on any failure.
 """

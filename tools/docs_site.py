@@ -19,7 +19,7 @@ from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from support.documents import DOCUMENTS, blocks_of
+from support.documents import DOCUMENTS, REPORTS, blocks_of
 from support.sources import DISTRIBUTIONS, PACKAGES, ROOT
 
 __all__ = ["anchors_of", "linked_files", "navigation", "problems_of_pages", "public_names", "without_code"]
@@ -31,7 +31,7 @@ _LINK = re.compile(r"\[(?P<text>[^\]\[]+)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^
 _HEADING = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
 _FENCED = re.compile(r"^(```+).*?^\1[ ]*$", re.DOTALL | re.MULTILINE)
 _SECTION = re.compile(r"^## (.+)\n(?P<body>(?:(?!## ).*\n)*)", re.MULTILINE)
-_FIRST_CELL = re.compile(r"^\| (\[.*?) \|", re.MULTILINE)
+_ENTRY = re.compile(r"^- (.+)$", re.MULTILINE)
 # Linked files that a browser shows or saves as they are; other files become pages with their text.
 _AS_THEY_ARE = {".json", ".png", ".svg"}
 # The theme's search is a worker, which browsers refuse in pages that are opened as files: run it in a frame.
@@ -152,11 +152,11 @@ def _reference_pages() -> dict[str, str]:
 
 
 def navigation() -> list[dict[str, object]]:
-    """Return the navigation: the sections of docs/index.md, and the links in the first cells of rows."""
+    """Return the navigation: the sections of docs/index.md, and the links in their lists."""
     text = (ROOT / INDEX).read_text("utf-8")
     found: list[dict[str, object]] = [{"NeoX": "README.md"}, {"Map": INDEX}]
     for section in _SECTION.finditer(text):
-        links = [link for cell in _FIRST_CELL.findall(section["body"]) for link in _LINK.finditer(cell)]
+        links = [link for entry in _ENTRY.findall(section["body"]) for link in _LINK.finditer(entry)]
         if links:
             pages = [{link["text"]: _plain(ROOT / "docs" / link["target"])} for link in links]
             found.append({section[1]: pages})
@@ -201,7 +201,9 @@ def _configuration(folder: Path) -> str:
             {"toc": {"permalink": True, "toc_depth": 3, "slugify": "SLUGIFY"}},
         ],
         "validation": {"nav": {"omitted_files": "warn", "not_found": "warn"}, "links": checks},
-        "not_in_nav": "\n".join(f"/{name}.md" for name in _all_linked_files()),
+        "not_in_nav": "\n".join(
+            [*(f"/{name}.md" for name in _all_linked_files()), *(f"/{_plain(path)}" for path in REPORTS)]
+        ),
         "nav": navigation(),
     }
     # JSON is YAML, but a Python function in it requires a tag.

@@ -1,7 +1,7 @@
 """Every option with every other: which pairs train, which a rule refuses, and why.
 
-`make docs` writes docs/compatibility-matrix.md from the configuration's own rules and the figures of the last
-sweep of precisions; `make sweep NAME=pairs` trains every pair that the document says trains.
+`make docs` writes docs/reports/compatibility-matrix.md from the configuration's own rules and the figures of
+the last sweep of precisions; `make sweep NAME=pairs` trains every pair that the document says trains.
 """
 
 import copy
@@ -285,7 +285,7 @@ def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None
 
 
 def document() -> str:
-    """docs/compatibility-matrix.md."""
+    """docs/reports/compatibility-matrix.md."""
     judged = pairs()
     refused = [pair for pair in judged if pair.resolved is None]
     lines = [

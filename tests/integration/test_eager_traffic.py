@@ -1,11 +1,10 @@
-"""Bytes that a layer's operators move if they are called one by one, and what the documents say of them."""
+"""Bytes that a layer's operators move if they are called one by one."""
 
 import dataclasses
 
 import pytest
 
 from gpu_gate.eager_traffic import PLAIN, llama_operators, moved_bytes
-from support.documents import read
 
 MIB = 2**20
 HIDDEN, GATE = 2 * 2048 * 2048 * 2, 2 * 2048 * 5504 * 2  # Bytes of the hidden states, and of up.
@@ -20,12 +19,10 @@ def fused():
     return moved_bytes(llama_operators())
 
 
-def test_fused_operators_move_less_than_half_and_as_much_as_documented(fused):
-    text = read("docs/performance.md")
-    plain, kept = moved(PLAIN), moved(llama_operators(), recompute_gated_product=False)
-    assert sum(fused.values()) < plain / 2
-    for name, found in (("plain", plain), ("fused", sum(fused.values())), ("kept", kept)):
-        assert f"{found / MIB:,.0f} MiB" in text, f"{name}: {found / MIB:,.1f} MiB"
+def test_fused_operators_move_less_than_half(fused):
+    kept = moved(llama_operators(), recompute_gated_product=False)
+    found = [round(total / MIB) for total in (moved(PLAIN), sum(fused.values()), kept)]
+    assert found == [1770, 749, 706]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_cell_that_is_new_or_missing_is_reported():
 
 
 def test_the_document_shows_the_stored_figures():
-    assert (ROOT / "docs/gpu-gate.md").read_text(encoding="utf-8") == page(read_figures())
+    assert (ROOT / "docs/reports/gpu-gate.md").read_text(encoding="utf-8") == page(read_figures())
 
 
 def test_figures_of_kernels_are_joined():

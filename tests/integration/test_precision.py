@@ -24,7 +24,7 @@ from precision.kinds import KINDS, PRECISION_NAMES, kind_of
 from precision.run import ALL_LAYOUTS, CLIPPING, PRECISIONS, SCALES, Cell
 from support.distributed import run_ranks
 
-# Where `make sweep NAME=precision` writes the figures of docs/compatibility-matrix.md.
+# Where `make sweep NAME=precision` writes the figures of docs/reports/compatibility-matrix.md.
 RESULTS = "PRECISION_RESULTS"
 
 

@@ -10,12 +10,26 @@ from pathlib import Path
 
 from support.sources import ROOT
 
-__all__ = ["DOCUMENTS", "REASONS", "RUN", "Block", "blocks_of", "is_run", "problems_of", "read", "shows"]
+__all__ = [
+    "DOCUMENTS",
+    "REASONS",
+    "REPORTS",
+    "RUN",
+    "Block",
+    "blocks_of",
+    "is_run",
+    "problems_of",
+    "read",
+    "shows",
+]
 
+# Measurements and generated tables, which the navigation of the site leaves out.
+REPORTS = sorted((ROOT / "docs/reports").glob("*.md"))
 DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),
+        *REPORTS,
         *ROOT.glob("packages/*/README.md"),
         *ROOT.glob("[!.]*/README.md"),
     ]

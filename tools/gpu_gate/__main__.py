@@ -5,7 +5,7 @@
 For each architecture and GPU, one layer's forward and backward pass is compiled by Inductor, and its Triton
 kernels to machine code; so are the CUDA sources of neox-kernels. Figures that differ from
 figures.json fail, with the values before and after. --update stores the new figures and writes
-docs/gpu-gate.md; --plant puts faults into a layer and a kernel, each of which must fail.
+docs/reports/gpu-gate.md; --plant puts faults into a layer and a kernel, each of which must fail.
 Exit code 0: all figures are those stored (--plant: every fault was found); 1: otherwise.
 """
 
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gpu-gate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--update", action="store_true", help="store the figures and write docs/gpu-gate.md")
+    parser.add_argument("--update", action="store_true", help="store the figures and write the report")
     parser.add_argument("--plant", action="store_true", help="plant faults, each of which must be found")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
@@ -186,7 +186,7 @@ def _store(found: Figures) -> None:
     rows: dict[str, Any] = {" / ".join(cell): figures for cell, figures in sorted(found.items())}
     with atomic_write(FIGURES_FILE) as file:
         file.write(json.dumps(rows, indent=1, allow_nan=False) + "\n")
-    with atomic_write(ROOT / "docs/gpu-gate.md") as file:
+    with atomic_write(ROOT / "docs/reports/gpu-gate.md") as file:
         file.write(page(found))
 
 

@@ -79,7 +79,7 @@ gated backward passes also store the product, as `recompute-gated-product` lets 
   thread. Issue: what four instructions per clock and multiprocessor allow; above 100% they do not limit.
   Predicted: by the longer of the two times and a tenth of the shorter. It leaves out barriers, launches and
   the last wave, so hold it as an upper bound against the column *of copy* at 256 MiB in
-  [neox-kernels](../packages/neox-kernels/README.md#speed).
+  [neox-kernels](../../packages/neox-kernels/README.md#speed).
 """
 
 
@@ -113,7 +113,7 @@ def _shown(value: int | None) -> str:
 
 
 def page(figures: Figures) -> str:
-    """Return docs/gpu-gate.md."""
+    """Return docs/reports/gpu-gate.md."""
     head: tuple[str, ...] = ("architecture", "GPU", "breaks", "reads", "copies", "fused kernels", "products")
     head += ("attention", "other calls", "MiB outside", "MiB inside", "operations", "registers", "spilled")
     layers = table(head, [_layer_row(*cell[1:], found) for cell, found in _of_kind(figures, "layer")])

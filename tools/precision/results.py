@@ -1,4 +1,4 @@
-"""The figures of the precision sweep: kept in a file, a table of docs/compatibility-matrix.md."""
+"""The figures of the precision sweep: kept in a file, a table of docs/reports/compatibility-matrix.md."""
 
 import json
 import os
