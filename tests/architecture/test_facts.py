@@ -53,7 +53,7 @@ FACTS = {
         home="neox_config.facts.checkpoints",
         users=(
             "neox_launcher.controller.restarts",
-            "neox_launcher.plan.checkpoint_files",
+            "neox_launcher.plan.preflight",
             "neox_launcher.protocol.kept_checkpoints",
             "neox_launcher.verify_resume.phases",
             "neox_model.checkpoint.contents",
@@ -64,7 +64,7 @@ FACTS = {
     ),
     "header and files of a dataset": Fact(
         home="neox_launcher.plan.dataset_files",
-        users=("neox_launcher.plan.preflight",),
+        users=("neox_launcher.plan.kinds", "neox_launcher.plan.usable_documents"),
         text=r"MMIDIDX|TNTIDX|\}\.manifest\.json\b",
     ),
     "size of the padded vocabulary": Fact(

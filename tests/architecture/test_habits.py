@@ -26,7 +26,7 @@ OPTIONAL = {
 # unauthenticated processes to the launcher, and the live line, whose errors do not end a job.
 MAY_CATCH_EVERYTHING = {
     "neox_launcher.controller.listener",
-    "neox_launcher.controller.painter",
+    "neox_launcher.controller.live_display",
     "neox_launcher.protocol.background",
     "neox_launcher.worker.bootstrap",
     "neox_model.contracts",

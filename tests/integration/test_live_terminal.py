@@ -35,7 +35,7 @@ SETTINGS = {
     "text-gen-type": "unconditional",
     "use-wandb": False,
 }
-DRAWN = re.compile(r"([^\n\r]*)\r+\x1b\[J")
+DRAWN = re.compile(r"([^\n\r]*)\r+\x1b\[2K")
 VARYING = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[\d,.e-]+ (tokens/s|[TG]FLOP/s|s\b)|\d+:\d\d left"
     r"|\S*indexmap\S*|logs-\w+"
@@ -58,7 +58,8 @@ def run_on_a_terminal(folder, *arguments, columns=100):
     except OSError:
         pass  # The other end is closed.
     os.close(reading)
-    return process.wait(timeout=60), written.decode().replace("\r\n", "\n")
+    shown = re.sub(r"\x1b\[\?25[lh]", "", written.decode().replace("\r\n", "\n"))
+    return process.wait(timeout=60), shown.replace("\n\r\x1b[1A", "\r")
 
 
 def without_times(lines):

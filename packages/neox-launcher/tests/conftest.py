@@ -154,12 +154,15 @@ class Screen:
     def __init__(self) -> None:
         self.lines = [""]
         self.column = 0
+        self.is_cursor_hidden = False
         self.drawn: list[str] = []
         """Every state of the last line when the cursor returned to its beginning."""
 
     def feed(self, data: bytes) -> "Screen":
         """Show what was written."""
-        for part in re.findall(r"\x1b\[[0-9;]*m|\x1b\[J|[\r\n]|[^\r\n\x1b]+|\x1b", data.decode()):
+        for part in re.findall(
+            r"\x1b\[[0-9;]*m|\x1b\[(?:2K|1A|\?25[lh])|[\r\n]|[^\r\n\x1b]+|\x1b", data.decode()
+        ):
             self._show(part)
         return self
 
@@ -171,8 +174,12 @@ class Screen:
         elif part == "\n":
             self.lines.append("")
             self.column = 0
-        elif part == "\x1b[J":
-            self.lines[-1] = self.lines[-1][: self.column]
+        elif part == "\x1b[2K":
+            self.lines[-1] = ""
+        elif part == "\x1b[1A":
+            assert self.lines.pop() == ""
+        elif part.startswith("\x1b[?25"):
+            self.is_cursor_hidden = part.endswith("l")
         elif not part.startswith("\x1b["):
             assert part.replace("\t", "").isprintable(), ascii(part)
             line = self.lines[-1]

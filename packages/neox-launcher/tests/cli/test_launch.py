@@ -146,7 +146,7 @@ WRONG = {
     "no file": (["data-path=null"], "data-path: PREFIX"),
     "no data": (["data-path=nowhere/data"], "nowhere/data.idx does not exist"),
     "other data": (["data-path=dat"], "did you mean data?"),
-    "an ending": (["data-path=data.bin"], "write the prefix only: data"),
+    "an ending": (["data-path=data.bin"], "did you mean data?"),
     "no tokenizer": (["vocab-file=null"], "is missing; HFTokenizer requires it"),
     "a tokenizer that is not there": (["vocab-file=t.json"], "does not exist"),
     "a tokenizer that is a folder": (["vocab-file=."], "is a folder"),
@@ -178,7 +178,7 @@ def test_an_invalid_request_exits_with_2_and_starts_nothing(minimal, folder, mon
     [
         ("plain", "did you mean plain_text_document?"),
         ("plane_text_document", "did you mean plain_text_document"),
-        ("zzz", "or create the dataset with preprocess_data"),
+        ("zzz", "or create it with preprocess_data"),
     ],
 )
 def test_the_nearest_of_many_datasets_is_suggested(minimal, folder, written, suggested):
@@ -270,15 +270,6 @@ def test_a_missing_package_is_named(minimal, folder, monkeypatch):
     monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: "torch is not installed here")
     result = run("--config", minimal, *FILES)
     assert (result.exit_code, result.stderr) == (2, "torch is not installed here\n")
-
-
-@pytest.mark.usefixtures("can_train")
-def test_notes_about_trainings_are_for_trainings(minimal, folder):
-    settings = ("--config", minimal, *FILES, "--set", "extra-save-iters=[99]", "--dry-run")
-    note = "--set extra-save-iters: [99]"
-    assert note in run(*settings).stderr
-    for program in ("generate", "evaluate", "doctor"):
-        assert note not in run(program, *settings).stderr
 
 
 @pytest.mark.usefixtures("can_train")

@@ -9,13 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from neox_config import load_config, resolve
+from neox_config import resolve
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.problems import DEFAULTS, Place
 from neox_config.spec.resume import IN_EFFECT, flat_values, in_effect
-from neox_launcher.plan.checkpoint_files import check_loaded
-from neox_launcher.plan.notes import notes_on_data, notes_on_load, notes_on_record, notes_on_save
-from neox_launcher.plan.preflight import check_files, preflight
+from neox_launcher.plan.notes import notes_on_load, notes_on_save
+from neox_launcher.plan.preflight import check_files, check_loaded, preflight
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.world import World
 
@@ -65,7 +64,6 @@ def test_a_dataset_of_another_tokenizer_is_reported_before_the_start(load, files
     assert (problem.name, problem.value, problem.place.line) == ("data_path", "data", 1)
     what = "was tokenized with a vocabulary of 50,257 entries; the configured tokenizer has 20"
     assert problem.what == what
-    assert problem.remedy.startswith("configure the tokenizer that was used for the dataset")
 
 
 @pytest.mark.parametrize("block", ["tensorboard", "csv_monitor"])
@@ -84,8 +82,7 @@ def test_load_of_a_model_of_transformers_names_the_command(load, files):
     (folder / "model.safetensors.index.json").write_text("{}")
     (problem,) = check_files(load(SETTINGS + "load: pythia\nfinetune: true"), program="train")
     assert problem.name == "load"
-    assert problem.remedy.startswith("it contains a model of Hugging Face's transformers; run: neox-convert ")
-    assert "neox-convert from-hf pythia --output FOLDER" in problem.remedy
+    assert "neox-convert from-hf pythia --output imported" in problem.remedy
 
 
 def test_packages_of_monitors_are_checked_if_neox_model_is_installed(load, files, monkeypatch):
@@ -95,7 +92,7 @@ def test_packages_of_monitors_are_checked_if_neox_model_is_installed(load, files
     (problem,) = check_files(config, program="train")
     assert (problem.name, problem.remedy) == (
         "use_wandb",
-        "pip install wandb, or --set use-wandb=false",
+        "pip install wandb",
     )
     installed.clear()
     assert check_files(config, program="train") == []
@@ -109,7 +106,7 @@ def test_packages_of_object_stores_are_checked_for_each_program_that_uses_them(l
     installed = {"neox_model", "fsspec"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
     found = [(problem.name, problem.remedy) for problem in check_files(config, program="train")]
-    assert found == [("checkpoint_store", "pip install gcsfs"), ("load", "pip install s3fs")]
+    assert found == [("load", "pip install s3fs"), ("checkpoint_store", "pip install gcsfs")]
     found = [problem.name for problem in check_files(config, program="generate") if "fs" in problem.remedy]
     assert found == ["load"]
 
@@ -136,7 +133,7 @@ def test_tasks_require_the_harness_and_their_folder(load, files, monkeypatch, pr
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
     found = {one.name: one for one in check_files(load(text), program=program) if "eval" in one.name}
     assert set(found) == {"eval_tasks", "eval_include_path", "eval_results_prefix"}
-    assert found["eval_tasks"].what == "needs the package lm_eval, which is not installed here"
+    assert found["eval_tasks"].what == "needs the package lm_eval, which is missing"
     assert found["eval_tasks"].remedy == "pip install 'neox-model[eval]'"
     assert found["eval_tasks"].place.line == 4
     installed.add("lm_eval")
@@ -190,7 +187,7 @@ def test_evaluations_on_tasks_and_texts_need_no_training_data(load, files):
         ("save: runs\nsave-interval: 1\nload: run", f"{SAVED}; "),
         ("load: old/global_step5", None),
         ("load: old/global_step5/.", None),
-        ("load: old/global_step6", "write load: old, the folder of all checkpoints; "),
+        ("load: old/global_step6", "set it to old, the folder of all checkpoints; "),
     ],
 )
 def test_load_may_be_empty_only_if_it_is_the_folder_of_save(load, files, folders, remedy):
@@ -228,7 +225,7 @@ def test_load_of_a_checkpoint_of_gpt_neox_names_the_command_that_converts_it(
     begins = "is" if folders.endswith("global_step20") else "contains"
     assert problem.what == f"{begins} a checkpoint of GPT-NeoX"
     command = "neox-convert from-neox theirs/global_step20 --output imported"
-    assert problem.remedy == f"convert it with {command}, then set load: imported"
+    assert command in problem.remedy
 
 
 @pytest.mark.parametrize(
@@ -247,7 +244,11 @@ def test_load_of_a_checkpoint_of_gpt_neox_names_the_command_that_converts_it(
         ),
         ("text-gen-type: unconditional\nnum-samples: 2\nsample-input-file: absent", b"", None),
         ("text-gen-type: interactive\nsample-input-file: prompts", b"", None),
-        ("text-gen-type: input-file", b"", ("text_gen_type", "requires sample-input-file")),
+        (
+            "text-gen-type: input-file",
+            b"",
+            ("sample_input_file", "is missing; text-gen-type: input-file requires it"),
+        ),
         ("text-gen-type: input-file\nprompt: Once", b"", None),
     ],
 )
@@ -342,7 +343,7 @@ def test_the_base_of_adapters_is_found_before_the_start(load, files, program):
     (files / "empty").mkdir()
     assert problem_of("empty") == f"contains no checkpoint; {SAVED}"
     assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}"
-    assert "write lora-base: base, the folder of all" in problem_of("base/global_step5")
+    assert "set it to base, the folder of all" in problem_of("base/global_step5")
 
 
 LOCAL = SETTINGS + "save: runs/local\nsave-interval: 1\ncheckpoint: {use_node_local_storage: true}\n"
@@ -378,9 +379,9 @@ def test_restarts_with_local_checkpoints_require_that_they_resume(load, files):
     [
         ("load: saved", None),
         ("load: ./saved", None),
-        ("", "to continue them, set load: saved; "),
-        ("load: base", "to continue them, set load: saved; "),
-        ("load: saved\nfinetune: true", "to continue them, set load: saved and finetune: false; "),
+        ("", "load: saved"),
+        ("load: base", "load: saved"),
+        ("load: saved\nfinetune: true", "load: saved and finetune: false"),
     ],
 )
 def test_checkpoints_that_a_training_would_replace_are_noted(load, files, text, remedy):
@@ -391,22 +392,9 @@ def test_checkpoints_that_a_training_would_replace_are_noted(load, files, text, 
     assert notes_on_save(config) == []
     for name in ("global_step5", "global_step10"):
         (files / "saved" / name / "manifest.json").write_text("{}")
-    notes = notes_on_save(config)
-    if remedy is None:
-        assert notes == []
-        return
-    (note,) = notes
-    assert note.remedy == (
-        f"{remedy}to leave them as they are, use another folder; to load an old one later, name it: "
-        "load: saved/global_step10"
-    )
-    assert "up to global_step10, that this training does not continue\n" in note.what
-    assert note.what.endswith("old ones of the same iterations are replaced, and the others stay")
-    assert note.place.line == 4
-    (note,) = notes_on_save(
-        load(f"{SETTINGS}save: saved\nsave-interval: 5\n{text}\nkeep-last-n-checkpoints: 2")
-    )
-    assert note.what.endswith("stay until keep-last-n-checkpoints: 2, which counts them, deletes them")
+    notes = [(note.name, note.place.line, note.remedy) for note in notes_on_save(config)]
+    expected = ("save", 4, f"use another folder, or set {remedy}")
+    assert notes == ([] if remedy is None else [expected])
 
 
 def test_a_program_that_reads_the_start_of_a_training_is_told_where_it_saved(load, files):
@@ -425,83 +413,11 @@ def test_a_program_that_reads_the_start_of_a_training_is_told_where_it_saved(loa
     assert notes_on_load(load(f"{settings}load: start", "load=start")) == []
 
 
-def run_folder(folder, files):
-    """Make a run folder as `neox-launch init` does: absolute paths, a dataset and a tokenizer."""
-    (folder / "data").mkdir(parents=True)
-    for end in ("bin", "idx"):
-        shutil.copy(files / f"data.{end}", folder / "data" / f"corpus.{end}")
-    shutil.copy(files / "tokenizer.json", folder)
-    settings = {
-        "data-path": folder / "data/corpus",
-        "vocab-file": folder / "tokenizer.json",
-        "tokenizer-type": "HFTokenizer",
-        **dict.fromkeys(("save", "load"), folder / "checkpoints"),
-        "save-interval": 5,
-        "log-dir": folder,
-    }
-    text = "".join(f"{name}: {value}\n" for name, value in settings.items())
-    (folder / "config.yml").write_text(text + (files / "minimal.yml").read_text())
-
-
-def test_a_copied_folder_is_refused_before_it_trains_into_the_original(files):
-    original, copy = files / "lang", files / "lang-b"
-    run_folder(original, files)
-    shutil.copytree(original, copy)
-    config = load_config([copy / "config.yml"])
-    (problem,) = check_files(config, program="train")
-    assert (problem.name, problem.place.line, problem.value) == ("save", 4, str(original / "checkpoints"))
-    assert f"{copy} looks like a copy of that folder: the training would" in problem.what
-    assert problem.remedy == (
-        f"write {copy} in place of {original} in {copy}/config.yml, or use {original}/config.yml"
-    )
-    assert check_files(config, program="generate")[0].name == "load"  # There is no checkpoint yet.
-    file = copy / "config.yml"
-    file.write_text(file.read_text().replace(f"{original}/", f"{copy}/"))
-    assert check_files(load_config([copy / "config.yml"]), program="train") == []
-    assert check_files(load_config([original / "config.yml"]), program="train") == []
-
-
-def test_what_only_looks_like_a_copied_folder_is_not_refused(files):
-    original, other = files / "lang", files / "other"
-    run_folder(original, files)
-    other.mkdir()
-    # Several configurations of one run in a folder of their own, which may have the same name.
-    shutil.copy(original / "config.yml", other)
-    assert check_files(load_config([other / "config.yml"]), program="train") == []
-    # A link to the original's data, and a link to the folder.
-    (other / "data").symlink_to(original / "data")
-    (files / "link").symlink_to(original)
-    for folder in (other, files / "link"):
-        assert check_files(load_config([folder / "config.yml"]), program="train") == []
-
-
-def test_a_folder_whose_name_is_too_long_is_no_copy(files):
-    original, other = files / "lang", files / "other"
-    run_folder(original, files)
-    other.mkdir()
-    text = (original / "config.yml").read_text()
-    (other / "config.yml").write_text(text.replace("/checkpoints", f"/{'n' * 300}"))
-    (problem,) = check_files(load_config([other / "config.yml"]), program="train")
-    assert (problem.name, problem.what) == ("load", "cannot be read (File name too long)")
-
-
-def test_a_run_in_a_folder_of_its_own_below_another_run_is_not_a_copy(files):
-    project, inner = files / "project", files / "project" / "inner"
-    run_folder(project, files)
-    inner.mkdir()
-    shutil.copy(project / "tokenizer.json", inner)
-    text = (project / "config.yml").read_text()
-    for name in ("save", "load", "log-dir"):
-        text = text.replace(f"{name}: {project}", f"{name}: {inner}")
-    (inner / "config.yml").write_text(text)
-    assert check_files(load_config([inner / "config.yml"]), program="train") == []
-
-
 def test_a_dataset_without_its_tokens_is_not_answered_with_its_own_name(load, files):
     (files / "data.bin").unlink()
     (problem,) = check_files(load(SETTINGS), program="train")
     assert problem.what == "data.bin does not exist"
-    assert problem.remedy == f"{HERE}, or create the dataset with preprocess_data"
+    assert problem.remedy == f"{HERE}, or create it with preprocess_data"
 
 
 def test_a_folder_in_which_no_file_can_be_created_is_found(load, files):
@@ -511,22 +427,6 @@ def test_a_folder_in_which_no_file_can_be_created_is_found(load, files):
     before = sorted(files.iterdir())
     assert check_files(load(f"{SETTINGS}save: x\nsave-interval: 5"), program="train") == []
     assert sorted(files.iterdir()) == sorted({*before, files / "more.yml"})
-
-
-def test_the_record_of_another_training_is_noted(load, files):
-    text = f"{SETTINGS}log-dir: logs\nsave: saved\nload: saved\nsave-interval: 5"
-    assert notes_on_record(load(text)) == []
-    (files / "logs").mkdir()
-    (files / "logs" / "metrics.jsonl").touch()
-    (note,) = notes_on_record(load(text))
-    assert (note.name, note.place.line, note.value) == ("log_dir", 4, "logs")
-    assert note.what.endswith("the earlier record is kept as metrics.1.jsonl, or the next free number")
-    assert note.remedy == "to keep both apart, set log-dir to another folder"
-    saved = files / "saved" / "global_step5"
-    saved.mkdir(parents=True)
-    (saved / "manifest.json").write_text("{}")
-    assert notes_on_record(load(text)) == []
-    assert len(notes_on_record(load(f"{text}\nfinetune: true"))) == 1
 
 
 STUDENT = """\
@@ -554,7 +454,7 @@ def test_the_teacher_of_a_student_is_found_before_the_start(load, files):
     write("big")
     assert problem_of("big") == ""
     assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}"
-    assert "write teacher: big, the folder of all" in problem_of("big/global_step5")
+    assert "set it to big, the folder of all" in problem_of("big/global_step5")
     write("student")
     distill = ", distill: {enabled: true}"
     begins, continues = "save: new\nsave-interval: 1\nload: new\n", "load: student\n"
@@ -705,13 +605,13 @@ def test_a_damaged_checkpoint_is_left_to_the_workers(load, trained, files, manif
 @pytest.mark.parametrize(
     ("text", "program", "remedy"),
     [
-        ("vocab-file: no.json", "train", f"{HERE}, or train one: neox-data train-tokenizer"),
+        ("vocab-file: no.json", "train", HERE),
         (
             "tokenizer-type: GPT2BPETokenizer\nmerge-file: no.txt\nvocab-file: vocab.json",
             "train",
             HERE,
         ),
-        ("vocab-file: /no.json", "train", "check the path, or train one: neox-data train-tokenizer"),
+        ("vocab-file: /no.json", "train", "check the path"),
         ("sample-input-file: no.txt", "prompts", HERE),
     ],
 )
@@ -805,34 +705,3 @@ def test_each_part_of_the_split_requires_a_document_that_fits(load, files, split
     problems = check_files(load(text), program="train")
     assert [problem.name for problem in problems] == names
     assert all("2 longer than a sample of 33 tokens" in problem.what for problem in problems)
-
-
-NOT_READ = "has labels next to it, {}_label_document, that are not used, so the loss counts all tokens"
-
-
-@pytest.mark.parametrize(
-    ("tokens", "labels"), [("c_messages", "c_messages"), ("p_text", "p"), ("c_text", "c_text")]
-)
-def test_labels_that_a_training_does_not_read_are_noted(load, files, tokens, labels):
-    for prefix in (f"{tokens}_document", f"{labels}_label_document"):
-        write_int32(prefix, [[5, 6, 7]] * 9)
-    one = load(f"data-path: {tokens}_document\neval-iters: 0")
-    (note,) = notes_on_data(one)
-    assert (note.name, note.what, note.place.line) == ("data_path", NOT_READ.format(labels), 1)
-    assert note.remedy.startswith(
-        "to count only those with a label, name the datasets in train-data-paths, in place of data-path, and "
-        "their labels in train-label-data-paths, "
-    )
-
-
-def test_labels_are_noted_for_a_training_that_lacks_them(load, files):
-    for prefix in ("c_messages_document", "c_messages_label_document"):
-        write_int32(prefix, [[5, 6, 7]])
-    lists = [f"{part}-data-paths: [c_messages_document]\n" for part in ("train", "valid", "test")]
-    labels = [
-        each.replace("-data-paths", "-label-data-paths").replace("_doc", "_label_doc") for each in lists
-    ]
-    (note,) = notes_on_data(load("".join(lists)))
-    assert (note.name, note.what) == ("train_data_paths", NOT_READ.format("c_messages"))
-    assert "name the datasets in train-data-paths and their labels in train-label-data-paths, " in note.remedy
-    assert notes_on_data(load("".join([*lists, *labels]))) == []

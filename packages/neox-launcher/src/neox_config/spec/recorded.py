@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,21 +42,19 @@ _CONTENTS = ("config", "files", "layout", "schedule", "tensors")
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint that a run with this `load` reads; None if there is none.
+    """Return the checkpoint that a run with this `load` reads; None if this machine finds or reads none.
 
     It is the one that `latest` names, without that file the folder itself if it is a checkpoint, or the last
     one in it.
     """
-    try:
+    with suppress(OSError, UnicodeDecodeError):
+        if not (folder / LATEST).exists():
+            return folder if is_checkpoint(folder) else next(reversed(complete_checkpoints(folder)), None)
         name = (folder / LATEST).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        if is_checkpoint(folder):
-            return folder
-        return next(reversed(complete_checkpoints(folder)), None) if folder.is_dir() else None
-    except (OSError, UnicodeDecodeError):
-        return None
-    # A name, not a path.
-    return folder / name if iteration_of(name) is not None and (folder / name / MANIFEST).is_file() else None
+        # A name, not a path.
+        if iteration_of(name) is not None and (folder / name / MANIFEST).is_file():
+            return folder / name
+    return None
 
 
 def contents_of(checkpoint: Path) -> dict[str, dict[str, Any]]:
@@ -120,7 +119,7 @@ def recorded_model(folder: Path) -> Resolved | None:
         checkpoint = latest_checkpoint(folder)
         recorded = {} if checkpoint is None else contents_of(checkpoint).get("config", {})
         return model_of(recorded) if recorded else None
-    except (OSError, ValidationError, ConfigError):
+    except (ValidationError, ConfigError):
         return None
 
 

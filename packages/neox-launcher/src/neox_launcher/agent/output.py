@@ -21,6 +21,7 @@ Show = Callable[[int, str, bytes], None]
 _CHUNK = 64 * 1024
 _TAIL_BYTES = 16 * 1024
 _LOG_LIMIT = 4 * 1024 * 1024
+_SLOW_DISK = "the disk was too slow for these ranks"
 _LOG_PATIENCE_SECONDS = 5.0
 
 
@@ -146,9 +147,10 @@ class _LogFiles:
         self._files: dict[int, LossyFile] = {}
         self._has_warned = False
         self._queue: BackgroundQueue[tuple[int, bytes]] = BackgroundQueue(
-            self._write,
+            lambda item: self._files[item[0]].write(item[1]),
             limit=_LOG_LIMIT,
-            loss_item=self._describe_loss,
+            # In the first of the files that could be opened.
+            loss_item=lambda size: (next(iter(self._files)), describe_loss(size, _SLOW_DISK)),
             name="log-files",
         )
         for rank in ranks:
@@ -175,14 +177,6 @@ class _LogFiles:
             return
         self._descriptors[rank] = descriptor
         self._files[rank] = LossyFile(descriptor, report=lambda error: self._warn(rank, path, error))
-
-    def _describe_loss(self, size: int) -> tuple[int, bytes]:
-        # In the first of the files that could be opened.
-        return next(iter(self._files)), describe_loss(size, "the disk was too slow for these ranks")
-
-    def _write(self, item: tuple[int, bytes]) -> None:
-        rank, data = item
-        self._files[rank].write(data)
 
     def _warn(self, rank: int, path: Path, error: OSError) -> None:
         if not self._has_warned:

@@ -39,7 +39,11 @@ def render_results(results: Sequence[Result], metric: str) -> str:
     best = best_of(results, metric)
     if best is None:
         return f"{trials}\n\nno trial succeeded"
-    settings, options = _as_yaml(best.experiment), _as_options(best.experiment)
+    given = {
+        _spelled(name): json.dumps(value, allow_nan=False) for name, value in best.experiment.settings.items()
+    }
+    options = " ".join(f"--set {name}={value}" for name, value in given.items())
+    settings = _as_yaml(best.experiment)
     return f"{trials}\n\nbest settings, for the configuration file:\n{settings}\n\nas options:\n  {options}"
 
 
@@ -80,13 +84,6 @@ def _as_yaml(experiment: Experiment) -> str:
         else:
             lines += [f"  {_spelled(name)}: {value}" for name, value in pairs]
     return "\n".join(lines)
-
-
-def _as_options(experiment: Experiment) -> str:
-    settings = experiment.settings.items()
-    return " ".join(
-        f"--set {_spelled(name)}={json.dumps(value, allow_nan=False)}" for name, value in settings
-    )
 
 
 def _spelled(name: str) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -211,18 +211,13 @@ def _times(record: Path, steps: tuple[int, int]) -> dict[int, tuple[float, float
     except OSError as error:
         raise LaunchError(f"{record} cannot be read: {error.strerror}") from error
     found = {}
-    for metrics in _parsed(lines):
-        if "time/iteration" in metrics and steps[0] <= metrics["iteration"] <= steps[1]:
-            rate = metrics["throughput/tflops_per_device"]
-            found[metrics["iteration"]] = (metrics["time/iteration"], rate)
-    return found
-
-
-def _parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the records; damaged lines are skipped, so that their iterations are missing."""
     for line in lines:
-        with suppress(ValueError):
-            yield json.loads(line)
+        with suppress(ValueError):  # The iterations of damaged lines are missing.
+            metrics = json.loads(line)
+            if "time/iteration" in metrics and steps[0] <= metrics["iteration"] <= steps[1]:
+                rate = metrics["throughput/tflops_per_device"]
+                found[metrics["iteration"]] = (metrics["time/iteration"], rate)
+    return found
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

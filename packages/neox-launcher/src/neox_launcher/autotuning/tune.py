@@ -73,7 +73,10 @@ def tune(
     try:
         for result in search(stages, tuning, trials.attempt):
             results.append(result)
-            _print_result(result, len(results))
+            found = result.reason if result.seconds is None else f"{result.seconds:.4g} s per iteration"
+            earlier = ", from an earlier run" if result.was_reused else ""
+            name = f"trial {len(results)}, {result.experiment.name}"
+            print_message(f"{name}: {result.status}{earlier}: {found}\n")
             if result.fingerprint and not result.was_reused:
                 kept.add(result)
     except StoppedError as stop:
@@ -146,9 +149,3 @@ def _plan_trial(request: Request, path: Path) -> LaunchPlan:
     plan = plan_launch(own)
     refuse_what_cannot_run(plan)
     return plan
-
-
-def _print_result(result: Result, number: int) -> None:
-    found = f"{result.seconds:.4g} s per iteration" if result.seconds is not None else result.reason
-    earlier = ", from an earlier run" if result.was_reused else ""
-    print_message(f"trial {number}, {result.experiment.name}: {result.status}{earlier}: {found}\n")

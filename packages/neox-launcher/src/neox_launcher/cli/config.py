@@ -35,11 +35,10 @@ from neox_launcher.cli.options import (
     directory_option,
 )
 from neox_launcher.cli.schedule import show_course
-from neox_launcher.plan.checkpoint_files import check_loaded
 from neox_launcher.plan.epochs import note_on_iterations
 from neox_launcher.plan.notes import notes_on_data
 from neox_launcher.plan.planning import refuse_hosts
-from neox_launcher.plan.preflight import check_files
+from neox_launcher.plan.preflight import check_files, check_loaded
 from neox_launcher.resources.hosts import missing_hostfile
 
 __all__ = ["main"]

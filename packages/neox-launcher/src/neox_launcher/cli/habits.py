@@ -14,7 +14,7 @@ from neox_config.errors import NeoXError
 from neox_config.problems import did_you_mean
 from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, SHORTHANDS
 from neox_config.read.reading import as_yaml, normal_name
-from neox_config.schema.config import parameter_named
+from neox_config.schema.config import field_named, parameter_named
 
 __all__ = [
     "DRY_RUN",
@@ -188,9 +188,13 @@ class _ParameterOption(Option):
     """An option that sets the parameter of its name."""
 
 
-def parameter_option(*names: str, **settings: Any) -> Callable[..., Any]:
-    """Add an option that sets the parameter of its name; otherwise like `option`."""
-    return click.option(*names, cls=_ParameterOption, **settings)
+def parameter_option(*names: str, metavar: str, help: str = "", **settings: Any) -> Callable[..., Any]:
+    """Add an option that sets the parameter of its last name, whose doc is the help; else like `option`."""
+    name = normal_name(names[-1].lstrip("-"))
+    field = field_named(name)
+    doc = "" if field is None else (field.description or "").partition(".")[0]
+    text = help or f"{doc}. Same as --set {name.replace('_', '-')}={metavar}."
+    return click.option(*names, cls=_ParameterOption, metavar=metavar, help=text, **settings)
 
 
 def parameter_options(command: Callable[..., None]) -> Callable[..., None]:

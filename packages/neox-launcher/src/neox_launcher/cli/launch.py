@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NoReturn
 
 import click
@@ -33,8 +33,7 @@ from neox_launcher.controller.restarts import checkpoints_of
 from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finished_output, print_message
 from neox_launcher.plan.in_use import refuse_what_is_in_use
-from neox_launcher.plan.notes import notes_on_data, notes_on_load, notes_on_record, notes_on_save
-from neox_launcher.plan.of_training import is_noted
+from neox_launcher.plan.notes import is_noted, notes_on_data, notes_on_load, notes_on_save
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.plan.scheduler import Member
@@ -142,29 +141,9 @@ main.add_command(verify_layout)
     ),
     exit_codes=_EXIT_CODES,
 )
-@parameter_option(
-    "--prompt",
-    heading=_GENERATION,
-    metavar="TEXT",
-    help="Text to continue. Same as --set prompt=TEXT, taken literally.",
-)
-@parameter_option(
-    "-i",
-    "--sample_input_file",
-    heading=_GENERATION,
-    type=PATH,
-    metavar="FILE",
-    help="File with one prompt per line. Same as --set sample-input-file=FILE --set "
-    "text-gen-type=input-file.",
-)
-@parameter_option(
-    "-o",
-    "--sample_output_file",
-    heading=_GENERATION,
-    type=PATH,
-    metavar="FILE",
-    help="File for the results. Same as --set sample-output-file=FILE.",
-)
+@parameter_option("--prompt", heading=_GENERATION, metavar="TEXT")
+@parameter_option("-i", "--sample_input_file", heading=_GENERATION, type=PATH, metavar="FILE")
+@parameter_option("-o", "--sample_output_file", heading=_GENERATION, type=PATH, metavar="FILE")
 @request_options
 @click.pass_obj
 def generate(common: tuple[Request, DryRun], /, **options: Any) -> None:
@@ -228,34 +207,10 @@ def _task_names(context: click.Context, option: click.Parameter, text: str | Non
     metavar="NAME,...",
     help="Tasks of lm-evaluation-harness, separated by commas. Same as --set eval-tasks=[NAME,...].",
 )
-@parameter_option(
-    "--data",
-    "eval_data",
-    heading=_EVALUATION,
-    metavar="DATA",
-    help="Texts: a dataset or files. Same as --set eval-data=DATA.",
-)
-@parameter_option(
-    "--include-path",
-    "eval_include_path",
-    heading=_EVALUATION,
-    metavar="DIR",
-    help="Folder with further tasks. Same as --set eval-include-path=DIR.",
-)
-@parameter_option(
-    "--num-fewshot",
-    "eval_num_fewshot",
-    heading=_EVALUATION,
-    type=click.IntRange(min=0),
-    help="Examples before each question. Same as --set eval-num-fewshot=N.",
-)
-@parameter_option(
-    "--limit",
-    "eval_limit",
-    heading=_EVALUATION,
-    type=click.IntRange(min=1),
-    help="Maximum number of questions of each task and of documents. Same as --set eval-limit=N.",
-)
+@parameter_option("--data", "eval_data", heading=_EVALUATION, metavar="DATA")
+@parameter_option("--include-path", "eval_include_path", heading=_EVALUATION, metavar="DIR")
+@parameter_option("--num-fewshot", "eval_num_fewshot", heading=_EVALUATION, type=int, metavar="N")
+@parameter_option("--limit", "eval_limit", heading=_EVALUATION, type=int, metavar="N")
 @request_options
 @click.pass_obj
 def evaluate(common: tuple[Request, DryRun], /, **options: Any) -> None:
@@ -296,20 +251,8 @@ def index_blocks(common: tuple[Request, DryRun], /, **options: Any) -> None:
     ),
     exit_codes=_EXIT_CODES,
 )
-@parameter_option(
-    "--query",
-    "block_query",
-    heading=_RETRIEVAL,
-    metavar="TEXT",
-    help="Text to search for. Same as --set block-query=TEXT, taken literally.",
-)
-@parameter_option(
-    "--count",
-    "block_count",
-    heading=_RETRIEVAL,
-    type=click.IntRange(min=1),
-    help="Number of blocks to print. Same as --set block-count=N.",
-)
+@parameter_option("--query", "block_query", heading=_RETRIEVAL, metavar="TEXT")
+@parameter_option("--count", "block_count", heading=_RETRIEVAL, type=int, metavar="N")
 @request_options
 @click.pass_obj
 def find_blocks(common: tuple[Request, DryRun], /, **options: Any) -> None:
@@ -382,18 +325,7 @@ def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
 )
 @request_options
 @click.pass_obj
-def verify(
-    common: tuple[Request, DryRun],
-    /,
-    steps: int | None,
-    resume_set: tuple[str, ...],
-    source: str | None,
-    target: str | None,
-    work_dir: str | None,
-    keep: bool,
-    evaluate: bool,
-    **options: Any,
-) -> None:
+def verify(common: tuple[Request, DryRun], /, **options: Any) -> None:
     """Verify that a resumed training equals an uninterrupted one.
 
     Trains 2 N iterations without interruption; then trains N, saves, and trains the other N in new processes.
@@ -401,17 +333,8 @@ def verify(
     Starts from the latest checkpoint in `load` if there is one. With --from and --to, resumes from one
     existing checkpoint and compares with a later one. Writes to a temporary directory only.
     """
-    request, dry_run = _merged(common, "train", **options)
-    wanted = VerifyRequest(
-        steps=steps,
-        resume_set=resume_set,
-        source=source,
-        target=target,
-        work_dir=work_dir,
-        keep=keep,
-        evaluate=evaluate,
-    )
-    _launch(request, dry_run, wanted)
+    wanted = VerifyRequest(**{each.name: options.pop(each.name) for each in fields(VerifyRequest)})
+    _launch(*_merged(common, "train", **options), wanted)
 
 
 def _refuse_undecoded(text: str | None) -> None:
@@ -566,7 +489,7 @@ def _print_notes(plan: LaunchPlan) -> None:
     notices = [each for each in config.notices if is_noted(each, plan.program)]
     notices += slow_without_gpus(config, plan.world)
     if plan.program == "train":
-        notices += [*notes_on_data(config), *notes_on_save(config), *notes_on_record(config)]
+        notices += [*notes_on_data(config), *notes_on_save(config)]
     elif plan.program in ("generate", "serve", "evaluate"):
         notices += notes_on_load(config)
     show_notes(notices, config)

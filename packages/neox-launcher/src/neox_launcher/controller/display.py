@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from neox_config.errors import LaunchError
@@ -88,6 +89,9 @@ def open_display(mode: str) -> "LiveDisplay | None":
         raise LaunchError(reason)
     if mode == "plain" or _cannot_draw(sys.stderr) is not None:
         return None
+    with suppress(OSError):  # Not the terminal that controls this process, so no shell waits there.
+        if os.tcgetpgrp(sys.stderr.fileno()) != os.getpgrp():
+            return None
     # Importing rich takes longer than the rest of a launch that shows no line.
     from neox_launcher.controller.live_display import LiveDisplay
 

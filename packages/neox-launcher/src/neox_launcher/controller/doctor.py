@@ -40,21 +40,21 @@ _FOLDERS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Result of one check.
 
     Args:
         name: what was checked.
-        is_good: whether a job can run with it.
         found: description of the result.
         remedy: what to do if it is not good.
+        is_good: whether a job can run with it.
     """
 
     name: str
-    is_good: bool
     found: str
     remedy: str = ""
+    is_good: bool = True
 
 
 _NEXT = "whether the layout computes the same as one process: neox-launch verify-layout FILE"
@@ -62,11 +62,7 @@ _NEXT = "whether the layout computes the same as one process: neox-launch verify
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All findings.
-
-    Args:
-        findings: in the order of the checks.
-    """
+    """All findings, in the order of the checks."""
 
     findings: tuple[Finding, ...]
 
@@ -118,15 +114,11 @@ def diagnose(outcome: Outcome, *, hosts: int) -> Diagnosis:
 
 
 def _started(outcome: Outcome, hosts: int) -> Finding:
-    name = "reach and join"
+    name, joined = "reach and join", counted(len(outcome.facts), "worker")
     if outcome.first_failure is None:
-        joined = counted(len(outcome.facts), "worker")
-        return Finding(name=name, is_good=True, found=f"{counted(hosts, 'host')} started, {joined} joined")
-    remedy = (
-        "see the error above, and in docs/launching.md the section on this launcher; if the hosts reach the "
-        "launcher but not each other, check firewalls and the address and port of rank 0"
-    )
-    return Finding(name=name, is_good=False, found=str(outcome.first_failure), remedy=remedy)
+        return Finding(name, f"{counted(hosts, 'host')} started, {joined} joined")
+    remedy = "if the hosts reach the launcher but not each other, check firewalls and master-addr"
+    return Finding(name, str(outcome.first_failure), f"see the error above; {remedy}", is_good=False)
 
 
 def _launcher_versions(outcome: Outcome) -> Finding:
@@ -136,11 +128,9 @@ def _launcher_versions(outcome: Outcome) -> Finding:
     for host, theirs in outcome.other_versions.items():
         hosts[theirs].append(host)
     others = [f"{theirs} on {name_some(sorted(names))}" for theirs, names in hosts.items()]
+    found = "\n".join([f"{here} on this machine", *others]) if others else here
     return Finding(
-        name="neox-launcher",
-        is_good=not others,
-        found="\n".join([f"{here} on this machine", *others]) if others else here,
-        remedy="install the same version of neox-launcher on all hosts",
+        "neox-launcher", found, "install the same version of neox-launcher on all hosts", is_good=not others
     )
 
 
@@ -151,27 +141,18 @@ def _clocks(facts: Mapping[int, Facts]) -> Iterator[Finding]:
     found = f"at most {apart:.1f} s apart"
     if apart > _MOST_SKEW_SECONDS:
         found += f": {latest} is ahead of {earliest}"
-    yield Finding(
-        name="clocks",
-        is_good=apart <= _MOST_SKEW_SECONDS,
-        found=found,
-        remedy="synchronize the clocks with NTP (check chronyc tracking, timedatectl)",
-    )
+    remedy = "synchronize the clocks with NTP (check chronyc tracking, timedatectl)"
+    yield Finding("clocks", found, remedy, is_good=apart <= _MOST_SKEW_SECONDS)
 
 
 def _software(facts: Mapping[int, Facts]) -> Iterator[Finding]:
     for name in (*_SOFTWARE, "driver", "cudnn"):
         is_good, found = _same(facts, lambda fact, name=name: str(fact[name]))  # type: ignore[misc]
-        yield Finding(
-            name=name,
-            is_good=is_good,
-            found=found,
-            remedy=f"install the same version of {name} on all hosts",
-        )
+        yield Finding(name, found, f"install the same version of {name} on all hosts", is_good=is_good)
     # Outside the bounds of our packages; they may work: the contracts decide.
     if any("untested" in fact for fact in facts.values()):
         _, found = _same(facts, lambda fact: str(fact.get("untested", "none")))
-        yield Finding(name="untested versions", is_good=True, found=found)
+        yield Finding("untested versions", found)
 
 
 def _contracts(facts: Mapping[int, Facts]) -> Iterator[Finding]:
@@ -185,12 +166,8 @@ def _contracts(facts: Mapping[int, Facts]) -> Iterator[Finding]:
     if checked:
         lines = [f"on {name_some(hosts)}, {line}" for line, hosts in broken.items()]
         _, held = _same(checked, lambda fact: str(fact["contracts"]["found"]))
-        yield Finding(
-            name="contracts",
-            is_good=not broken,
-            found="\n".join(lines) or held,
-            remedy="install the versions that were tested; python -m neox_model.contracts repeats the check",
-        )
+        remedy = "install the versions that were tested; python -m neox_model.contracts repeats the check"
+        yield Finding("contracts", "\n".join(lines) or held, remedy, is_good=not broken)
 
 
 def _gpus(facts: Mapping[int, Facts]) -> Iterator[Finding]:
@@ -204,12 +181,8 @@ def _gpus(facts: Mapping[int, Facts]) -> Iterator[Finding]:
         for rank, fact in facts.items()
         if fact["gpu_error"]
     ]
-    yield Finding(
-        name="GPUs",
-        is_good=is_good and not wrong,
-        found="\n".join([found, *some_lines(wrong)]),
-        remedy="exclude the host or the slot (exclude), and check nvidia-smi there",
-    )
+    remedy = "exclude the host or the slot (exclude), and check nvidia-smi there"
+    yield Finding("GPUs", "\n".join([found, *some_lines(wrong)]), remedy, is_good=is_good and not wrong)
 
 
 def _attention(facts: Mapping[int, Facts]) -> Iterator[Finding]:
@@ -222,24 +195,16 @@ def _attention(facts: Mapping[int, Facts]) -> Iterator[Finding]:
 
         is_good, found = _same(known, by_kind)
         notes = dict.fromkeys(note for fact in known.values() for note in fact["attention_notes"])
-        yield Finding(
-            name="attention backend",
-            is_good=is_good,
-            found="\n".join([found, *notes]),
-            remedy="use the same GPUs, PyTorch, cuDNN and environment on all hosts",
-        )
+        remedy = "use the same GPUs, PyTorch, cuDNN and environment on all hosts"
+        yield Finding("attention backend", "\n".join([found, *notes]), remedy, is_good=is_good)
 
 
 def _files(facts: Mapping[int, Facts]) -> Iterator[Finding]:
     for path in sorted({path for fact in facts.values() for path in fact["files"]}):
         is_good, found = _same(facts, lambda fact, path=path: str(fact["files"].get(path)))  # type: ignore[misc]
         is_there = all("bytes of" in str(fact["files"].get(path)) for fact in facts.values())
-        yield Finding(
-            name=path,
-            is_good=is_good and is_there,
-            found=found,
-            remedy="put the file on a file system that all hosts share, or the same file on each host",
-        )
+        remedy = "put the file on a file system that all hosts share, or the same file on each host"
+        yield Finding(path, found, remedy, is_good=is_good and is_there)
 
 
 def _folders(facts: Mapping[int, Facts]) -> Iterator[Finding]:
@@ -247,12 +212,8 @@ def _folders(facts: Mapping[int, Facts]) -> Iterator[Finding]:
         checked = [fact for fact in facts.values() if kind in fact]
         for name in sorted({name for fact in checked for name in fact[kind]}):
             wrong = {fact["host"]: fact[kind][name] for fact in checked if fact[kind][name]}
-            yield Finding(
-                name=name,
-                is_good=not wrong,
-                found="\n".join(some_lines([f"on {host}, {what}" for host, what in wrong.items()])) or good,
-                remedy=remedy,
-            )
+            found = "\n".join(some_lines([f"on {host}, {what}" for host, what in wrong.items()]))
+            yield Finding(name, found or good, remedy, is_good=not wrong)
 
 
 def _all_reduce(facts: Mapping[int, Facts]) -> Iterator[Finding]:
@@ -263,7 +224,7 @@ def _all_reduce(facts: Mapping[int, Facts]) -> Iterator[Finding]:
             f"{slowest['bytes'] / 2**20:.0f} MiB in {slowest['seconds'] * 1e3:.1f} ms, "
             f"{slowest['bytes_per_second'] / 1e9:.2f} GB/s per link (bus bandwidth)"
         )
-        yield Finding(name="all-reduce", is_good=True, found=found)
+        yield Finding("all-reduce", found)
 
 
 _CHECKS = (_clocks, _software, _contracts, _gpus, _attention, _files, _folders, _all_reduce)

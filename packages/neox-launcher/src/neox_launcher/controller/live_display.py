@@ -2,29 +2,84 @@
 
 import io
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from neox_launcher.controller.display import Display
 from neox_launcher.controller.live_line import LiveState, render_line
-from neox_launcher.controller.terminal import draw, print_message, start_drawing, stop_drawing
-from neox_launcher.protocol.background import start_thread
+from neox_launcher.controller.terminal import Line, print_message, start_drawing, stop_drawing
 from neox_launcher.worker.reporting import FINISHING
 
 __all__ = ["LiveDisplay"]
 
-_TICK_SECONDS = 0.25
-_COLUMNS = 80
+_HOLD_BYTES = 64 * 1024
+
+
+class _Terminal(io.StringIO):
+    """Passes text on to a function that writes bytes."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def write(self, text: str) -> int:
+        self._write(text.encode(errors="replace"))
+        return len(text)
+
+
+class _LiveLine(Line):
+    """Draws a line below all other output of a terminal, four times a second.
+
+    The thread that writes to the terminal calls it. Lines of other output appear when they are complete; of a
+    line that its writer overwrites (a progress bar), the last state.
+
+    Args:
+        file: writes to the terminal.
+        render: returns the line for a width in columns; called in another thread.
+    """
+
+    def __init__(self, file: TextIO, render: Callable[[int], Text]) -> None:
+        self._console = console = _console(file)
+        # The last column stays free: terminals differ in what follows a character there.
+        self._live = Live(
+            console=console,
+            get_renderable=lambda: render(console.width - 1),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._rests: dict[object, bytes] = {}
+
+    def start(self) -> None:
+        self._live.start()
+        # A process that is killed, or suspended, leaves a usable terminal.
+        self._console.show_cursor()
+
+    def write(self, source: object, data: bytes) -> None:
+        *lines, rest = (self._rests.pop(source, b"") + data).split(b"\n")
+        if len(rest) > _HOLD_BYTES:
+            lines, rest = [*lines, rest], b""
+        if rest:
+            # What is overwritten later is never shown; a return at the end has overwritten nothing yet.
+            self._rests[source] = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]
+        if lines:
+            text = b"\n".join(line.rstrip(b"\r") for line in lines).decode(errors="backslashreplace")
+            self._console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def stop(self) -> None:
+        for source in [source for source, rest in self._rests.items() if rest.strip(b"\r")]:
+            self.write(source, b"\n")
+        self._live.stop()
 
 
 class LiveDisplay(Display):
-    """Draws the live line on a terminal, four times a second.
+    """Draws the live line on a terminal.
 
     Args:
         stream: the terminal.
@@ -34,21 +89,8 @@ class LiveDisplay(Display):
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._stream = stream
-        has_colors = not os.environ.get("NO_COLOR")
-        # Turns styles into escape sequences, according to TERM and COLORTERM.
-        self._console = Console(
-            color_system="auto" if has_colors else None,
-            file=io.StringIO(),
-            force_terminal=True,
-            highlight=False,
-            markup=False,
-            emoji=False,
-            legacy_windows=False,
-        )
         self._state = LiveState(since=clock())
-        self._has_closed = threading.Event()
-        start_drawing(stream, self._render, has_colors=has_colors)
-        self._ticker = start_thread(self._tick, "live-line")
+        start_drawing(stream, lambda write: _LiveLine(_Terminal(write), self._render))
 
     def show_phase(self, phase: str) -> None:
         """Show what the launch is doing; empty while the workers report by themselves."""
@@ -85,10 +127,7 @@ class LiveDisplay(Display):
 
     def close(self) -> None:
         """Remove the line; may be called again."""
-        if not self._has_closed.is_set():
-            self._has_closed.set()
-            self._ticker.join()
-            stop_drawing()
+        stop_drawing()
 
     def print(self, screen: Callable[[int], Text]) -> None:
         """Print a text above the line.
@@ -96,21 +135,26 @@ class LiveDisplay(Display):
         Args:
             screen: returns the text for a width in columns.
         """
+        console = _console(io.StringIO())
+        with console.capture() as captured:
+            console.print(screen(console.width), soft_wrap=True)
+        print_message(captured.get())
+
+    def _render(self, width: int) -> Text:
         try:
-            columns = os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
-        except OSError:
-            columns = _COLUMNS
-        print_message(self._as_output(screen(columns)) + "\n")
+            return render_line(self._state, now=self._clock(), width=width)
+        except Exception as error:  # The line is decoration: its errors must not end the job.
+            return Text(f"the live line cannot be drawn: {type(error).__name__}: {error}")
 
-    def _render(self, width: int) -> str:
-        return self._as_output(render_line(self._state, now=self._clock(), width=width))
 
-    def _as_output(self, text: Text) -> str:
-        """Return a text with the colours that the terminal has; none if NO_COLOR is set."""
-        with self._console.capture() as captured:
-            self._console.print(text, end="", soft_wrap=True)
-        return captured.get()
-
-    def _tick(self) -> None:
-        while not self._has_closed.wait(_TICK_SECONDS):
-            draw()
+def _console(file: TextIO) -> Console:
+    """Return a console with the colours that the terminal has; none if NO_COLOR is set."""
+    return Console(
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        file=file,
+        force_terminal=True,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )

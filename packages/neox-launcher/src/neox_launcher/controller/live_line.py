@@ -17,10 +17,6 @@ _TURNS_PER_SECOND = 4
 _SEPARATOR = " | "
 
 
-def _format_memory(num_bytes: float) -> str:
-    return f"memory {num_bytes / 2**30:.1f} GiB"
-
-
 _METRICS: Mapping[tuple[str, ...], tuple[Callable[..., str], str]] = {
     ("loss/train",): ("loss {:.4f}".format, "bold"),
     ("throughput/tokens_per_second",): ("{:,.0f} tokens/s".format, ""),
@@ -29,7 +25,7 @@ _METRICS: Mapping[tuple[str, ...], tuple[Callable[..., str], str]] = {
     ("optimizer/learning_rate",): ("lr {:.3e}".format, ""),
     ("optimizer/loss_scale",): ("loss scale {:g}".format, ""),
     ("loss/validation",): ("validation loss {:.4f}".format, ""),
-    ("memory/bytes",): (_format_memory, "dim"),
+    ("memory/bytes",): (lambda size: f"memory {size / 2**30:.1f} GiB", "dim"),
 }
 """Metrics -> their format and its style, the most important first."""
 

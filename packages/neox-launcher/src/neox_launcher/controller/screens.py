@@ -24,8 +24,8 @@ from neox_config.schema.config import as_written
 from neox_config.spec.recorded import latest_checkpoint
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
-from neox_launcher.plan.preflight import has_evaluation
 from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in, written_checkpoints
+from neox_launcher.plan.usable_documents import has_evaluation
 from neox_launcher.protocol.outcome import Outcome
 
 __all__ = ["Result", "render_end", "render_start"]
@@ -237,14 +237,6 @@ def _has_saved(plan: LaunchPlan, result: Result) -> bool:
         return False  # The file server may have ended the training.
 
 
-def _has_checkpoint(plan: LaunchPlan, folder: str) -> bool:
-    """Return whether a folder has a complete checkpoint that this machine can read."""
-    try:
-        return not is_url(folder) and latest_checkpoint(Path(plan.working_directory, folder)) is not None
-    except OSError:
-        return False
-
-
 def _next_rows(
     plan: LaunchPlan, request: Request, result: Result, *, is_finished: bool, has_saved: bool
 ) -> Iterator[Row]:
@@ -259,7 +251,8 @@ def _next_rows(
         longer = {"train-iters": iterations, "override-lr-scheduler": True}
         yield "extend", _command(request, settings=_resuming(plan) | longer)
     is_same = section.load == section.save
-    if section.save is not None and (has_saved or (is_same and _has_checkpoint(plan, section.save))):
+    folder = Path(plan.working_directory, section.save or "")
+    if section.save is not None and (has_saved or (is_same and latest_checkpoint(folder) is not None)):
         settings = {} if is_same else {"load": section.save}
         if not is_encoder(plan.resolved.config):
             yield "generate", _command(request, "generate", settings=settings)

@@ -28,7 +28,6 @@ from neox_launcher.controller.listener import Listener
 from neox_launcher.controller.start_commands import StartCommands
 from neox_launcher.controller.terminal import (
     pass_on,
-    pause_drawing,
     print_message,
     settle_output,
     wait_for_slow_readers,
@@ -40,7 +39,13 @@ from neox_launcher.protocol.messages import Message
 from neox_launcher.protocol.orders import Orders
 from neox_launcher.protocol.outcome import HEAD_START_SECONDS, Failure, Outcome, ended_by_stop, judge
 from neox_launcher.protocol.run_folder import run_folder
-from neox_launcher.protocol.stop_signals import STOP_SIGNALS, WARNING_SIGNAL, name_of, unblock_warning
+from neox_launcher.protocol.stop_signals import (
+    STOP_SIGNALS,
+    WARNING_SIGNAL,
+    handling,
+    name_of,
+    unblock_warning,
+)
 from neox_launcher.resources.host import name_some
 
 __all__ = ["Failure", "Outcome", "supervise"]
@@ -187,22 +192,15 @@ class _Launch:
     @contextmanager
     def listening_to_signals(self) -> Iterator[None]:
         """Record stop signals instead of being ended by them."""
-        # SIGHUP (a lost connection) is a request to stop, unless nohup makes the process ignore it.
-        numbers = [
-            number
-            for number in STOP_SIGNALS
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-        ]
-        before = {number: signal.signal(number, self._remember) for number in numbers}
-        if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
-            before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._remember)
-        mask = unblock_warning()
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        # SIGHUP (a lost connection) is a request to stop.
+        can_suspend = signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
+        numbers = (*STOP_SIGNALS, signal.SIGTSTP) if can_suspend else STOP_SIGNALS
+        with handling(self._remember, *numbers):
+            mask = unblock_warning()
+            try:
+                yield
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTSTP:
@@ -312,14 +310,13 @@ class _Launch:
         """Stop this process until it is continued (fg, bg); the workers continue."""
         self._is_suspending = False
         print_message("\nneox-launch is suspended; the workers continue, fg or bg shows their output\n")
-        pause_drawing(is_paused=True)
+        self._display.close()
         settle_output()
         self._agents.send_all("pause")
         # By the default action, which the kernel leaves out if no shell could continue this process.
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, handler)
-        pause_drawing(is_paused=False)
         self._agents.send_all("resume")
 
     def _excuse_delay(self) -> None:

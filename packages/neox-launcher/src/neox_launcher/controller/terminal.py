@@ -4,7 +4,7 @@ It never blocks and never ends a job: threads write it, so that a reader that st
 connection) only delays it. What exceeds a limit is dropped, with a line that states how much. If the reader
 is gone (`| head`, a closed terminal), further output is discarded.
 
-On a terminal, a line may be drawn below all other output (`start_drawing`); the same threads write it.
+On a terminal, a line may be drawn below all other output (`start_drawing`).
 """
 
 import itertools
@@ -16,18 +16,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TextIO
+from typing import Literal, NamedTuple, Protocol, TextIO
 
 from neox_config.atomic import NO_ROOM
-from neox_launcher.controller.painter import Painter
 from neox_launcher.protocol.background import BackgroundQueue, LossyFile, describe_loss, ends_within
 
 __all__ = [
-    "draw",
+    "Line",
     "finish_output",
     "finished_output",
     "pass_on",
-    "pause_drawing",
     "print_message",
     "settle_output",
     "start_drawing",
@@ -53,15 +51,28 @@ class _Piece(NamedTuple):
 
     Args:
         descriptor: file to write to.
-        data: the output; empty to draw the line again.
+        data: the output.
         source: where the output comes from; lines of several sources do not mix.
-        ends_drawing: remove the line.
+        act: called in place of writing.
     """
 
     descriptor: int
     data: bytes
     source: Source = "launcher"
-    ends_drawing: bool = False
+    act: Callable[[], None] | None = None
+
+
+class Line(Protocol):
+    """A line below all other output of a terminal; only the thread that writes calls it."""
+
+    def start(self) -> None:
+        """Draw the line from now on."""
+
+    def write(self, source: object, data: bytes) -> None:
+        """Show other output above the line; lines of several sources do not mix."""
+
+    def stop(self) -> None:
+        """Remove the line, and show what was held back."""
 
 
 class _Outputs:
@@ -70,9 +81,8 @@ class _Outputs:
     def __init__(self) -> None:
         self._queues: dict[tuple[int, int], BackgroundQueue[_Piece]] = {}
         self._files: dict[int, LossyFile] = {}
-        self._painted = (0, 0)
-        self._painter: Painter | None = None
-        self._will_draw = False
+        self._drawn_on = -1
+        self._line: Line | None = None
 
     def put(self, descriptor: int, data: bytes, source: Source, *, is_kept: bool) -> None:
         queue = self._queue_of(descriptor)
@@ -80,38 +90,32 @@ class _Outputs:
             chunk = data[start : start + _CHUNK]
             queue.put(_Piece(descriptor, chunk, source), len(chunk), is_kept=is_kept)
 
-    def start_drawing(self, stream: TextIO, render: Callable[[int], str], *, has_colors: bool = True) -> None:
-        """Draw a line below all other output of a terminal, from the next call of `draw` on.
+    def start_drawing(self, stream: TextIO, open_line: Callable[[Callable[[bytes], None]], Line]) -> None:
+        """Draw a line below all other output of a terminal.
 
         Args:
             stream: sys.stdout or sys.stderr, a terminal.
-            render: returns the line for a width in columns; called in another thread.
-            has_colors: leave the colours of other output as they are, instead of removing them.
+            open_line: returns the line, which draws with the given function.
         """
-        descriptor = stream.fileno()
-        self._painter = Painter(descriptor, render, has_colors=has_colors)
-        self._painted = _identity(descriptor)
-
-    def draw(self) -> None:
-        """Draw the line again, as soon as the terminal takes it; never waits."""
-        if self._painter is not None and not self._will_draw:
-            self._will_draw = True
-            self._add_to_painted(_Piece(self._painter.descriptor, b""))
-
-    def pause_drawing(self, *, is_paused: bool) -> None:
-        """Draw no line from now on, because the terminal belongs to another program, or draw it again."""
-        if self._painter is not None:
-            self._painter.is_paused = is_paused
-            self.draw()
+        self._drawn_on = stream.fileno()
+        self._act_on_line(lambda: self._start(open_line(self._file(self._drawn_on).write)))
 
     def stop_drawing(self) -> None:
-        """Remove the line, after everything that was printed before."""
-        if self._painter is not None:
-            self._add_to_painted(_Piece(self._painter.descriptor, b"", ends_drawing=True))
+        """Remove the line, after everything that was printed before; may be called again."""
+        self._act_on_line(self._stop)
 
-    def _add_to_painted(self, piece: _Piece) -> None:
+    def _act_on_line(self, act: Callable[[], None]) -> None:
         with suppress(OSError):  # The terminal is gone.
-            self._queue_of(piece.descriptor).put(piece, 0, is_kept=True)
+            self._queue_of(self._drawn_on).put(_Piece(self._drawn_on, b"", act=act), 0, is_kept=True)
+
+    def _start(self, line: Line) -> None:
+        self._line = line
+        line.start()
+
+    def _stop(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.stop()
 
     @property
     def are_behind(self) -> bool:
@@ -158,24 +162,21 @@ class _Outputs:
         return self._queues[key]
 
     def _write(self, piece: _Piece) -> None:
-        descriptor = piece.descriptor
+        if piece.act is not None:
+            piece.act()
+        elif self._line is not None and _identity(piece.descriptor) == _identity(self._drawn_on):
+            self._line.write((piece.descriptor, piece.source), piece.data)
+        else:
+            self._file(piece.descriptor).write(piece.data)
+
+    def _file(self, descriptor: int) -> LossyFile:
         if descriptor not in self._files:
             self._files[descriptor] = LossyFile(descriptor, report=partial(_on_error, descriptor))
-        data, painter = piece.data, self._painter
-        if painter is not None and _identity(descriptor) == self._painted:
-            if piece.ends_drawing:
-                self._painter, data = None, painter.finish()
-            else:
-                self._will_draw = self._will_draw and bool(data)
-                data = painter.paint((descriptor, piece.source), data)
-        if data:
-            self._files[descriptor].write(data)
+        return self._files[descriptor]
 
 
 _outputs = _Outputs()
 start_drawing = _outputs.start_drawing
-draw = _outputs.draw
-pause_drawing = _outputs.pause_drawing
 stop_drawing = _outputs.stop_drawing
 settle_output = _outputs.settle
 

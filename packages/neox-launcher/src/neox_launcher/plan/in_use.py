@@ -10,7 +10,6 @@ from neox_config.derive.problems import refusal
 from neox_config.errors import NeoXError
 from neox_config.facts.stores import is_url
 from neox_config.problems import Problem
-from neox_launcher.plan.checkpoint_files import has_local_checkpoints
 from neox_launcher.protocol.claims import SAVES_TO, bound_socket, folder_in_use, is_locked
 
 __all__ = ["refuse_what_is_in_use"]
@@ -28,7 +27,9 @@ def refuse_what_is_in_use(config: NeoXConfig, *, program: str, is_local: bool) -
         ConfigError: another process holds what the job needs.
     """
     save, settings = config.checkpoint.save, config.serving.serve
-    is_shared = save is not None and not is_url(save) and not has_local_checkpoints(config)
+    is_shared = (
+        save is not None and not is_url(save) and not config.checkpoint.checkpoint.use_node_local_storage
+    )
     if program == "train" and save is not None and is_shared and is_locked(Path(save)):
         raise _refusal(config, "save", folder_in_use(save, SAVES_TO))
     if program == "serve" and is_local:

@@ -1,24 +1,37 @@
 """Notes on a configuration that can run: what a user may not expect of it."""
 
-import os
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 from neox_config import NeoXConfig
-from neox_config.derive.objective import is_encoder
 from neox_config.derive.problems import placed
 from neox_config.facts.checkpoints import complete_checkpoints
-from neox_config.facts.records import RECORD
-from neox_config.facts.splits import parts_without_share, shares_left_out
 from neox_config.facts.stores import is_url
 from neox_config.problems import COMMAND_LINE, Problem, place_of
+from neox_config.schema.config import section_of
 from neox_config.schema.paths import written_paths
-from neox_launcher.plan.checkpoint_files import continues_training, has_local_checkpoints
-from neox_launcher.plan.dataset_files import data_path
-from neox_launcher.plan.preflight import empty_parts_of, problem_of_split
+from neox_launcher.plan.usable_documents import skipped_evaluations
 
-__all__ = ["notes_on_data", "notes_on_load", "notes_on_record", "notes_on_save", "unused_by_hand"]
+__all__ = ["is_noted", "notes_on_data", "notes_on_load", "notes_on_save", "unused_by_hand"]
+
+
+# Sections whose notes other programs than a training print, besides those about their command line.
+_THEIR_OWN = {
+    "generate": ("generation",),
+    "serve": ("generation", "serving"),
+    "evaluate": ("generation",),
+    "doctor": ("launch",),
+}
+
+
+def is_noted(note: Problem, program: str) -> bool:
+    """Return whether a program prints a note about the configuration, whose files describe a training."""
+    is_given = note.place is not None and note.place.file == COMMAND_LINE
+    try:
+        own = section_of(note.name.partition(".")[0]) in _THEIR_OWN.get(program, ())
+    except KeyError:
+        own = False
+    return program == "train" or is_given or own
 
 
 def unused_by_hand(config: NeoXConfig) -> list[Problem]:
@@ -32,72 +45,23 @@ def unused_by_hand(config: NeoXConfig) -> list[Problem]:
 
 
 def notes_on_data(config: NeoXConfig) -> list[Problem]:
-    """Return notes about labels that are not read, and about evaluations for which no document is left."""
-    return [placed(config, note) for note in (*_notes_on_labels(config), *_notes_on_split(config))]
-
-
-def _notes_on_labels(config: NeoXConfig) -> Iterator[Problem]:
-    """Note a dataset of labels next to one of tokens, as `--loss-mask` writes it, that is not read."""
-    data = config.data
-    if is_encoder(config) or data.train_label_data_paths is not None:
-        return
-    name, instead = "train_data_paths", ""
-    if data.data_path is not None:
-        name, instead = "data_path", ", in place of data-path,"
-    for prefix in data.train_data_paths or (data.data_path or "",):
-        stem = prefix.removesuffix("_document")
-        for labels in (f"{stem}_label_document", f"{stem.removesuffix('_text')}_label_document"):
-            if os.path.isfile(data_path(labels)):
-                yield Problem(
-                    name,
-                    f"has labels next to it, {labels}, that are not used, so the loss counts all tokens",
-                    f"to count only those with a label, name the datasets in train-data-paths{instead} and "
-                    "their labels in train-label-data-paths, in the same order, and those for validation "
-                    "likewise",
-                    value=prefix,
-                )
-                return
-
-
-def _notes_on_split(config: NeoXConfig) -> Iterator[Problem]:
-    """Note a part of the split without a document, or without a share if that was requested or left out."""
-    data = config.data
-    if data.data_path is None or not config.training.eval_iters:
-        return
-    without = parts_without_share(data.split)
-    is_requested = "eval_iters" in config.sources or "eval_interval" in config.sources
-    if "valid" in without and (is_requested or shares_left_out(data.split)):
-        parts = "validation and the test, which are" if "test" in without else "validation, which is"
-        what = f"has no share for {parts} therefore skipped"
-        yield problem_of_split(config, what, "write three numbers, as in 969,30,1, or set eval-iters: 0")
-    count, empty = empty_parts_of(config)
-    for part, called in (("valid", "validation"), ("test", "the test")):
-        if part in empty:
-            what = (
-                f"leaves no document for {called}, which is therefore skipped: {data.data_path} has {count:,}"
-            )
-            yield problem_of_split(config, what, "give it a larger share, or set eval-iters: 0")
+    """Return notes about evaluations for which no document is left."""
+    return [placed(config, note) for note in skipped_evaluations(config)]
 
 
 def notes_on_save(config: NeoXConfig) -> list[Problem]:
     """Return a note if `save` has checkpoints that the training does not continue, and would replace."""
     section = config.checkpoint
-    if section.save is None or has_local_checkpoints(config):
+    if section.save is None or config.checkpoint.checkpoint.use_node_local_storage:
         return []
     continues = section.load is not None and Path(section.load).resolve() == Path(section.save).resolve()
     saved = _checkpoints_in(section.save)
     if not saved or (continues and not section.finetune):
         return []
-    kept = section.keep_last_n_checkpoints
-    deleted = f" until keep-last-n-checkpoints: {kept}, which counts them, deletes them" if kept else ""
-    anew = " and finetune: false" if section.finetune else ""
     note = Problem(
         "save",
-        f"has checkpoints, up to {saved[-1].name}, that this training does not continue\n"
-        "its first save makes its own checkpoint the latest; old ones of the same iterations are "
-        f"replaced, and the others stay{deleted}",
-        f"to continue them, set load: {section.save}{anew}; to leave them as they are, use another "
-        f"folder; to load an old one later, name it: load: {Path(section.save, saved[-1].name)}",
+        f"has checkpoints up to {saved[-1].name} that this training does not continue and may replace",
+        f"use another folder, or set load: {section.save}" + " and finetune: false" * section.finetune,
     )
     return [placed(config, note)]
 
@@ -108,7 +72,7 @@ def notes_on_load(config: NeoXConfig) -> list[Problem]:
     is_chosen = place is not None and place.file == COMMAND_LINE
     if section.save is None or section.load is None or is_url(section.load):
         return []
-    if is_chosen or has_local_checkpoints(config):
+    if is_chosen or config.checkpoint.checkpoint.use_node_local_storage:
         return []
     save, load = Path(section.save), Path(section.load).resolve()
     saved = _checkpoints_in(section.save)
@@ -125,17 +89,3 @@ def _checkpoints_in(folder: str) -> list[Path]:
         return complete_checkpoints(Path(folder))
     except OSError:
         return []
-
-
-def notes_on_record(config: NeoXConfig) -> list[Problem]:
-    """Return a note if `log_dir` has a record, and the training starts from the beginning."""
-    folder = config.logging.log_dir
-    if folder is None or not os.path.isfile(Path(folder, RECORD)):
-        return []
-    if not config.checkpoint.finetune and continues_training(config):
-        return []
-    what = (
-        f"has the record of an earlier training ({RECORD}), and this one starts from the beginning\n"
-        "the earlier record is kept as metrics.1.jsonl, or the next free number"
-    )
-    return [placed(config, Problem("log_dir", what, "to keep both apart, set log-dir to another folder"))]

@@ -189,10 +189,15 @@ class LaunchPlan:
         model, trains = config.model, self.program == "train"
         yield "program", f"python {shlex.join(self.worker)}"
         yield "configuration", " + ".join(config.files)
-        yield "workers", self._workers()
+        device, hosts = {None: "slot", 0: "CPU process"}.get(self.world.gpus, "GPU"), len(self.world.hosts)
+        yield "workers", f"{self.world.size:,} on {counted(hosts, 'host')}, one per {device}"
         yield from self._hosts()
         yield "devices", self.devices
-        yield "started by", self._started_by()
+        if self.member is None:
+            yield "started by", shlex.join([self.launcher, *self.launcher_args])
+        else:
+            where = f"{self.member.address}:{self.member.port}"
+            yield "started by", f"the scheduler; process 0 listens at {where}"
         if self.launcher != "local":
             yield "remote setup", self.remote_setup or ""
             yield "remote prefix", shlex.join(self.remote_prefix)
@@ -226,16 +231,6 @@ class LaunchPlan:
             "environment",
             shlex.join(f"{name}={shown_value(name, value)}" for name, value in self.environment.items()),
         )
-
-    def _workers(self) -> str:
-        device = {None: "slot", 0: "CPU process"}.get(self.world.gpus, "GPU")
-        hosts = len(self.world.hosts)
-        return f"{self.world.size:,} on {hosts:,} host{'s' if hosts > 1 else ''}, one per {device}"
-
-    def _started_by(self) -> str:
-        if self.member is None:
-            return shlex.join([self.launcher, *self.launcher_args])
-        return f"the scheduler; process 0 listens at {self.member.address}:{self.member.port}"
 
     def _hosts(self) -> Iterator[tuple[str, str]]:
         hosts = self.world.with_ranks()

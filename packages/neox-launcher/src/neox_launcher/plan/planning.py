@@ -152,7 +152,9 @@ def _find_world(
     count: Callable[[], int],
 ) -> tuple[Pool, World]:
     """Return the hosts that are known, and the workers on those of them that take part."""
-    copy = _devices_of_one_copy(config) if program in _ONE_COPY else 1
+    parallel = config.parallelism
+    one = max(1, parallel.model_parallel_size) * max(1, parallel.pipe_parallel_size)
+    copy = one if program in _ONE_COPY else 1
     if member is None:
         pool = find_pool(config, env, count_gpus=count, processes=copy)
     else:
@@ -205,11 +207,6 @@ def _without_training(config: NeoXConfig) -> NeoXConfig:
         train_micro_batch_size_per_gpu=config.training.train_micro_batch_size_per_gpu or 1,
     )
     return without_elasticity(config).model_copy(update={"training": training})
-
-
-def _devices_of_one_copy(config: NeoXConfig) -> int:
-    parallel = config.parallelism
-    return max(1, parallel.model_parallel_size) * max(1, parallel.pipe_parallel_size)
 
 
 def _working_folder() -> Path:

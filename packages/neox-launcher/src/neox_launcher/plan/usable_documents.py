@@ -1,30 +1,90 @@
-"""Find datasets without a single document from which a model learns, before the workers read them.
+"""Find datasets and parts of the split without a document from which a model learns, before workers start.
 
 neox-data decides which documents samples contain (`neox_data.samples.whole_documents`); a test compares the
 two. Usually the first document can be used, so that little is read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
 from neox_config import NeoXConfig
+from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.objective import is_retrieval, tokens_behind_input
-from neox_config.facts.splits import EVALUATED, PARTS, documents_by_part
-from neox_config.problems import Problem
+from neox_config.facts.splits import (
+    EVALUATED,
+    PARTS,
+    documents_by_part,
+    empty_parts,
+    parts_with_documents,
+    parts_without_share,
+    shares_left_out,
+)
+from neox_config.problems import DEFAULTS, Place, Problem, in_words, place_of
 from neox_launcher.plan.dataset_files import count_documents, open_documents
 
-__all__ = ["evaluated_documents", "trained_documents"]
+__all__ = ["evaluated_documents", "has_evaluation", "skipped_evaluations", "trained_documents"]
 
 
 def trained_documents(config: NeoXConfig) -> Iterator[Problem]:
     """Require a document to learn from in each dataset that a training reads."""
-    return _usable_documents(config, PARTS if config.training.eval_iters else PARTS[:1])
+    if config.data.data_path is not None and "train" in parts_without_share(config.data.split):
+        yield _of_split(config, "has no share for training", "write three numbers, as in 969,30,1")
+    yield from _empty(config, {"train": "training"}, "give training a larger share")
+    yield from _usable_documents(config, PARTS if config.training.eval_iters else PARTS[:1])
 
 
 def evaluated_documents(config: NeoXConfig) -> Iterator[Problem]:
     """Require a document to evaluate on in each dataset that an evaluation reads."""
-    return _usable_documents(config, EVALUATED)
+    yield from _empty(config, {"train": "training"}, "give training a larger share")
+    yield from _without_evaluation(config)
+    yield from _usable_documents(config, EVALUATED)
+
+
+def has_evaluation(config: NeoXConfig) -> bool:
+    """Return whether `neox-launch evaluate` would evaluate something."""
+    return evaluates_texts(config) or not any(_without_evaluation(config))
+
+
+def skipped_evaluations(config: NeoXConfig) -> Iterator[Problem]:
+    """Note a part of the split without a document, or without a share if that was requested or left out."""
+    if config.data.data_path is None or not config.training.eval_iters:
+        return
+    without = parts_without_share(config.data.split)
+    is_requested = "eval_iters" in config.sources or "eval_interval" in config.sources
+    if "valid" in without and (is_requested or shares_left_out(config.data.split)):
+        parts = "validation and the test, which are" if "test" in without else "validation, which is"
+        what = f"has no share for {parts} therefore skipped"
+        yield _of_split(config, what, "write three numbers, as in 969,30,1, or set eval-iters: 0")
+    called = {
+        "valid": "validation, which is therefore skipped",
+        "test": "the test, which is therefore skipped",
+    }
+    yield from _empty(config, called, "give it a larger share, or set eval-iters: 0")
+
+
+def _without_evaluation(config: NeoXConfig) -> Iterator[Problem]:
+    if not config.training.eval_iters:
+        yield Problem("eval_iters", "is 0, so nothing would be evaluated", "set eval-iters: 10")
+    count = count_documents(config.data.data_path or "")
+    if count is not None and not set(EVALUATED) & set(parts_with_documents(config.data.split, count)):
+        what = f"leaves no document for validation and the test: {config.data.data_path} has {count:,}"
+        yield _of_split(config, what, "give one of them a larger share")
+
+
+def _empty(config: NeoXConfig, called: Mapping[str, str], remedy: str) -> Iterator[Problem]:
+    """Yield a problem for each of these parts that has a share of the split, but not a single document."""
+    count = count_documents(config.data.data_path or "")
+    for part in () if count is None else empty_parts(config.data.split, count):
+        if part in called:
+            what = f"leaves no document for {called[part]}: {config.data.data_path} has {count:,}"
+            yield _of_split(config, what, remedy)
+
+
+def _of_split(config: NeoXConfig, what: str, remedy: str) -> Problem:
+    """Return a problem of `split`, whose default is as wrong as a given value."""
+    place = place_of(config.sources, "split") or Place(DEFAULTS)
+    return Problem("split", what, remedy, value=in_words(config.data.split), place=place)
 
 
 def _usable_documents(config: NeoXConfig, parts: tuple[str, ...]) -> Iterator[Problem]:

@@ -7,13 +7,15 @@ compiles are therefore not ended by it either.
 """
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 
 __all__ = [
     "STOP_SIGNALS",
     "WARNING_SIGNAL",
     "block_warning",
+    "handling",
     "ignore_warning",
     "name_of",
     "signals_blocked",
@@ -48,6 +50,29 @@ def unblock_warning() -> set[signal.Signals | int]:
 def ignore_warning() -> None:
     """Ignore `WARNING_SIGNAL`, including a pending one, in a process whose exit code is already decided."""
     signal.signal(WARNING_SIGNAL, signal.SIG_IGN)
+
+
+@contextmanager
+def handling(receive: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[Callable[[], None]]:
+    """Handle signals in the block; provide a function that restores their handlers before its end.
+
+    SIGHUP stays ignored where nohup ignores it.
+    """
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    # Known before a signal can arrive.
+    before = {number: signal.getsignal(number) for number in numbers}
+    if before.get(signal.SIGHUP) is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    try:
+        for number in before:
+            signal.signal(number, receive)
+        yield restore
+    finally:
+        restore()
 
 
 @contextmanager

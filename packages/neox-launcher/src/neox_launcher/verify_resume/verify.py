@@ -27,7 +27,7 @@ from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.protocol.exit_codes import SIGNALLED
 from neox_launcher.protocol.kept_checkpoints import KeptCheckpoint, changed_parameters, find_kept, latest_kept
 from neox_launcher.protocol.outcome import Outcome
-from neox_launcher.protocol.stop_signals import signals_blocked
+from neox_launcher.protocol.stop_signals import handling, signals_blocked
 from neox_launcher.protocol.verification import Answer, Comparison, Side
 from neox_launcher.verify_resume.phases import (
     Phase,
@@ -126,7 +126,10 @@ def verify_resume(
         return _show(job, dry_run)
     refuse_what_cannot_run(job.plan)
     if job.resumed is not job.plan:
-        refuse_what_cannot_run(_without_load(job.resumed))
+        # Its checkpoint exists only after the previous trainings.
+        checkpoint = job.resumed.resolved.config.checkpoint.replaced(load=None, finetune=False)
+        resolved = job.resumed.resolved.replaced(checkpoint=checkpoint)
+        refuse_what_cannot_run(replace(job.resumed, resolved=resolved))
     try:
         with _stopping_on_signals(), _work_folder(job, wanted) as folder:
             return _carry_out(job, folder, wanted, run)
@@ -262,13 +265,6 @@ def _sizes(plan: LaunchPlan) -> tuple[int, int, int]:
     return layout.data, layout.tensor, layout.stages
 
 
-def _without_load(plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan without its checkpoint, which exists only after the previous trainings."""
-    config = plan.resolved.config
-    checkpoint = config.checkpoint.replaced(load=None, finetune=False)
-    return replace(plan, resolved=plan.resolved.replaced(checkpoint=checkpoint))
-
-
 def _show(job: _Job, form: Form) -> Outcome:
     if form == "text":
         for number, title in enumerate(titles(job.span, job.source, job.target), 1):
@@ -287,17 +283,8 @@ def _stopping_on_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise _StoppedError(Outcome(exit_code=SIGNALLED + number, was_stopped=True))
 
-    # nohup ignores SIGHUP.
-    before = {
-        number: signal.signal(number, stop)
-        for number in _ENDING_SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
+    with handling(stop, *_ENDING_SIGNALS):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -320,13 +307,8 @@ def _work_folder(job: _Job, wanted: VerifyRequest) -> Iterator[Path]:
         if wanted.keep:
             print_message(f"temporary files are kept in {folder}\n")
         else:
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    """Remove the folder, with signals blocked."""
-    with signals_blocked(_ENDING_SIGNALS):
-        shutil.rmtree(folder, ignore_errors=True)
+            with signals_blocked(_ENDING_SIGNALS):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _parent_folder(config: NeoXConfig, work_dir: str | None) -> Path:

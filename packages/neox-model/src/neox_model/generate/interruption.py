@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -10,12 +10,12 @@ import torch
 from torch import distributed
 
 from neox_launcher.protocol.exit_codes import SIGNALLED
-from neox_launcher.protocol.stop_signals import name_of
+from neox_launcher.protocol.stop_signals import handling, name_of
 from neox_launcher.worker.reporting import requested_signal
 from neox_model.errors import StopRequested
 from neox_model.parallel.groups import Groups
 
-__all__ = ["Interrupts", "agreed_in_copy", "ending_on_signals", "handling", "stop_for"]
+__all__ = ["Interrupts", "agreed_in_copy", "ending_on_signals", "stop_for"]
 
 
 class _Signalled(BaseException):
@@ -92,26 +92,6 @@ def agreed_in_copy(groups: Groups, is_true: bool) -> bool:
     for group in shared:
         distributed.all_reduce(flag, op=distributed.ReduceOp.MAX, group=group.process_group)
     return bool(flag)
-
-
-@contextmanager
-def handling(
-    receive: Callable[[int, FrameType | None], None], *numbers: signal.Signals
-) -> Iterator[Callable[[], None]]:
-    """Handle signals in the block; provide a function that restores their handlers before its end."""
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    # Known before a signal can arrive.
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        for number in numbers:
-            signal.signal(number, receive)
-        yield restore
-    finally:
-        restore()
 
 
 def stop_for(received: int) -> StopRequested:

@@ -16,9 +16,9 @@ from types import FrameType
 import torch.distributed
 
 from neox_config.counted import counted
-from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, unblock_warning
+from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, handling, unblock_warning
 from neox_model.generate.engine import Engine
-from neox_model.generate.interruption import handling, stop_for
+from neox_model.generate.interruption import stop_for
 from neox_model.parallel.groups import Group
 from neox_model.serve.calls import Calls, Command
 from neox_model.serve.errors import ApiError
