@@ -60,7 +60,7 @@ def _about_name(name: str) -> str | None:
         remedy = f"; {found.remedy}" if found.remedy else ""
         return f"{name} {verb}{found.sentence}{remedy}"
     if len(found.parameters) == 1:
-        head = found.sentence or f"{name} is {found.parameters[0]} here"
+        head = found.sentence or f"{name} is called {found.parameters[0]} here"
         return f"{head}\n\n{_described(found.parameters[0])}"
     return _listed(found.sentence or f"{name} is not a parameter; see:", map(_hit, found.parameters))
 

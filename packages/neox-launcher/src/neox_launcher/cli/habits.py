@@ -20,7 +20,6 @@ from neox_config.schema.parameter import inner_section
 __all__ = [
     "DRY_RUN",
     "ConfigurationCommand",
-    "LaunchCommand",
     "LaunchGroup",
     "parameter_option",
     "parameter_options",
@@ -30,15 +29,12 @@ __all__ = [
 
 DRY_RUN = "--dry-run"
 """Option whose value is optional."""
-_DEFAULT = "train"
 
 # Parameters that are options of all commands, as for the launcher of DeepSpeed.
 _LAUNCHER: dict[str, dict[str, Any]] = {
     "hostfile": {"metavar": "FILE", "type": PATH},
-    "include": {"metavar": "HOSTS"},
-    "exclude": {"metavar": "HOSTS"},
-    "num_nodes": {"metavar": "N", "type": int},
-    "num_gpus": {"metavar": "N", "type": int},
+    **dict.fromkeys(("include", "exclude"), {"metavar": "HOSTS"}),
+    **dict.fromkeys(("num_nodes", "num_gpus"), {"metavar": "N", "type": int}),
     "master_addr": {"metavar": "ADDRESS"},
     "master_port": {"metavar": "PORT", "type": int},
     "launcher": {"metavar": "NAME"},
@@ -82,11 +78,9 @@ class LaunchGroup(LaunchCommand, Group):
 
     command_class = LaunchCommand
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Return the command that the first word names, or the one that trains with the files."""
-        return super().resolve_command(ctx, args if args[0] in self.commands else [_DEFAULT, *args])
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["train", *args])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return options and commands, and let the shell add files."""
@@ -99,14 +93,15 @@ def refuse_words(words: Sequence[str], directory: str | None, commands: Iterable
     for word in words:
         if any(Path(directory or "", f"{word}{ending}").exists() for ending in ("", ".yml", ".yaml")):
             continue
-        found = answer(os.path.basename(word) if word.endswith(".py") else word, "command")
-        remedy = found.sentence if found is not None else ""
+        found = answer(os.path.basename(word), "command")
         if word in commands:
             remedy = f"it is a command; write it before the files: neox-launch {word}"
         elif "=" in word:
             remedy = f"set parameters with --set: --set {shlex.quote(word)}"
-        elif not remedy and "." not in word and "/" not in word:
-            remedy = did_you_mean(word, commands)
+        elif found is not None:
+            remedy = found.sentence
+        else:
+            remedy = "" if "." in word or "/" in word else did_you_mean(word, commands)
         if remedy:
             raise click.UsageError(f"{word} is not a configuration file; {remedy}")
 
@@ -124,9 +119,8 @@ def parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the parameters that are options of all commands."""
     for name, settings in reversed(_LAUNCHER.items()):
         dashed = f"--{name.replace('_', '-')}"
-        others = ["--hf-export-at-end"] if name == "hf_export" else []
         command = parameter_option(
-            *dict.fromkeys((dashed, f"--{name}", *others)),
+            *dict.fromkeys((dashed, f"--{name}", *(["--hf-export-at-end"] if name == "hf_export" else []))),
             name,
             heading="Parameters that are also options",
             help=f"Same as --set {dashed[2:]}={settings['metavar']}.",
@@ -139,10 +133,9 @@ def take_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the current command, of which parameters are settings, after those of `--set`."""
     params = click.get_current_context().command.params
     names = {param.name for param in params if isinstance(param, _ParameterOption)}
+    given = {name: value for name, value in options.items() if name in names and value is not None}
+    settings = (f"{name}={as_yaml(value)}" for name, value in given.items())
     others = {name: value for name, value in options.items() if name not in names}
-    settings = [
-        f"{name}={as_yaml(value)}" for name, value in options.items() if name in names and value is not None
-    ]
     return others | {"overrides": (*options["overrides"], *settings)}
 
 
@@ -154,7 +147,6 @@ def _advice_on_option(option: str) -> str | None:
         return found.sentence
     name = found.parameters[0] if found is not None else name
     declared = field_named(name)
-    if declared is None:
-        return None
-    inside = ".NAME" if inner_section(declared) is not None else ""
-    return f"parameters are set with --set: --set {name.replace('_', '-')}{inside}=VALUE"
+    inside = ".NAME" if declared is not None and inner_section(declared) is not None else ""
+    advice = f"parameters are set with --set: --set {name.replace('_', '-')}{inside}=VALUE"
+    return None if declared is None else advice
