@@ -36,6 +36,7 @@ __all__ = [
     "param",
     "resume_of",
     "scalars_of",
+    "why_not_used",
 ]
 
 # Effect of a change when training resumes: another model (refused), another training (reported), or nothing.
@@ -44,6 +45,7 @@ Resume = Literal["model", "training", "free"]
 # Default of a field that the loader computes from other values if it is not given.
 FILLED_IN: Any = object()
 
+_NOT_USED = "Not used: "
 _NEEDED = "required when the block is enabled"
 
 
@@ -272,6 +274,11 @@ def is_needed(field: FieldInfo) -> bool:
 def is_filled_in(field: FieldInfo) -> bool:
     """Return True if the loader computes the field if it is not given."""
     return bool(_details(field).get("filled_in"))
+
+
+def why_not_used(doc: str) -> str | None:
+    """Return why a parameter never has an effect, as its doc says after "Not used: "; else None."""
+    return doc.removeprefix(_NOT_USED).rstrip(".") if doc.startswith(_NOT_USED) else None
 
 
 def resume_of(section: type[Section], name: str, around: Resume | None) -> Resume | None:

@@ -33,8 +33,8 @@ DRY_RUN = "--dry-run"
 # Parameters that are options of all commands, as for the launcher of DeepSpeed.
 _LAUNCHER: dict[str, dict[str, Any]] = {
     "hostfile": {"metavar": "FILE", "type": PATH},
-    **dict.fromkeys(("include", "exclude"), {"metavar": "HOSTS"}),
-    **dict.fromkeys(("num_nodes", "num_gpus"), {"metavar": "N", "type": int}),
+    **{name: {"metavar": "HOSTS"} for name in ("include", "exclude")},
+    **{name: {"metavar": "N", "type": int} for name in ("num_nodes", "num_gpus")},
     "master_addr": {"metavar": "ADDRESS"},
     "master_port": {"metavar": "PORT", "type": int},
     "launcher": {"metavar": "NAME"},

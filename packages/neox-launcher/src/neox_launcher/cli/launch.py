@@ -34,7 +34,7 @@ from neox_launcher.controller.restarts import checkpoints_of
 from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finished_output, print_message
 from neox_launcher.plan.in_use import refuse_what_is_in_use
-from neox_launcher.plan.notes import notes_on_data, notes_on_load, notes_on_record, notes_on_save
+from neox_launcher.plan.notes import notes_on_data, notes_on_load, notes_on_save
 from neox_launcher.plan.of_training import is_noted
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
@@ -587,7 +587,7 @@ def _print_notes(plan: LaunchPlan) -> None:
     notices = [each for each in config.notices if is_noted(each, plan.program)]
     notices += slow_without_gpus(config, plan.world)
     if plan.program == "train":
-        notices += [*notes_on_data(config), *notes_on_save(config), *notes_on_record(config)]
+        notices += [*notes_on_data(config), *notes_on_save(config)]
     elif plan.program in ("generate", "serve", "evaluate"):
         notices += notes_on_load(config)
     show_notes(notices, config)

@@ -9,16 +9,15 @@ from neox_config import NeoXConfig
 from neox_config.derive.objective import is_encoder
 from neox_config.derive.problems import placed
 from neox_config.facts.checkpoints import complete_checkpoints
-from neox_config.facts.records import RECORD
 from neox_config.facts.splits import parts_without_share, shares_left_out
 from neox_config.facts.stores import is_url
 from neox_config.problems import COMMAND_LINE, Problem, place_of
 from neox_config.schema.paths import written_paths
-from neox_launcher.plan.checkpoint_files import continues_training, has_local_checkpoints
+from neox_launcher.plan.checkpoint_files import has_local_checkpoints
 from neox_launcher.plan.dataset_files import data_path
 from neox_launcher.plan.preflight import empty_parts_of, problem_of_split
 
-__all__ = ["notes_on_data", "notes_on_load", "notes_on_record", "notes_on_save", "unused_by_hand"]
+__all__ = ["notes_on_data", "notes_on_load", "notes_on_save", "unused_by_hand"]
 
 
 def unused_by_hand(config: NeoXConfig) -> list[Problem]:
@@ -88,16 +87,11 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
     saved = _checkpoints_in(section.save)
     if not saved or (continues and not section.finetune):
         return []
-    kept = section.keep_last_n_checkpoints
-    deleted = f" until keep-last-n-checkpoints: {kept}, which counts them, deletes them" if kept else ""
-    anew = " and finetune: false" if section.finetune else ""
     note = Problem(
         "save",
-        f"has checkpoints, up to {saved[-1].name}, that this training does not continue\n"
-        "its first save makes its own checkpoint the latest; old ones of the same iterations are "
-        f"replaced, and the others stay{deleted}",
-        f"to continue them, set load: {section.save}{anew}; to leave them as they are, use another "
-        f"folder; to load an old one later, name it: load: {Path(section.save, saved[-1].name)}",
+        f"has checkpoints, up to {saved[-1].name}, that this training does not continue; it replaces those of "
+        "the iterations that it saves",
+        f"to continue them, set load: {section.save} and finetune: false; to keep them, use another folder",
     )
     return [placed(config, note)]
 
@@ -125,17 +119,3 @@ def _checkpoints_in(folder: str) -> list[Path]:
         return complete_checkpoints(Path(folder))
     except OSError:
         return []
-
-
-def notes_on_record(config: NeoXConfig) -> list[Problem]:
-    """Return a note if `log_dir` has a record, and the training starts from the beginning."""
-    folder = config.logging.log_dir
-    if folder is None or not os.path.isfile(Path(folder, RECORD)):
-        return []
-    if not config.checkpoint.finetune and continues_training(config):
-        return []
-    what = (
-        f"has the record of an earlier training ({RECORD}), and this one starts from the beginning\n"
-        "the earlier record is kept as metrics.1.jsonl, or the next free number"
-    )
-    return [placed(config, Problem("log_dir", what, "to keep both apart, set log-dir to another folder"))]

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from neox_config import engine_json, load_config, resolve
-from neox_config.derive.implied import NO_EFFECT
 from neox_config.errors import ConfigError
 from neox_config.names import answer
 from neox_config.read.aliases import shorthand_of
 from neox_config.read.older import OLDER_SPELLINGS
 from neox_config.schema.config import parameter_named
+from neox_config.schema.parameter import why_not_used
 from neox_config.schema.refused import REFUSED
 
 DATA = Path(__file__).parents[2] / "data"
@@ -410,7 +410,7 @@ def status_of(name):
     kind = home(name)
     if kind != "parameter" and not name.startswith("amp."):
         return {"shorthand": "alias", "older": "alias", "inside": "alias"}.get(kind, kind)
-    if name in NO_EFFECT:
+    if kind == "parameter" and why_not_used(parameter_named(name).doc) is not None:
         return "no effect"
     if any((name + ".").startswith(scope(switch) + ".") for switch in REFUSED):
         return "refused"
