@@ -89,8 +89,8 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
         return []
     note = Problem(
         "save",
-        f"has checkpoints, up to {saved[-1].name}, that this training does not continue; it replaces those of "
-        "the iterations that it saves",
+        f"has checkpoints, up to {saved[-1].name}, that this training does not continue; it replaces those "
+        "of the iterations that it saves",
         f"to continue them, set load: {section.save} and finetune: false; to keep them, use another folder",
     )
     return [placed(config, note)]
