@@ -47,12 +47,16 @@ def accepted_names() -> list[str]:
     return [*answers("shorthands", "computed", "retired", "features"), *OLDER_SPELLINGS]
 
 
+def _answer(name: str) -> Answer | None:
+    return None if field_named(name) is not None else answer(name)
+
+
 def shorthand_of(name: str) -> str | None:
     """Return the parameter or block that a shorthand stands for, or None for other names."""
     outer, _, inner = name.partition(".")
     if outer == EXTRA_BLOCK and inner:
         return shorthand_of(inner) or inner
-    found = None if field_named(name) is not None else answer(name)
+    found = _answer(name)
     return found.parameters[0] if found is not None and found.kind == "shorthands" else None
 
 
@@ -63,12 +67,12 @@ def note_without_effect(leaf: Leaf, given: Mapping[str, Any]) -> Problem | None:
         leaf: one value.
         given: all values by name.
     """
-    found = None if field_named(leaf.name) is not None else answer(leaf.name)
-    if found is None or (found.kind == "features" and not _is_off(leaf, found.off, given)):
-        return None
-    notes = {"features": "has no effect: it is off, and other values are not supported"}
-    notes |= dict.fromkeys(("computed", "retired"), found.sentence)
-    return _note(leaf, notes[found.kind]) if found.kind in notes else None
+    found = _answer(leaf.name)
+    if found is not None and found.kind in ("computed", "retired"):
+        return _note(leaf, found.sentence)
+    if found is not None and found.kind == "features" and _is_off(leaf, found.off, given):
+        return _note(leaf, "has no effect: it is off, and other values are not supported")
+    return None
 
 
 def fold_aliases(leaves: Sequence[Leaf]) -> Unfolded:
@@ -119,10 +123,7 @@ def _translate(leaf: Leaf, given: Mapping[str, Any], result: Unfolded) -> Mappin
 
 def _feature(leaf: Leaf) -> Answer | None:
     """Return the feature that is not supported and that a name or a value requests."""
-    if field_named(leaf.name) is None:
-        found = [answer(leaf.name)]
-    else:
-        found = [_value_from_elsewhere(leaf.name, text) for text in _texts(leaf.value)]
+    found = [_answer(leaf.name), *(_value_from_elsewhere(leaf.name, text) for text in _texts(leaf.value))]
     return next((each for each in found if each is not None and each.kind == "features"), None)
 
 
@@ -166,7 +167,8 @@ def _value_from_elsewhere(name: str, value: str) -> Answer | None:
     if field_named(name) is None:
         return None
     choices = ATTENTION_FACTS if name == "attention_config" else parameter_named(name).choices
-    is_known = not choices or value.lower() in (choice.lower() for choice in choices)
+    # A description of a free choice is one choice.
+    is_known = len(choices) < 2 or value.lower() in (choice.lower() for choice in choices)
     return None if is_known else answer(name, "value", value)
 
 
