@@ -29,6 +29,7 @@ ROOMS = {
         "formats": set(),
         "files": set(),
         "limits": {"errors"},
+        "names": set(),
         "facts": {"files"},
         "problems": {"errors"},
         "schema": {"facts", "problems"},
@@ -36,11 +37,11 @@ ROOMS = {
         "spec": {"derive", "schema", "facts", "problems", "errors", "counted"},
         "estimate": {"spec", "derive", "schema", "facts", "problems", "errors"},
         "rules": {"derive", "schema", "facts", "problems", "counted"},
-        "read": {"rules", "derive", "schema", "facts", "problems", "errors", "atomic", "files"},
+        "read": {"rules", "derive", "schema", "facts", "problems", "errors", "atomic", "files", "names"},
         "catalogue": {"read", "estimate", "spec", "derive", "facts", "problems", "errors"},
         "describe": {
             *("catalogue", "read", "estimate", "spec", "derive", "schema", "facts", "problems", "errors"),
-            "counted",
+            *("counted", "names"),
         },
     },
     "neox_launcher": {
