@@ -10,7 +10,8 @@ from neox_config.names import Answer, answer, answers
 from neox_config.problems import Problem, as_block, in_words
 from neox_config.read.older import EXTRA_BLOCK, OLDER_SPELLINGS
 from neox_config.read.reading import Leaf
-from neox_config.schema.config import field_named, parameter_named
+from neox_config.schema.config import field_named
+from neox_config.schema.parameter import choices_of
 
 __all__ = [
     "Unfolded",
@@ -164,11 +165,11 @@ def usual_value(name: str, value: Any) -> Any:
 
 def _value_from_elsewhere(name: str, value: str) -> Answer | None:
     """Return what a text means that is not one of the choices of its parameter."""
-    if field_named(name) is None:
+    declared = field_named(name)
+    if declared is None:
         return None
-    choices = ATTENTION_FACTS if name == "attention_config" else parameter_named(name).choices
-    # A description of a free choice is one choice.
-    is_known = len(choices) < 2 or value.lower() in (choice.lower() for choice in choices)
+    choices = ATTENTION_FACTS if name == "attention_config" else choices_of(declared)
+    is_known = not choices or value.lower() in (choice.lower() for choice in choices)
     return None if is_known else answer(name, "value", value)
 
 

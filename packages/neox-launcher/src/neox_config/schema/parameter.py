@@ -26,6 +26,7 @@ __all__ = [
     "Resume",
     "Section",
     "block",
+    "choices_of",
     "condition_of",
     "entry_section",
     "inner_section",
@@ -260,6 +261,12 @@ def key_of(field: FieldInfo) -> str:
     return f"<{_details(field).get('key')}>"
 
 
+def choices_of(field: FieldInfo) -> tuple[str, ...]:
+    """Return the choices of a field, if they can be listed."""
+    kinds = _members(field.annotation)
+    return tuple(str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
+
+
 def condition_of(field: FieldInfo) -> str | None:
     """Return the condition under which the field has an effect, or None if it always has."""
     condition: str | None = _details(field).get("used_when")
@@ -297,7 +304,6 @@ def _details(field: FieldInfo) -> dict[str, Any]:
 def _describe(name: str, field: FieldInfo, resume: Resume | None) -> Parameter:
     details = _details(field)
     kinds = _members(field.annotation)
-    choices = tuple(str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
     free = details.get("free_choice")
     is_block = inner_section(field) is not None or entry_section(field) is not None
     default = None if field.default is PydanticUndefined else field.default
@@ -306,7 +312,7 @@ def _describe(name: str, field: FieldInfo, resume: Resume | None) -> Parameter:
     return Parameter(
         name=name,
         type="block" if is_block else _type_in_words(kinds, are_paths=is_path(field)),
-        choices=choices or ((free,) if free else ()),
+        choices=choices_of(field) or ((free,) if free else ()),
         default=default,
         required=field.is_required() and not is_block and not details.get("filled_in"),
         doc=field.description or "",
