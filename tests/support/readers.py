@@ -28,6 +28,7 @@ HANDED_ON = {
 _DESCRIBING = (
     "schema",
     "read.aliases",
+    "read.older",
     "describe",
     "rules",
     "derive.implied",

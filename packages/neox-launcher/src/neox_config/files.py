@@ -6,7 +6,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["configuration_in", "names_in", "why_not_readable"]
+__all__ = ["names_in", "why_not_readable"]
 
 
 def why_not_readable(path: str | os.PathLike[str], *, pipes: bool = False) -> str | None:
@@ -38,11 +38,3 @@ def names_in(folder: Path, where: Callable[[os.DirEntry[str]], bool]) -> list[st
             return sorted(entry.name for entry in entries if where(entry))
     except OSError:
         return []
-
-
-def configuration_in(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the configuration that its folder stands for: model.yml, or the only YAML file; else None."""
-    found = names_in(Path(folder), lambda entry: entry.name.endswith((".yml", ".yaml")))
-    if "model.yml" in found:
-        return Path(folder) / "model.yml"
-    return Path(folder) / found[0] if len(found) == 1 else None

@@ -403,7 +403,7 @@ def test_empty_groups_are_shown_as_defaults(minimal):
     [
         ("rotary-pct", "used when    pos_emb is rotary"),
         ("rotary-pct", "read by      neox_config.spec.read_model"),
-        ("gas", "gas stands for gradient_accumulation_steps"),
+        ("gas", "gas is called gradient_accumulation_steps here"),
         ("geglu", "geglu is an older spelling"),
         ("zero_optimization", "Partitioning of model states across data-parallel ranks"),
         ("stage", "zero_optimization.stage"),

@@ -15,35 +15,13 @@ from neox_config.extras.one_bit.local_steps import first_local_step, last_averag
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Place, Problem, in_words, place_of
-from neox_config.schema.config import NeoXConfig, parameter_named, section_of
-from neox_config.schema.parameter import is_filled_in
+from neox_config.schema.config import NeoXConfig, field_named, parameter_named, section_of
+from neox_config.schema.parameter import is_filled_in, why_not_used
 
-__all__ = ["NO_EFFECT", "default_in", "fill_in", "follows_from", "implied_settings"]
+__all__ = ["default_in", "fill_in", "follows_from", "implied_settings"]
 
 _DEFAULT_WEIGHT_DECAY = 0.01
 
-
-# Parameters that are accepted and have no effect, and why.
-NO_EFFECT: Mapping[str, str] = {
-    "faiss_use_gpu": "FAISS is not used: the search is exact, and runs on the GPU if there is one",
-    "sparsity_config.mode": "attention-config sets the type of each layer",
-    "fp16.auto_cast": "the inputs of the model are token ids, which are not cast",
-    "optimizer.params.torch_adam": "Adam always uses the fused implementation of PyTorch",
-    "optimizer.params.comm_backend_name": "momenta are averaged through distributed_backend",
-    "optimizer.params.cuda_aware": "it is for MPI, and momenta are averaged through distributed_backend",
-    "checkpoint.tag_validation": "checkpoints are named after the iteration, which is the same on all ranks",
-    "checkpoint.load_universal": "every checkpoint loads under every parallel layout",
-    "checkpoint.parallel_write.pipeline_stage": "all ranks always write their parts in parallel",
-    "data_efficiency.data_routing.random_ltd.hidden_state_order": "the model always uses the same order",
-    "autotuning.arg_mappings": "trials receive their settings in a configuration file",
-    "elasticity.min_time": "a job shrinks whenever a host is lost",
-    "zero_optimization.allgather_partitions": "updated parameters are always collected with all-gather",
-    "zero_optimization.load_from_fp32_weights": "checkpoints contain the float32 weights if there are any",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "checkpoints always contain whole weights",
-    "dump_state": "neox-config show prints all settings, and neox-config show --engine those of DeepSpeed",
-    "zero_optimization.grad_hooks": "the engine chooses when stage 1 reduces gradients; the mean is the same",
-    "zero_optimization.elastic_checkpoint": "every checkpoint loads with any number of ranks",
-}
 
 # Parameters that are filled in if not given -> source of the value.
 _FILLED_FROM = {
@@ -120,9 +98,10 @@ def implied_settings(config: NeoXConfig, places: Mapping[str, Place]) -> tuple[N
 
 def _without_effect(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
     """Yield a notice for each parameter without effect that has a value other than its default."""
-    for name, why in NO_EFFECT.items():
-        value = config.value_of(name) if name in places else None
-        if value is not None and value != parameter_named(name).default:
+    for name in places:
+        declared, value = field_named(name), config.value_of(name)
+        why = None if declared is None else why_not_used(declared.description or "")
+        if why is not None and declared is not None and value not in (None, declared.default):
             yield Problem(name, f"has no effect: {why}")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import engine_offers, why_unused_by_engine
-from neox_config.derive.implied import NO_EFFECT
 from neox_config.derive.learning_rate import uses_decay_iterations
 from neox_config.derive.objective import is_encoder
 from neox_config.derive.recomputation import recomputes_layers
@@ -19,7 +18,7 @@ from neox_config.facts.attention import (
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Place, Problem, in_words
 from neox_config.schema.config import NeoXConfig, field_named
-from neox_config.schema.parameter import condition_of, inner_section
+from neox_config.schema.parameter import condition_of, inner_section, why_not_used
 from neox_config.schema.scalars import number_from
 
 __all__ = ["is_in_use", "is_understood", "unused_values"]
@@ -77,7 +76,7 @@ def unused_values(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[P
     yield from _in_blocks_that_are_off(config, places)
     for name, place in places.items():
         declared, value = field_named(name), config.value_of(name)
-        if declared is None or name in NO_EFFECT or value == declared.default:
+        if declared is None or value == declared.default or why_not_used(declared.description or ""):
             continue
         if _block_that_is_off(config, name) is None and (what := _why_unused(name, config)):
             yield Problem(name, f"has no effect: {what}", value=in_words(value), place=place)

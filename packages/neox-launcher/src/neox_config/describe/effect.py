@@ -1,8 +1,7 @@
 """Where a parameter is declared and read, and the reason if it has no effect."""
 
-from neox_config.derive.implied import NO_EFFECT
 from neox_config.schema.config import section_of, sections
-from neox_config.schema.parameter import Parameter
+from neox_config.schema.parameter import Parameter, why_not_used
 from neox_config.schema.refused import REFUSED
 
 __all__ = ["READERS", "declared_in", "read_by", "reason_without_effect"]
@@ -55,8 +54,9 @@ def read_by(parameter: Parameter) -> str:
 
 def reason_without_effect(parameter: Parameter) -> str | None:
     """Return why a parameter has no effect, or None if it has one."""
-    if parameter.name in NO_EFFECT:
-        return NO_EFFECT[parameter.name]
+    why = why_not_used(parameter.doc)
+    if why is not None:
+        return why
     refused = next((switch for switch in REFUSED if _is_switched_on_by(switch, parameter)), None)
     return None if refused is None else f"{refused} {REFUSED[refused]}"
 

@@ -7,18 +7,11 @@ from functools import cache
 
 from neox_config.describe.reference import describe_parameter
 from neox_config.describe.search import Hit, search
-from neox_config.describe.words import SUBJECTS, subject_of
 from neox_config.errors import ConfigError
+from neox_config.names import answer, answers
 from neox_config.problems import in_words
-from neox_config.read.aliases import (
-    COMPUTED,
-    FOREIGN_NAMES,
-    FOREIGN_REMEDIES,
-    OLDER_SPELLINGS,
-    RETIRED,
-    SHORTHANDS,
-)
-from neox_config.read.features import feature_of, names_of_features
+from neox_config.read.aliases import accepted_names
+from neox_config.read.older import OLDER_SPELLINGS
 from neox_config.schema.config import all_parameters, parameter_named
 
 __all__ = ["explain"]
@@ -37,15 +30,9 @@ def explain(text: str) -> str:
     """
     name = "_".join(text.strip().lstrip("-").replace("-", "_").split())
     name = _by_case().get(name.casefold(), name)
-    answer = _about_name(name)
-    if answer:
-        subject = subject_of(name)
-        named = subject.parameters if subject else ()
-        others = [other for other in named if f"\n{other}\n" not in f"\n{answer}"]
-        return answer + (f"\n\nSee also: {', '.join(others)}" if others else "")
-    answer = _about_word(text) or _inside_blocks(name)
-    if answer:
-        return answer
+    found = _about_name(name) or _inside_blocks(name)
+    if found:
+        return found
     hits = search(text, every_word=True)
     known = _names_by_spelling()
     near = [] if hits else difflib.get_close_matches(name.casefold()[:_LONGEST_NAME], known, 1, _NEAR)
@@ -59,36 +46,23 @@ def explain(text: str) -> str:
 
 
 def _about_name(name: str) -> str | None:
-    """Return the description of a parameter outside of blocks, of a dotted one, or of an alias."""
-    if name in SHORTHANDS:
-        return f"{name} stands for {SHORTHANDS[name]}\n\n{_described(SHORTHANDS[name])}"
-    if name in OLDER_SPELLINGS and not _is_declared(name):
+    """Return the description of a parameter, or what a name from elsewhere means."""
+    if _is_declared(name):
+        return _described(name)
+    if name in OLDER_SPELLINGS:
         older = OLDER_SPELLINGS[name]
         return f"{name} is an older spelling: {older.doc}\n\n{_described(older.targets[0])}"
-    if name in FOREIGN_NAMES:
-        return f"{name} is called {FOREIGN_NAMES[name]} here\n\n{_described(FOREIGN_NAMES[name])}"
-    if name in FOREIGN_REMEDIES:
-        return f"{name} is not a parameter: {FOREIGN_REMEDIES[name]}"
-    if name in COMPUTED:
-        return f"{name} is computed: {COMPUTED[name]}; a given value is ignored"
-    if name in RETIRED:
-        return f"{name} has no effect: it {RETIRED[name]}"
-    if name in names_of_features():
-        feature = feature_of(name)
-        return f"{name} belongs to a feature that {feature.outcome}: {feature.title}; {feature.instead}"
-    return _described(name) if _is_declared(name) else None
-
-
-def _about_word(text: str) -> str | None:
-    subject = subject_of(text)
-    if subject is None:
+    found = answer(name)
+    if found is None:
         return None
-    if not subject.parameters:
-        return subject.sentence
-    head = subject.sentence or f"{in_words(text)} is not a parameter; see:"
-    if len(subject.parameters) == 1:
-        return f"{head}\n\n{_described(subject.parameters[0])}"
-    return _listed(head, map(_hit, subject.parameters))
+    if not found.parameters:
+        verb = "is not a parameter: " if found.kind == "foreign" else ""
+        remedy = f"; {found.remedy}" if found.remedy else ""
+        return f"{name} {verb}{found.sentence}{remedy}"
+    if len(found.parameters) == 1:
+        head = found.sentence or f"{name} is called {found.parameters[0]} here"
+        return f"{head}\n\n{_described(found.parameters[0])}"
+    return _listed(found.sentence or f"{name} is not a parameter; see:", map(_hit, found.parameters))
 
 
 def _inside_blocks(name: str) -> str | None:
@@ -132,15 +106,14 @@ def _is_declared(name: str) -> bool:
 
 @cache
 def _by_case() -> dict[str, str]:
-    """Return all names that have a direct answer, by themselves without case."""
-    names = [parameter.name for parameter in all_parameters()]
-    names += [*SHORTHANDS, *OLDER_SPELLINGS, *FOREIGN_NAMES, *FOREIGN_REMEDIES, *COMPUTED, *RETIRED]
-    return {name.casefold(): name for name in [*names, *names_of_features()]}
+    """Return the names of parameters and those that files may have instead, by themselves without case."""
+    names = (*(parameter.name for parameter in all_parameters()), *accepted_names())
+    return {name.casefold(): name for name in names}
 
 
 @cache
 def _names_by_spelling() -> dict[str, str]:
     """Return the names and words that are suggested for a misspelled one."""
-    words = (word.strip().replace(" ", "_") for subject in SUBJECTS for word in subject.words.split(","))
+    words = (word.replace(" ", "_") for word in answers("foreign"))
     inside = {parameter.name.rpartition(".")[2]: parameter.name for parameter in all_parameters()}
     return {word: word for word in words} | inside | _by_case()

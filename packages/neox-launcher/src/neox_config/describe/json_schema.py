@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from neox_config.read.aliases import COMPUTED, EXTRA_BLOCK, OLDER_SPELLINGS, RETIRED, SHORTHANDS
-from neox_config.read.features import names_of_features
+from neox_config.read.aliases import accepted_names
+from neox_config.read.older import OLDER_SPELLINGS
 from neox_config.schema.config import field_named, sections
 from neox_config.schema.parameter import inner_section
 from neox_config.schema.scalars import NUMBER
@@ -37,8 +37,7 @@ def json_schema() -> dict[str, Any]:
     properties = _block({"properties": properties})["properties"]
     for name in [name for name in properties if "_" in name]:
         properties.setdefault(name.replace("_", "-"), {"$ref": f"#/properties/{name}"})
-    others = (*SHORTHANDS, *OLDER_SPELLINGS, *COMPUTED, *RETIRED, *names_of_features(), EXTRA_BLOCK)
-    for name in others:
+    for name in accepted_names():
         _add_other_name(name, properties, blocks)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

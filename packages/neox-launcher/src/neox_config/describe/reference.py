@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from neox_config.derive.engine import NO_EFFECT_ON_TORCH
 from neox_config.describe.effect import declared_in, read_by, reason_without_effect
 from neox_config.facts.optimizers import OPTIMIZER_FACTS, OptimizerFacts
+from neox_config.names import answers
 from neox_config.problems import in_words
-from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
-from neox_config.read.features import FEATURES
+from neox_config.read.older import OLDER_SPELLINGS
 from neox_config.schema.config import all_parameters, sections
 from neox_config.schema.parameter import Parameter
 
@@ -86,6 +86,7 @@ def describe_parameter(parameter: Parameter) -> str:
     others = (each.name.rpartition(".") for each in all_parameters())
     inside = [own for outer, _, own in others if outer == parameter.name]
     spellings = OLDER_SPELLINGS.items()
+    shorthands = answers("shorthands").items()
     older = [f"{name} ({found.doc})" for name, found in spellings if parameter.name in found.targets]
     rows = [
         ("type", parameter.type),
@@ -96,7 +97,10 @@ def describe_parameter(parameter: Parameter) -> str:
         ("on resuming", _ON_RESUMING.get(parameter.resume, "")),
         ("origin", parameter.origin),
         ("source", parameter.source or ""),
-        ("also called", ", ".join(name for name, target in SHORTHANDS.items() if target == parameter.name)),
+        (
+            "also called",
+            ", ".join(name for name, found in shorthands if found.parameters == (parameter.name,)),
+        ),
         ("older names", ", ".join(older)),
         ("holds", ", ".join(inside)),
         ("no effect", no_effect or ""),
@@ -180,30 +184,26 @@ def _under_zero(facts: OptimizerFacts) -> str:
 
 
 def _aliases() -> str:
+    shorthands, unused = answers("shorthands").items(), answers("computed", "retired").items()
+    features = answers("features").items()
     return "\n".join(
         [
             "## Other names\n",
             "### Shorthands\n",
-            _pairs(("name", "parameter"), ((name, f"`{target}`") for name, target in SHORTHANDS.items())),
+            _pairs("parameter", ((name, f"`{each.parameters[0]}`") for name, each in shorthands)),
             "### Older spellings\n",
-            _pairs(("name", "meaning"), ((name, older.doc) for name, older in OLDER_SPELLINGS.items())),
-            "### Computed\n",
-            "Accepted with a note; the given value is not used.\n",
-            _pairs(("name", "computed value"), COMPUTED.items()),
+            _pairs("meaning", ((name, older.doc) for name, older in OLDER_SPELLINGS.items())),
             "### Without effect\n",
             "Accepted with a note.\n",
-            _pairs(("name", "reason"), ((name, f"it {why}") for name, why in RETIRED.items())),
+            _pairs("reason", ((name, each.sentence) for name, each in unused)),
             "### Features of GPT-NeoX that are not supported\n",
             "Accepted with a note if the value leaves the feature off; any other value is refused.\n",
-            _pairs(
-                ("name", "belongs to"),
-                ((name, feature.title) for feature in FEATURES for name in feature.names),
-            ),
+            _pairs("reason", ((name, each.sentence) for name, each in features)),
         ]
     )
 
 
-def _pairs(heads: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
-    lines = [f"| {heads[0]} | {heads[1]} |", "| --- | --- |"]
+def _pairs(head: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = [f"| name | {head} |", "| --- | --- |"]
     lines += [f"| `{name}` | {_cell(text)} |" for name, text in rows]
     return "\n".join(lines) + "\n"

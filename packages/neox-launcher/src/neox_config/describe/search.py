@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from neox_config.read.aliases import SHORTHANDS
-from neox_config.read.features import FEATURES
+from neox_config.names import answers
 from neox_config.schema.config import all_parameters
 from neox_config.schema.parameter import Parameter
 
@@ -24,10 +23,10 @@ _COMMON = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A parameter, or a feature that is not supported, that contains the words.
+    """A parameter that contains the words.
 
     Args:
-        name: name of the parameter, or the first name of the feature.
+        name: its name.
         doc: what it is.
     """
 
@@ -55,20 +54,12 @@ def _relevance(word: str, weights: dict[str, float]) -> float:
 
 @cache
 def _index() -> Sequence[tuple[Hit, dict[str, float]]]:
-    parameters = [(Hit(each.name, each.doc), _weights(each)) for each in all_parameters()]
-    features = [
-        (
-            Hit(next(iter((*feature.names, *feature.values))), f"{feature.outcome}: {feature.title}"),
-            _heaviest([(feature.title, _DOC), (" ".join(feature.names), _DOC)]),
-        )
-        for feature in FEATURES
-    ]
-    return [*parameters, *features]
+    return [(Hit(each.name, each.doc), _weights(each)) for each in all_parameters()]
 
 
 def _weights(parameter: Parameter) -> dict[str, float]:
     block, _, own = parameter.name.rpartition(".")
-    others = [name for name, target in SHORTHANDS.items() if target == parameter.name]
+    others = [name for name, found in answers("shorthands").items() if found.parameters == (parameter.name,)]
     return _heaviest(
         [
             (own, _OWN_NAME),

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from neox_config.derive.implied import fill_in, implied_settings
 from neox_config.derive.unused import unused_values
+from neox_config.names import answer
 from neox_config.problems import (
     Place,
     Problem,
@@ -21,16 +22,7 @@ from neox_config.problems import (
     in_words,
     place_of,
 )
-from neox_config.read.aliases import (
-    COMPUTED,
-    EXTRA_BLOCK,
-    FOREIGN_NAMES,
-    OLDER_SPELLINGS,
-    RETIRED,
-    SHORTHANDS,
-    fold_aliases,
-)
-from neox_config.read.features import missing_features, names_of_features
+from neox_config.read.aliases import accepted_names, fold_aliases, shorthand_of
 from neox_config.read.reading import Leaf, Text, add_text, read_files, read_override
 from neox_config.read.wording import homes_of, sentence_about, written_elsewhere
 from neox_config.rules import broken_rules
@@ -89,11 +81,10 @@ def load_config(
             Problem("", "is empty", _INSTEAD_OF_EMPTY, place=Place(file)) for file in reading.files
         ]
         reading.is_complete = False
-    leaves, missing = missing_features(_not_overridden(reading.leaves))
-    unfolded = fold_aliases(leaves)
-    problems = reading.problems + missing + unfolded.problems
+    unfolded = fold_aliases(_not_overridden(reading.leaves))
+    problems = reading.problems + unfolded.missing + unfolded.problems
     # Rules would report what is wrong with a model that this project does not build.
-    assembly = _Assembly(problems, is_complete=reading.is_complete and not missing)
+    assembly = _Assembly(problems, is_complete=reading.is_complete and not unfolded.missing)
     merged, repeated = _merge(unfolded.leaves, problems)
     for leaf in merged:
         assembly.put(leaf)
@@ -334,18 +325,18 @@ class _Assembly:
 
 def _meant(leaf: Leaf, near: str | None, homes: Sequence[str], *, is_outside: bool) -> Sequence[str]:
     """Return the parameters that an unknown name stands for: of this meaning, this spelling, or in blocks."""
-    if is_outside and leaf.path[0] in FOREIGN_NAMES:
-        return [FOREIGN_NAMES[leaf.path[0]]]
+    found = answer(leaf.path[0]) if is_outside else None
+    if found is not None:
+        return found.parameters
     if near is None:
         return homes
-    path = [SHORTHANDS.get(near, near), *leaf.path[1:]] if is_outside else [*leaf.path[:-1], near]
+    path = [shorthand_of(near) or near, *leaf.path[1:]] if is_outside else [*leaf.path[:-1], near]
     return [".".join(path)]
 
 
 @cache
 def _all_names() -> list[str]:
-    names = [parameter.name for parameter in all_parameters()]
-    names += [*SHORTHANDS, *OLDER_SPELLINGS, *COMPUTED, *RETIRED, *names_of_features(), EXTRA_BLOCK]
+    names = [*(parameter.name for parameter in all_parameters()), *accepted_names()]
     return [name for name in names if "." not in name]
 
 

@@ -23,13 +23,8 @@ import yaml
 from neox_config.atomic import atomic_write
 from neox_config.errors import ConfigError
 from neox_config.problems import config_error
-from neox_config.read.aliases import (
-    OLDER_SPELLINGS,
-    fold_aliases,
-    has_no_effect,
-    shorthand_of,
-    usual_value,
-)
+from neox_config.read.aliases import fold_aliases, note_without_effect, shorthand_of, usual_value
+from neox_config.read.older import OLDER_SPELLINGS
 from neox_config.read.reading import Leaf, compose, normal_name, read_files, read_text, text_of
 from neox_config.schema.config import field_named
 from neox_config.schema.parameter import inner_section
@@ -205,7 +200,7 @@ def _targets(
     if entry.name in OLDER_SPELLINGS:
         found = OLDER_SPELLINGS[entry.name].translate(leaf.value, given)
         return {name: json.dumps(value) for name, value in found.items()}
-    if has_no_effect(leaf, given) is not None:
+    if note_without_effect(leaf, given) is not None:
         return {}
     usual = usual_value(entry.name, leaf.value)
     return None if usual == leaf.value else {entry.name: json.dumps(usual)}

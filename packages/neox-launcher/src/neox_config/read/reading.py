@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from neox_config.files import configuration_in, names_in, why_not_readable
+from neox_config.files import names_in, why_not_readable
 from neox_config.problems import COMMAND_LINE, Place, Problem, closest, in_words
 from neox_config.read.syntax import TOO_DEEP, explain_syntax, lines_of
 from neox_config.schema.scalars import has_points, number_from
@@ -204,9 +204,7 @@ def _find_file(path: Path, directory: Path | None) -> Path | Problem:
             return candidate
     place = Place(str(base))
     if os.path.isdir(base):
-        meant = configuration_in(base)
-        inside = f"give the configuration files in it: -d {shlex.quote(str(base))} FILE ..."
-        remedy = inside if meant is None else f"did you mean {meant}?"
+        remedy = f"give the configuration files in it: -d {shlex.quote(str(base))} FILE ..."
         return Problem("", "is a directory, not a file", remedy, place=place)
     reason = why_not_readable(base)
     if reason != "does not exist":

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from pydantic_core import ErrorDetails
 
+from neox_config.names import answer
 from neox_config.problems import as_block, did_you_mean, in_words
-from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES
 from neox_config.schema.config import all_parameters, parameter_named
 
 __all__ = ["homes_of", "sentence_about", "written_elsewhere"]
@@ -45,11 +45,12 @@ def homes_of(path: Sequence[str], *, is_outside: bool) -> list[str]:
 
 def written_elsewhere(path: Sequence[str], homes: Sequence[str], *, is_outside: bool) -> str:
     """Return the remedy for a name that belongs in a block, or that other programs use."""
-    if is_outside and path[0] in FOREIGN_REMEDIES:
-        return FOREIGN_REMEDIES[path[0]]
-    if is_outside and path[0] in FOREIGN_NAMES:
-        # First: other programs have some of the names of our blocks (dtype) outside of any.
-        ours = FOREIGN_NAMES[path[0]]
+    # First: other programs have some of the names of our blocks (dtype) outside of any.
+    found = answer(path[0]) if is_outside else None
+    if found is not None and found.sentence:
+        return found.sentence
+    if found is not None:
+        ours = found.parameters[0]
         meaning = _lower(parameter_named(ours).doc).partition(". ")[0].rstrip(".")
         return f"use {as_block(ours)} ({meaning})"
     if homes == [path[0]]:

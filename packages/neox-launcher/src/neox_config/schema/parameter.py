@@ -26,6 +26,7 @@ __all__ = [
     "Resume",
     "Section",
     "block",
+    "choices_of",
     "condition_of",
     "entry_section",
     "inner_section",
@@ -36,6 +37,7 @@ __all__ = [
     "param",
     "resume_of",
     "scalars_of",
+    "why_not_used",
 ]
 
 # Effect of a change when training resumes: another model (refused), another training (reported), or nothing.
@@ -44,6 +46,7 @@ Resume = Literal["model", "training", "free"]
 # Default of a field that the loader computes from other values if it is not given.
 FILLED_IN: Any = object()
 
+_NOT_USED = "Not used: "
 _NEEDED = "required when the block is enabled"
 
 
@@ -258,6 +261,12 @@ def key_of(field: FieldInfo) -> str:
     return f"<{_details(field).get('key')}>"
 
 
+def choices_of(field: FieldInfo) -> tuple[str, ...]:
+    """Return the choices of a field, if they can be listed."""
+    kinds = _members(field.annotation)
+    return tuple(str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
+
+
 def condition_of(field: FieldInfo) -> str | None:
     """Return the condition under which the field has an effect, or None if it always has."""
     condition: str | None = _details(field).get("used_when")
@@ -272,6 +281,11 @@ def is_needed(field: FieldInfo) -> bool:
 def is_filled_in(field: FieldInfo) -> bool:
     """Return True if the loader computes the field if it is not given."""
     return bool(_details(field).get("filled_in"))
+
+
+def why_not_used(doc: str) -> str | None:
+    """Return why a parameter never has an effect, as its doc says after "Not used: "; else None."""
+    return doc.removeprefix(_NOT_USED).rstrip(".") if doc.startswith(_NOT_USED) else None
 
 
 def resume_of(section: type[Section], name: str, around: Resume | None) -> Resume | None:
@@ -290,7 +304,6 @@ def _details(field: FieldInfo) -> dict[str, Any]:
 def _describe(name: str, field: FieldInfo, resume: Resume | None) -> Parameter:
     details = _details(field)
     kinds = _members(field.annotation)
-    choices = tuple(str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
     free = details.get("free_choice")
     is_block = inner_section(field) is not None or entry_section(field) is not None
     default = None if field.default is PydanticUndefined else field.default
@@ -299,7 +312,7 @@ def _describe(name: str, field: FieldInfo, resume: Resume | None) -> Parameter:
     return Parameter(
         name=name,
         type="block" if is_block else _type_in_words(kinds, are_paths=is_path(field)),
-        choices=choices or ((free,) if free else ()),
+        choices=choices_of(field) or ((free,) if free else ()),
         default=default,
         required=field.is_required() and not is_block and not details.get("filled_in"),
         doc=field.description or "",

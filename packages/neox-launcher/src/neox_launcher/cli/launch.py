@@ -20,6 +20,7 @@ from neox_launcher.cli.habits import (
     LaunchGroup,
     parameter_option,
     parameter_options,
+    refuse_words,
     take_overrides,
 )
 from neox_launcher.cli.init import init
@@ -55,7 +56,7 @@ _GENERATION, _EVALUATION, _RETRIEVAL = "Generation", "Evaluation", "Retrieval"
 _VERIFICATION, _MODE = "Verification", "text_gen_type"
 
 
-def request_options(command: Callable[..., None]) -> Callable[..., None]:
+def _launch_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that all commands of `neox-launch` have."""
     options = (
         option(
@@ -105,9 +106,15 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def request_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the configuration files and the options that all commands of `neox-launch` have."""
+    return click.argument("files", nargs=-1, type=PATH)(_launch_options(command))
+
+
 @click.group(
     cls=LaunchGroup,
     invoke_without_command=True,
+    subcommand_metavar="[FILE]... | COMMAND [ARGS]...",
     examples=(
         "neox-launch small.yml",
         "neox-launch --config small.yml --config cluster.yml --set train-iters=1000 --max-restarts 3",
@@ -115,7 +122,7 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
     exit_codes=_EXIT_CODES,
 )
 @click.version_option(package_name="neox-launcher")
-@request_options
+@_launch_options
 @click.pass_context
 def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
     """Train a model, or run one of the commands below.
@@ -132,6 +139,17 @@ def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
 
 main.add_command(init)
 main.add_command(verify_layout)
+
+
+@main.command(
+    examples=("neox-launch train small.yml", "neox-launch train small.yml --set train-iters=1000"),
+    exit_codes=_EXIT_CODES,
+)
+@request_options
+@click.pass_obj
+def train(common: tuple[Request, DryRun], /, **options: Any) -> None:
+    """Train a model, as neox-launch does without a command."""
+    _launch(*_merged(common, "train", **options))
 
 
 @main.command(
@@ -347,16 +365,19 @@ def _refuse_undecoded(text: str | None) -> None:
 
 
 def _merged(
-    common: tuple[Request, DryRun], program: str, *, dry_run: DryRun, **options: Any
+    common: tuple[Request, DryRun], program: str, *, files: tuple[str, ...], dry_run: DryRun, **options: Any
 ) -> tuple[Request, DryRun]:
     """Merge the options given before the subcommand with those given after it."""
     before, dry = common
+    options["paths"] += files
     after = Request(program=program, **take_overrides(options))
+    directory = after.directory or before.directory
+    refuse_words(files, directory, main.commands)
     merged = replace(
         after,
         paths=before.paths + after.paths,
         overrides=before.overrides + after.overrides,
-        directory=after.directory or before.directory,
+        directory=directory,
         bind_cores=after.bind_cores or before.bind_cores,
         max_restarts=after.max_restarts or before.max_restarts,
         output=before.output if after.output == "rank0" else after.output,

@@ -24,6 +24,7 @@ _VERIFICATION, _OUTPUT = "Verification", "Output"
     ),
     exit_codes={0: "every layout computes the same as one process", 1: "a layout differs, or a run failed"},
 )
+@click.argument("files", nargs=-1, type=PATH)
 @option(
     "--config",
     "paths",
@@ -72,6 +73,7 @@ _VERIFICATION, _OUTPUT = "Verification", "Output"
 @directory_option
 @set_option
 def verify_layout(
+    files: tuple[str, ...],
     paths: tuple[str, ...],
     layouts: tuple[str, ...],
     precision: str | None,
@@ -89,6 +91,7 @@ def verify_layout(
     mechanisms of the configuration. Compares losses, every gradient, the gradient norm, updates and optimizer
     states, and says what a difference means. Needs no data, tokenizer, checkpoint or GPU.
     """
+    paths += files
     if not paths:
         raise click.UsageError("name the configuration file, for example: neox-launch verify-layout x.yml")
     wanted = LayoutVerification(

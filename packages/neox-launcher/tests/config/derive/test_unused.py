@@ -185,8 +185,8 @@ def test_one_bit_adam_takes_the_communication_arguments_of_gpt_neox_with_a_note(
     keys = "optimizer: {params: {freeze_step: 9, cuda_aware: true, comm_backend_name: mpi}}"
     notices = load(keys, "optimizer.type=OneBitAdam").notices
     assert [notice.name for notice in notices] == [
-        "optimizer.params.comm_backend_name",
         "optimizer.params.cuda_aware",
+        "optimizer.params.comm_backend_name",
     ]
     assert all("averaged through distributed_backend" in notice.what for notice in notices)
 

@@ -1,19 +1,16 @@
 """`neox-config explain` answers names, words of other programs, and searches."""
 
 import re
-from collections import Counter
 
 import pytest
 
 from neox_config.describe.explain import explain
 from neox_config.describe.search import search
-from neox_config.describe.words import SUBJECTS, key_of_word
 from neox_config.errors import ConfigError
-from neox_config.read.features import FEATURES, feature_of, names_of_features
+from neox_config.names import answers
 from neox_config.schema.config import all_parameters, parameter_named
 
 NAMES = {parameter.name for parameter in all_parameters()}
-WORDS = [word.strip() for subject in SUBJECTS for word in subject.words.split(",")]
 
 
 def names_in(answer):
@@ -23,30 +20,17 @@ def names_in(answer):
     return {*listed, *(name for line in also for name in line.split(", "))} & NAMES
 
 
-def test_every_target_is_a_parameter():
-    for subject in SUBJECTS:
-        assert set(subject.parameters) <= NAMES, subject.words
-        assert len(set(subject.parameters)) == len(subject.parameters), subject.words
-        assert subject.parameters or subject.sentence, subject.words
+def test_names_in_sentences_are_parameters():
+    known = {*NAMES, "preprocess_data", "CUDA_VISIBLE_DEVICES", "max_tokens", "best_fit"}
+    sentences = " ".join(found.sentence for found in answers("foreign").values())
+    assert set(re.findall(r"\w+_\w+", sentences)) <= known
 
 
-def test_names_in_sentences_are_parameters_or_known():
-    known = {*NAMES, *names_of_features(), "preprocess_data"}
-    for subject in SUBJECTS:
-        assert set(re.findall(r"\w+_\w+", subject.sentence)) <= known, subject.sentence
-
-
-def test_a_word_is_in_one_row():
-    counts = Counter(map(key_of_word, WORDS))
-    assert [word for word, count in counts.items() if count > 1] == []
-
-
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.words.partition(",")[0])
-def test_every_word_finds_all_parameters_of_its_row(subject):
-    for word in subject.words.split(","):
+def test_every_word_finds_all_its_parameters():
+    for word, found in answers("foreign").items():
         answer = explain(word)
-        assert set(subject.parameters) <= names_in(answer), word
-        assert subject.parameters or answer == subject.sentence, word
+        assert set(found.parameters) <= names_in(answer), word
+        assert found.sentence in answer, word
 
 
 @pytest.mark.parametrize(
@@ -58,20 +42,18 @@ def test_every_word_finds_all_parameters_of_its_row(subject):
         ("swiglu", "activation"),
         ("epochs", "train_epochs"),
         ("dtype", "precision"),
-        ("batch size", "train_batch_size"),
+        ("batch size", "train_micro_batch_size_per_gpu"),
         ("warmup steps", "warmup_iters"),
         ("weight decay", "weight_decay"),
         ("Dropout", "hidden_dropout"),
         ("FSDP", "zero_optimization.stage"),
         ("context length", "seq_length"),
-        ("bf16", "precision"),
         ("checkpointing", "checkpoint_activations"),
         ("resume", "load"),
         ("tensor parallel", "model_parallel_size"),
         ("seed", "seed"),
         ("eos", "eod_mask_loss"),
         ("vocabulary", "vocab_file"),
-        ("wandb", "use_wandb"),
         ("ddp", "train_batch_size"),
         ("cosine", "lr_decay_style"),
         *((name, "optimizer.type") for name in ("lamb", "lion", "muon", "sm3")),
@@ -98,11 +80,8 @@ def test_words_find_parameters_or_a_sentence(words, expected):
 
 
 def test_names_of_gpt_neox_that_are_refused_get_the_reason():
-    for name in names_of_features():
-        assert explain(name).startswith(f"{name} belongs to a feature that ")
-        assert feature_of(name).title in explain(name)
-    assert "mamba_selective_scan_fusion  is not supported: Mamba layers" in explain("mamba")
-    assert "is not supported: mixture-of-experts layers (MoE)" in explain("moe")
+    for name, found in answers("features").items():
+        assert explain(name) == f"{name} {found.sentence}; {found.remedy}"
 
 
 def test_every_name_is_answered_by_itself():
@@ -131,11 +110,6 @@ def test_the_search_puts_the_most_relevant_first(text, first):
 def test_names_weigh_more_than_documentation():
     hits = [hit.name for hit in search("bucket", every_word=True)]
     assert hits.index("rpe_num_buckets") < hits.index("rpe_max_distance")
-
-
-def test_the_search_reads_features():
-    titles = {hit.doc.partition(": ")[2] for hit in search("layers", every_word=True)}
-    assert titles >= {feature.title for feature in FEATURES if feature.title.endswith("layers")}
 
 
 def test_words_that_nothing_contains_together_find_each_alone():

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from neox_config import decode_resolved, encode_resolved, load_config, resolve
 from neox_config.describe.display import show_config
 from neox_config.errors import ConfigError
-from neox_config.read.aliases import OLDER_SPELLINGS, SHORTHANDS
+from neox_config.names import answers
+from neox_config.read.older import OLDER_SPELLINGS
 from neox_config.schema.config import all_parameters
 
 MINIMAL = {
@@ -27,7 +28,7 @@ MINIMAL = {
     "lr": 0.001,
 }
 CONFIGS = Path(__file__).parents[5] / "configs"
-NAMES = [parameter.name for parameter in all_parameters()] + [*SHORTHANDS, *OLDER_SPELLINGS]
+NAMES = [parameter.name for parameter in all_parameters()] + [*answers("shorthands"), *OLDER_SPELLINGS]
 CHOICES = sorted({choice for parameter in all_parameters() for choice in parameter.choices})
 
 values = st.recursive(

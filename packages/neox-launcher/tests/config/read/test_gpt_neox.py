@@ -9,8 +9,7 @@ import pytest
 from neox_config import load_config, resolve
 from neox_config.errors import ConfigError
 from neox_config.estimate.parameters import count_parameters
-from neox_config.read.aliases import COMPUTED, RETIRED
-from neox_config.read.features import FEATURES, names_of_features
+from neox_config.names import answer, answers
 from neox_config.read.load import _all_names
 from neox_config.read.migrate import migrate_text
 
@@ -157,7 +156,7 @@ def test_a_migrated_file_is_the_same_configuration(written, name):
     before = load_config(written(*names))
     after = load_config(written(*names, text=lambda each: migrated(each)[0]))
     assert after == before
-    assert {note.name for note in after.notices}.isdisjoint({*COMPUTED, *RETIRED, *names_of_features()})
+    assert {note.name for note in after.notices}.isdisjoint(answers("computed", "retired", "features"))
 
 
 def outcome(load, name, value):
@@ -196,15 +195,14 @@ DEFAULTS = {
 OTHER_VALUES = {"bool": lambda default: not default, "int": lambda default: (default or 0) + 2}
 
 
-@pytest.mark.parametrize("name", sorted(names_of_features()))
+@pytest.mark.parametrize("name", sorted(answers("features")))
 def test_every_name_of_a_missing_feature_is_refused_by_its_name(load, name):
     kind, default = ARGUMENTS[name]["type"], ARGUMENTS[name]["default"]
     value = (
         OTHER_VALUES[kind](default) if kind in OTHER_VALUES else {"list": ["x"], "float": 0.7}.get(kind, "x")
     )
     (problem,) = outcome(load, name, value)
-    feature = next(feature for feature in FEATURES if name in feature.names)
-    assert problem.what == f"{feature.outcome}: it requires {feature.title}"
+    assert problem.what == answer(name).sentence
     assert problem.place.spelling == f"--set {name}"
     assert "did you mean" not in problem.remedy
 

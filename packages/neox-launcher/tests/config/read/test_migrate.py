@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neox_config.errors import ConfigError
-from neox_config.read.aliases import OLDER_SPELLINGS, SHORTHANDS
+from neox_config.names import answers
 from neox_config.read.migrate import migrate_text
+from neox_config.read.older import OLDER_SPELLINGS
 from neox_launcher.cli.config import main
 
 BLOCKS = """\
@@ -88,7 +89,7 @@ def test_two_values_are_not_merged():
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from([*SHORTHANDS, *OLDER_SPELLINGS]).filter(lambda name: "." not in name),
+        st.sampled_from([*answers("shorthands"), *OLDER_SPELLINGS]).filter(lambda name: "." not in name),
         st.sampled_from([True, False, 1, 0.5, "none", {}]),
         max_size=5,
     ),

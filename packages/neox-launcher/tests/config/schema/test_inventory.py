@@ -14,10 +14,12 @@ import pytest
 import yaml
 
 from neox_config import engine_json, load_config, resolve
-from neox_config.derive.implied import NO_EFFECT
 from neox_config.errors import ConfigError
-from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
+from neox_config.names import answer
+from neox_config.read.aliases import shorthand_of
+from neox_config.read.older import OLDER_SPELLINGS
 from neox_config.schema.config import parameter_named
+from neox_config.schema.parameter import why_not_used
 from neox_config.schema.refused import REFUSED
 
 DATA = Path(__file__).parents[2] / "data"
@@ -230,13 +232,15 @@ COMPANIONS = {
 
 def home(name):
     """Where an entry is at home: a parameter, or one of the tables of aliases."""
-    tables = {"shorthand": SHORTHANDS, "older": OLDER_SPELLINGS, "computed": COMPUTED, "retired": RETIRED}
     try:
         parameter_named(name)
     except KeyError:
-        found = [kind for kind, table in tables.items() if name in table]
-        inside = name.partition(".")[0] in SHORTHANDS or name.startswith("amp.")
-        return found[0] if found else "inside" if inside else "nowhere"
+        if name in OLDER_SPELLINGS:
+            return "older"
+        found = answer(name)
+        kinds = {"shorthands": "shorthand", "computed": "computed", "retired": "retired"}
+        inside = "inside" if name.startswith("amp.") else "nowhere"
+        return kinds.get(found.kind, inside) if found is not None else inside
     return "parameter"
 
 
@@ -350,11 +354,7 @@ def target_of(name):
     """Return the parameter reported for a problem with an alias."""
     if name in OLDER_SPELLINGS:
         return "optimizer.params.betas" if name.startswith("adam_beta") else name
-    for length in range(name.count(".") + 1, 0, -1):
-        outer = ".".join(name.split(".")[:length])
-        if outer in SHORTHANDS:
-            return SHORTHANDS[outer] + name[len(outer) :]
-    return written(name)
+    return written(name) if home(name) == "parameter" else shorthand_of(name) or written(name)
 
 
 @pytest.mark.parametrize("name", with_home("shorthand", "older", "inside"))
@@ -410,7 +410,7 @@ def status_of(name):
     kind = home(name)
     if kind != "parameter" and not name.startswith("amp."):
         return {"shorthand": "alias", "older": "alias", "inside": "alias"}.get(kind, kind)
-    if name in NO_EFFECT:
+    if kind == "parameter" and why_not_used(parameter_named(name).doc) is not None:
         return "no effect"
     if any((name + ".").startswith(scope(switch) + ".") for switch in REFUSED):
         return "refused"

@@ -1,7 +1,6 @@
 """A trained model in this process: load, generate, logits."""
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from neox_config import load_config as load_files
 from neox_config.counted import counted
 from neox_config.derive.objective import WITHOUT_TEXTS
 from neox_config.errors import ConfigError, NeoXError
+from neox_config.names import answer
 from neox_config.problems import Problem, config_error, in_words
 from neox_config.read.wording import sentence_about
 from neox_config.rules import broken_rules
@@ -335,14 +335,12 @@ def _texts(prompts: Any) -> list[str]:
     Raises:
         NeoXError: one is not a text.
     """
-    is_several = isinstance(prompts, Iterable) and not isinstance(prompts, str | bytes | Mapping)
-    texts = list(prompts) if is_several else [prompts]
-    for text in texts:
-        if not isinstance(text, str):
-            raise NeoXError(
-                f"a prompt is a text, not a value of type {type(text).__name__}; for token ids, pass "
-                "model.tokenizer.decode(ids), and for messages use model.chat(messages)"
-            )
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not all(isinstance(text, str) for text in texts):
+        raise NeoXError(
+            "a prompt is a text; for token ids, pass model.tokenizer.decode(ids), and for messages use "
+            "model.chat(messages)"
+        )
     return texts
 
 
@@ -368,8 +366,12 @@ def _changed(
 ) -> tuple[GenerationSection, list[Problem]]:
     """Return the parameters of generation with others in place of some, and what is wrong with these."""
     unknown = settings.keys() - set(_SETTINGS)
-    remedy = f"use {', '.join(_SETTINGS)}"
-    problems = [Problem(name, "is not a setting of a call", remedy) for name in sorted(unknown)]
+    problems = []
+    for name in sorted(unknown):
+        found = answer(name)
+        meant = [each for each in (found.parameters if found else ()) if each in _SETTINGS]
+        remedy = f"use {', '.join(meant[:1] or _SETTINGS)}"
+        problems.append(Problem(name, "is not a setting of a call", remedy))
     known = {name: value for name, value in settings.items() if name not in unknown}
     try:
         section = GenerationSection.model_validate({**section.model_dump(), **known})
@@ -406,11 +408,6 @@ def load_model(
     files = {name: Path(path) for name, path in given.items() if path is not None}
     if precision not in (None, *get_args(DataType)):
         raise NeoXError(f"precision {precision!r} is unknown; use one of {', '.join(get_args(DataType))}")
-    if not isinstance(source, NeoXConfig | str | os.PathLike):
-        raise NeoXError(
-            f"a model cannot be loaded from a value of type {type(source).__name__}; pass the path of a "
-            "folder or of a configuration file, or a configuration: neox_model.load_config(...)"
-        )
     with plain_state(), our_errors(), explained_shortage():
         if not isinstance(source, NeoXConfig):
             folder = Path(source)

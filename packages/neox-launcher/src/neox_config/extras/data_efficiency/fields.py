@@ -198,7 +198,11 @@ class RandomLtd(Section):
         "as with objective: masked and ict.",
     )
     hidden_state_order: Literal["batch_seq_dim", "seq_batch_dim"] | None = param(
-        None, origin="DSC", resume="free", needed=True, doc="Order of the dimensions of hidden states."
+        None,
+        origin="DSC",
+        resume="free",
+        needed=True,
+        doc="Not used: the model always has the same order of dimensions.",
     )
     random_ltd_schedule: RandomLtdSchedule = block(
         RandomLtdSchedule, origin="DSC", doc="Schedule of the number of kept tokens."

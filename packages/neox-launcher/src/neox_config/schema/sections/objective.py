@@ -191,5 +191,5 @@ class ObjectiveSection(Section, resume="training"):
         origin="Meg",
         resume="free",
         used_when=_ICT,
-        doc="Search on the GPU.",
+        doc="Not used: the search is exact and runs on the GPU if there is one, without FAISS.",
     )
