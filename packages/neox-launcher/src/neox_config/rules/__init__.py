@@ -7,6 +7,7 @@ where it reads a value which is itself invalid. Rules about the number of device
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from inspect import isfunction
 
@@ -44,7 +45,9 @@ def broken_rules(config: NeoXConfig, places: Mapping[str, Place]) -> list[Proble
     problems: list[Problem] = []
     for rule in RULES:
         with suppress(InvalidValue):
+            code = f"{rule.__module__.rpartition('.')[2]}.{rule.__name__}"
             for found in rule(config):
                 value = in_words(config.value_of(found.name))
-                problems.append(found.located(place_near(places, found.name), value))
+                placed = found.located(place_near(places, found.name), value)
+                problems.append(replace(placed, code=found.code or code))
     return problems
