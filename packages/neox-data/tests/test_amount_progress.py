@@ -43,7 +43,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         report(Counts(documents=1234, tokens=50_000, num_bytes=10_000_000, fraction=0.5, seconds=100))
     shown = read_to_the_end(master)
     assert "50%" in shown
-    assert shows(shown, "12 documents/s 0.1", "MB/s 500 tokens/s", "1:40")
+    assert shows(shown, "12 documents/s", "0.1 MB/s", "500 tokens/s", "1:40")
     assert "\x1b[38" in shown
 
 

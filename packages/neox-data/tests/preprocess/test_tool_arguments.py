@@ -127,13 +127,13 @@ def test_calls_of_all_forms_are_decoded() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"city": "Ro', r"not JSON \(Unterminated string starting at at column 10\)"),
-        ('{"a": ' + "[" * 200_000, "the JSON is nested too deeply"),
-        ('{"a": ' + "9" * 6000 + "}", "the JSON has a whole number of more than 4,300 digits"),
+        ('{"city": "Ro', "at column 10"),
+        ('{"a": ' + "[" * 200_000, "nested too deeply"),
+        ('{"a": ' + "9" * 6000 + "}", "4,300 digits"),
     ],
 )
 def test_broken_arguments_are_refused_where_objects_are_required(text: str, reason: str) -> None:
-    with refused(ValueError, f"text, but {reason}"):
+    with refused(ValueError, "arguments", reason):
         counted("{{ args | tojson }}", conversation(text))
     assert counted("{{ args }}", conversation(text))[0] == f"{text};"
 

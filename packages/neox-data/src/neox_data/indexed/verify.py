@@ -38,7 +38,7 @@ def verify_indexed(prefix: Path | str) -> IndexedDataset:
     for chunk in _chunks(len(starts)):
         part = starts[chunk.start : chunk.stop + 1]
         if (np.diff(part) < 0).any() or (part < 0).any():
-            raise _fault(idx_path(prefix), "the document index does not increase", code="falling-documents")
+            raise _fault(idx_path(prefix), "the document index does not increase")
     if dataset.dtype.kind != "i":
         return dataset
     tokens = np.frombuffer(map_file(bin_path(prefix)), dataset.dtype)

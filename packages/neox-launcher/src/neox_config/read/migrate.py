@@ -140,7 +140,9 @@ def _meaning(text: str, file: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for leaf in unfolded.leaves:
         if found.setdefault(leaf.name, leaf.value) != leaf.value:
-            raise ConfigError(f"{file}: gives {leaf.name} two values; run neox-config check {file}")
+            raise ConfigError(
+                f"{file}: gives {leaf.name} two values; run neox-config check {file}", code="two-values"
+            )
     return {name: value for name, value in found.items() if value is not None and value != {}}
 
 

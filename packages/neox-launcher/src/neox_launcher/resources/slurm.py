@@ -44,7 +44,8 @@ def allocated_hosts(
     if text is None:
         raise HostfileError(
             "launcher: slurm requires a Slurm allocation, but SLURM_JOB_NODELIST is not set; start "
-            f"neox-launch inside sbatch or salloc, or add {unset} for a --dry-run outside"
+            f"neox-launch inside sbatch or salloc, or add {unset} for a --dry-run outside",
+            code="no-allocation",
         )
     names = expand_nodelist(text)
     each = _gpus_per_host(environment) or slots
@@ -61,9 +62,9 @@ def expand_nodelist(text: str) -> list[str]:
     every = (name for part in _split(text) for name in _expand(part, text))
     names = list(itertools.islice(every, MOST_HOSTS + 1))
     if len(names) > MOST_HOSTS:
-        raise _unreadable(text, f"it has more than {MOST_HOSTS:,} hosts")
+        raise _unreadable(text, f"it has more than {MOST_HOSTS:,} hosts", code="too-many-hosts")
     if len(set(names)) != len(names):
-        raise _unreadable(text, "a host is listed twice")
+        raise _unreadable(text, "a host is listed twice", code="host-twice")
     return names
 
 
@@ -72,7 +73,7 @@ def _split(text: str) -> Iterator[str]:
     outside = _BRACKETS.sub(lambda found: found[0].replace(",", ";"), text)
     for part in outside.split(","):
         if not part.strip():
-            raise _unreadable(text, "a name is missing")
+            raise _unreadable(text, "a name is missing", code="missing-name")
         yield part.strip().replace(";", ",")
 
 
@@ -81,7 +82,7 @@ def _expand(part: str, text: str) -> Iterator[str]:
     # Odd indices contain the text inside brackets.
     choices = [list(_numbers(piece, text)) if index % 2 else [piece] for index, piece in enumerate(pieces)]
     if any("[" in piece or "]" in piece for piece in pieces):
-        raise _unreadable(text, "its brackets do not match")
+        raise _unreadable(text, "its brackets do not match", code="brackets")
     for chosen in itertools.product(*choices):
         yield "".join(chosen)
 
@@ -91,10 +92,10 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
     for item in ranges.split(","):
         match = _RANGE.fullmatch(item.strip())
         if match is None:
-            raise _unreadable(text, f"{shortened(item)!r} is not a range of numbers")
+            raise _unreadable(text, f"{shortened(item)!r} is not a range of numbers", code="no-range")
         first, last = match[1], match[2] or match[1]
         if not int(first) <= int(last) < int(first) + MOST_HOSTS:
-            raise _unreadable(text, f"{shortened(item)!r} is not an ascending range")
+            raise _unreadable(text, f"{shortened(item)!r} is not an ascending range", code="falling-range")
         yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
 
 
@@ -118,7 +119,8 @@ def _tasks_of_hosts(environment: Mapping[str, str], hosts: int) -> list[int]:
         match = _COUNT.fullmatch(part.strip())
         if match is None or int(match[1]) > MOST_SLOTS or int(match[2] or 1) > MOST_HOSTS:
             raise HostfileError(
-                f"SLURM_TASKS_PER_NODE={shortened(text)} cannot be parsed; list the hosts in a hostfile"
+                f"SLURM_TASKS_PER_NODE={shortened(text)} cannot be parsed; list the hosts in a hostfile",
+                code="invalid-tasks",
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts if len(counts) == hosts else [counts[0]] * hosts

@@ -9,6 +9,7 @@ from neox_config.describe.display import show_config
 from neox_config.errors import ConfigError
 from neox_config.rules import RULES
 from neox_config.spec.resolve import decode_resolved, encode_resolved
+from support.refusals import refused
 
 EVERY_BLOCK = (Path(__file__).parents[2] / "data/every_block.yml").read_text()
 LTD = "data_efficiency.data_routing.random_ltd"
@@ -381,7 +382,7 @@ def test_a_missing_block_is_located_at_the_parameters_beside_it(load):
 
 
 def test_a_communication_logger_that_would_time_nothing_is_refused(load):
-    with pytest.raises(ConfigError, match="is empty, so that nothing would be timed"):
+    with refused(ConfigError, "that nothing would"):
         load("comms_logger: {enabled: true, prof_all: false}")
     load("comms_logger: {enabled: true}")
 
@@ -405,4 +406,4 @@ def test_retrieval_models_are_not_compressed(load, text, name):
     with pytest.raises(ConfigError) as found:
         load(text + "objective: ict\nict-head-size: 8\n")
     problems = {problem.name: problem.what for problem in found.value.problems}
-    assert "names layers of one model, not those of two towers" in problems[name]
+    assert "of two towers" in problems[name]

@@ -5,6 +5,7 @@ import pytest
 from neox_config import Resolved, decode_resolved, encode_resolved, resolve
 from neox_config.derive.attention_layers import expand_attention
 from neox_config.errors import ConfigError
+from support.refusals import refused
 
 BATCHES = [
     # train, micro, accumulation, devices -> train, micro, accumulation
@@ -107,7 +108,7 @@ def test_sizes_that_do_not_fit_are_reported_with_a_remedy(load, text, overrides,
 
 
 def test_hosts_are_named_in_messages(load):
-    with pytest.raises(ConfigError, match=r"the 8 devices of this job \(2 hosts\)"):
+    with refused(ConfigError, "8 devices", "job (2"):
         resolve(load("model-parallel-size: 3"), devices=8, hosts=2)
 
 
@@ -192,7 +193,7 @@ def test_a_resolved_configuration_survives_the_command_line(load):
 
 @pytest.mark.parametrize("word", ["", "abc", "eJxLTEoGAAJNASc=", "####", "eJyrrgUAAXUA+Q=="])
 def test_a_damaged_word_is_refused(word):
-    with pytest.raises(ConfigError, match="start workers with neox-launch of the same version"):
+    with refused(ConfigError, "neox-launch of the"):
         decode_resolved(word)
 
 
