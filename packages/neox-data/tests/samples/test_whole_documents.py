@@ -148,9 +148,7 @@ def test_documents_that_are_left_out_are_counted_with_all_tokens() -> None:
 
 @pytest.mark.parametrize("pack_impl", ["unpacked", "pack_until_overflow", "best_fit"])
 def test_data_without_a_usable_document_is_refused(pack_impl: str) -> None:
-    with refused(
-        DataError, "of 3", "1 is empty", "1 has", "1 is longer", code="nothing-usable"
-    ):
+    with refused(DataError, "of 3", "1 is empty", "1 has", "1 is longer", code="nothing-usable"):
         build(pack_impl, [0, 3, 40], masked={1}, allow_chopped=False)
 
 

@@ -35,12 +35,13 @@ class ConfigError(NeoXError):
     Args:
         message: all problems as text, with file, line and remedy.
         problems: the problems as `neox_config.problems.Problem` records.
+        code: as of NeoXError.
     """
 
     exit_code = 2
 
-    def __init__(self, message: str, problems: Sequence[Any] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, problems: Sequence[Any] = (), *, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.problems = tuple(problems)
 
 

@@ -30,19 +30,11 @@ def test_two_equal_configurations_do_not_differ(minimal):
     assert (result.exit_code, result.stdout) == (0, "")
 
 
-def test_differences_are_printed_with_their_origin(minimal):
+def test_differences_are_printed_with_their_origin(minimal, snapshot):
     other = changed(minimal, gradient_accumulation_steps=4)
     result = run("diff", minimal, other)
     assert result.exit_code == 1
-    rule = "# from gradient_accumulation_steps, or batch / (micro-batch x data_parallel_size), or 1"
-    assert result.stdout == (
-        f"--- {minimal}\n+++ {other}\n"
-        f"gradient_accumulation_steps\n  null  # default\n  4  # {other} line 9\n"
-        "train_batch_size (derived)\n"
-        "  2  # from micro-batch x accumulation x data_parallel_size\n"
-        "  8  # from micro-batch x accumulation x data_parallel_size\n"
-        f"accumulation (derived)\n  1  {rule}\n  4  {rule}\n"
-    )
+    assert result.stdout.replace(str(minimal.parent), "") == snapshot
 
 
 @pytest.mark.parametrize(

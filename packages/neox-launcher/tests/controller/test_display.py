@@ -314,7 +314,7 @@ time.sleep(600)
     os.write(job.reading, b"\x03")
     assert job.end() == 130
     lines = screen.feed(job.written.replace(b"^C", b"")).lines
-    assert "Ctrl-C received" in lines
+    assert shows(lines, "Ctrl-C received")
     assert " 45%|##" in lines
 
 

@@ -90,7 +90,8 @@ def test_a_contract_that_is_broken_on_several_hosts_is_one_line():
     del facts[3]["contracts"]
     diagnosis = diagnose(Outcome(exit_code=0, facts=facts), hosts=4)
     (finding,) = (finding for finding in diagnosis.findings if finding.name == "contracts")
-    assert (finding.is_good, finding.found) == (False, "on host-0, host-2, torch 2.16.0: a")
+    assert not finding.is_good
+    assert shows(finding.found, "host-0, host-2", "torch 2.16.0", "a")
 
 
 def test_untested_versions_are_a_line_and_no_problem():

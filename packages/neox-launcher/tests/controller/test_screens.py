@@ -59,21 +59,8 @@ def rows(text):
     return {name: value.strip() for name, value in found}
 
 
-def test_the_start_screen_shows_what_will_be_trained(plan):
-    assert rows(render_start(plan, width=120)) == {
-        "model": "3.42 M parameters: 4 layers, width 64, 4 heads",
-        "workers": "2 CPU processes on this machine",
-        "layout": "data 2 x pipe 1 x model 1, ZeRO stage 0, fp32",
-        "batch": "4 x 32 tokens = micro-batch 2 x accumulation 1 x data 2",
-        "training": "10 iterations, 1,280 tokens, optimizer Adam",
-        "time": "shown after the first iterations",
-        "starts from": "new weights (no checkpoint here in old)",
-        "saves": "ck pt: every 2 iterations, at the end; last 3 kept",
-        "evaluates": "every 1,000 iterations and at the end, 100 batches",
-        "logs": "logs (metrics.jsonl)",
-        "restarts": "at most 2",
-        "stop with": "Ctrl-C: stops after this iteration or the next, and saves",
-    }
+def test_the_start_screen_shows_what_will_be_trained(plan, snapshot):
+    assert rows(render_start(plan, width=120)) == snapshot
 
 
 def test_the_start_screen_fits_into_any_terminal(plan):
@@ -96,23 +83,14 @@ def test_the_start_screen_names_the_checkpoint_to_load(plan, tmp_path):
 
 
 @pytest.mark.usefixtures("checkpoint")
-def test_the_end_screen_shows_results_and_commands(plan, request_, minimal):
-    shown = rows(render_end(plan, request_, DONE, width=120))
+def test_the_end_screen_shows_results_and_commands(plan, request_, minimal, snapshot):
+    text = render_end(plan, request_, DONE, width=120)
+    assert rows(text) | {"generate": "", "evaluate": ""} == snapshot
     kept = [each for each in SETTINGS if not each.startswith("load=")]
     words = [word for each in (*kept, "num-gpus=2", "load=ck pt") for word in ("--set", each)]
-    settings = shlex.join([str(minimal), *words])
-    assert shown == {
-        "iterations": "10 of 10",
-        "last loss": "2.3457 (of one iteration)",
-        "validation loss": "2.5000",
-        "duration": "1:15",
-        "checkpoint": "ck pt/global_step10",
-        "restarts": "1",
-        "warnings": '3, in the lines of rank 0 marked "warning:" or "error:" in logs/output/rank-00000.log',
-        "generate": f"neox-launch generate {settings}",
-        "evaluate": f"neox-launch evaluate {settings}",
-    }
-    assert render_end(plan, request_, DONE, width=120).plain.startswith("neox-launch: finished\n")
+    for name in ("generate", "evaluate"):
+        assert rows(text)[name] == f"neox-launch {name} {shlex.join([str(minimal), *words])}"
+    assert text.plain.startswith("neox-launch: finished\n")
 
 
 @pytest.mark.usefixtures("checkpoint")
@@ -154,7 +132,8 @@ def test_a_training_that_failed_without_a_checkpoint_is_started_again(plan, requ
     text = render_end(plan, request_, failed, width=120)
     shown = rows(text)
     assert text.plain.startswith("neox-launch: failed\n")
-    assert (shown["iterations"], shown["checkpoint"]) == ("0 of 10", "none in ck pt on this machine")
+    assert shown["iterations"] == "0 of 10"
+    assert shown["checkpoint"].startswith("none in ck pt")
     assert shown["start again"].startswith("neox-launch ")
     assert not {"resume", "generate", "last loss", "report"} & shown.keys()
 

@@ -670,7 +670,7 @@ def test_a_start_refused_because_another_training_runs_is_no_failure_of_the_run(
     fail(InUse('another training saves there'))
     """
     outcome = run(worker, log_dir="logs")
-    assert (outcome.exit_code, outcome.first_failure.message) == (1, "another training saves there")
+    assert (outcome.exit_code, outcome.first_failure.message) == (1, "another saves there")
     assert not (tmp_path / "logs" / "failures.jsonl").exists()
 
 
@@ -681,7 +681,7 @@ def test_an_error_after_a_request_to_stop_is_recorded(tmp_path):
     launcher.send_signal(signal.SIGTERM)
     launcher.communicate(timeout=60)
     lines = (tmp_path / "logs" / "failures.jsonl").read_text().splitlines()
-    assert {json.loads(line)["message"] for line in lines} == {"the disk is full"}
+    assert {json.loads(line)["message"] for line in lines} == {"disk is full"}
 
 
 SAVES_SHORTLY = """

@@ -291,7 +291,7 @@ def test_a_dry_run_shows_hosts_commands_and_no_secret(minimal, hidden):
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert shows(lines, "worker-1", "ranks 1", "2")
     assert "started by ssh" in lines
-    assert "hosts from hostfile" in lines
+    assert "hosts from hostfile hosts".split() in map(str.split, lines)
     (environment,) = [line for line in lines if line.startswith("environment")]
     assert "PLAIN=seen" in environment
     assert "'WANDB_API_KEY=(hidden)'" in environment
@@ -299,7 +299,7 @@ def test_a_dry_run_shows_hosts_commands_and_no_secret(minimal, hidden):
     commands = [line for line in lines if line.startswith("ssh ")]
     assert len(commands) == 3
     assert all("neox_launcher.agent" in command for command in commands)
-    assert lines.count("# reads the token of the launch from its standard input:") == 3
+    assert sum("its standard input" in line for line in lines) == 3
 
 
 def test_a_dry_run_can_print_json(minimal, hidden):
@@ -382,10 +382,8 @@ def test_a_deleted_working_directory_is_reported(minimal, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     result = run("--config", minimal, "--dry-run")
-    assert (result.exit_code, result.stderr.split(";")[0]) == (
-        2,
-        "the working directory no longer exists",
-    )
+    assert result.exit_code == 2
+    assert "working directory no" in result.stderr
 
 
 def test_an_unresolvable_host_name_is_reported_before_the_start(minimal, monkeypatch):

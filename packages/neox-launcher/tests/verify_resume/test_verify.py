@@ -345,10 +345,10 @@ def test_a_damaged_manifest_is_reported_by_its_path(folder):
 DAMAGED = {
     "absent": (
         b"global_step9\n",
-        r"out/latest names 'global_step9', which is not a complete checkpoint there",
+        ["out/latest", "'global_step9'"],
     ),
-    "empty": (b"", r"out/latest names '', which is not a complete checkpoint there"),
-    "binary": (b"\xff\xfe", r"out/latest cannot be read"),
+    "empty": (b"", ["out/latest", "''"]),
+    "binary": (b"\xff\xfe", ["out/latest"]),
 }
 
 
@@ -356,9 +356,9 @@ DAMAGED = {
 def test_a_damaged_latest_is_reported_with_a_remedy(folder, case):
     keep("out", 4)
     keep("out", 10)
-    content, message = DAMAGED[case]
+    content, values = DAMAGED[case]
     Path("out/latest").write_bytes(content)
-    with pytest.raises(LaunchError, match=message) as failure:
+    with refused(LaunchError, *values) as failure:
         latest_kept("out")
     assert str(failure.value).endswith("run: echo global_step10 > out/latest")
 

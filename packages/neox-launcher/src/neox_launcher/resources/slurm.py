@@ -62,9 +62,9 @@ def expand_nodelist(text: str) -> list[str]:
     every = (name for part in _split(text) for name in _expand(part, text))
     names = list(itertools.islice(every, MOST_HOSTS + 1))
     if len(names) > MOST_HOSTS:
-        raise _unreadable(text, f"it has more than {MOST_HOSTS:,} hosts", code="too-many-hosts")
+        raise _unreadable(text, f"it has more than {MOST_HOSTS:,} hosts")
     if len(set(names)) != len(names):
-        raise _unreadable(text, "a host is listed twice", code="host-twice")
+        raise _unreadable(text, "a host is listed twice")
     return names
 
 
@@ -73,7 +73,7 @@ def _split(text: str) -> Iterator[str]:
     outside = _BRACKETS.sub(lambda found: found[0].replace(",", ";"), text)
     for part in outside.split(","):
         if not part.strip():
-            raise _unreadable(text, "a name is missing", code="missing-name")
+            raise _unreadable(text, "a name is missing")
         yield part.strip().replace(";", ",")
 
 
@@ -82,7 +82,7 @@ def _expand(part: str, text: str) -> Iterator[str]:
     # Odd indices contain the text inside brackets.
     choices = [list(_numbers(piece, text)) if index % 2 else [piece] for index, piece in enumerate(pieces)]
     if any("[" in piece or "]" in piece for piece in pieces):
-        raise _unreadable(text, "its brackets do not match", code="brackets")
+        raise _unreadable(text, "its brackets do not match")
     for chosen in itertools.product(*choices):
         yield "".join(chosen)
 
@@ -92,10 +92,10 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
     for item in ranges.split(","):
         match = _RANGE.fullmatch(item.strip())
         if match is None:
-            raise _unreadable(text, f"{shortened(item)!r} is not a range of numbers", code="no-range")
+            raise _unreadable(text, f"{shortened(item)!r} is not a range of numbers")
         first, last = match[1], match[2] or match[1]
         if not int(first) <= int(last) < int(first) + MOST_HOSTS:
-            raise _unreadable(text, f"{shortened(item)!r} is not an ascending range", code="falling-range")
+            raise _unreadable(text, f"{shortened(item)!r} is not an ascending range")
         yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
 
 
@@ -128,5 +128,6 @@ def _tasks_of_hosts(environment: Mapping[str, str], hosts: int) -> list[int]:
 
 def _unreadable(text: str, why: str) -> HostfileError:
     return HostfileError(
-        f"Slurm's list of hosts {shortened(text)!r} cannot be parsed: {why}; list the hosts in a hostfile"
+        f"Slurm's list of hosts {shortened(text)!r} cannot be parsed: {why}; list the hosts in a hostfile",
+        code="invalid-nodelist",
     )

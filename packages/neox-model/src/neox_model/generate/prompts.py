@@ -47,7 +47,9 @@ def read_prompts(path: Path) -> list[tuple[int, str]]:
     lines = text.removeprefix(_BYTE_ORDER_MARK).removesuffix("\n").split("\n")
     prompts = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
-        raise ConfigError(f"sample_input_file {path} contains no prompts; write one prompt per line")
+        raise ConfigError(
+            f"sample_input_file {path} contains no prompts; write one prompt per line", code="no-prompts"
+        )
     empty = len(lines) - len(prompts)
     left_out = counted(empty, "empty line is", "empty lines are")
     logger.info("%s: %s; %s left out", path, counted(len(prompts), "prompt"), left_out)
@@ -70,7 +72,8 @@ def read_prompt() -> str | None:
         # A process in the background may not read its terminal.
         raise NeoXError(
             f"cannot read prompts from standard input: {error.strerror}; run in the foreground of a terminal "
-            "that stays open, or set sample_input_file"
+            "that stays open, or set sample_input_file",
+            code="not-readable",
         ) from error
     return None if line is None else line.removeprefix(_BYTE_ORDER_MARK).strip()
 

@@ -45,7 +45,7 @@ def writing_results(path: Path | None) -> Iterator[Write]:
     if path.exists() and not path.is_file():
         # A device would be replaced by a file of its name.
         kind = "a folder; add the name of a file" if path.is_dir() else "not a file; use standard output"
-        raise NeoXError(f"cannot write the results to {path}: it is {kind}")
+        raise NeoXError(f"cannot write the results to {path}: it is {kind}", code="not-a-file")
     partial, written = path.with_name(f"{path.name}.partial"), 0
     foreign: OSError | None = None
     try:
@@ -82,7 +82,10 @@ def writing_results(path: Path | None) -> Iterator[Write]:
 
 
 def _not_writable(path: Path, error: OSError) -> NeoXError:
-    return NeoXError(f"cannot write the results to {path}: {error}; set sample_output_file to another file")
+    return NeoXError(
+        f"cannot write the results to {path}: {error}; set sample_output_file to another file",
+        code="not-writable",
+    )
 
 
 def _new_partial_file(path: Path, partial: Path) -> TextIO:
@@ -120,7 +123,8 @@ def _lock(file: IO[Any], path: Path) -> None:
     if not is_locked:
         raise NeoXError(
             f"another generation writes its results to {path}; wait until it has ended, or set "
-            "sample_output_file to another file"
+            "sample_output_file to another file",
+            code="in-use",
         )
 
 

@@ -167,7 +167,8 @@ def measure_perplexity(
     if not scored:
         raise ConfigError(
             f"eval-data {source} contains no text to score (documents that were read: {len(found):,}); "
-            "choose other data"
+            "choose other data",
+            code="no-texts",
         )
     has_enough = len(scored) >= _ENOUGH_DOCUMENTS
     units = np.array(
