@@ -384,7 +384,7 @@ def test_checkpoints_are_found_from_any_working_directory(tmp_path, monkeypatch)
     writer.close()
     assert "checkpoints" not in " ".join(read_run(tmp_path).missing)
     save.rename(tmp_path / "moved")
-    assert f"{save} does not" in read_run(tmp_path).missing
+    assert shows(read_run(tmp_path).missing, f"checkpoints: {save} does not")
 
 
 def test_a_text_that_is_not_unicode_is_written_escaped(tmp_path):

@@ -191,7 +191,7 @@ def test_events_are_readable_at_once_and_must_be_declared(tmp_path):
     *_, record = read_records(tmp_path / "metrics.jsonl")
     assert record.pop("time") > 1.7e9
     assert record == {"attempt": 1, "iteration": 3, "event": "save", "seconds": 0.5}
-    with refused(ValueError, "event save .'minutes'"):
+    with refused(ValueError, "event save", "'minutes'"):
         events.record("save", 3, minutes=1)
     with refused(ValueError, "event sav"):
         events.record("sav", 3)

@@ -145,25 +145,19 @@ def test_words_that_nothing_contains_together_find_each_alone():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "values"),
     [
-        ("rotary-pc", "rotary-pc is not a parameter; did you mean rotary_pct?"),
-        ("swigluu", "swigluu is not a parameter; did you mean swiglu?"),
-        ("zzzz", "zzzz is not a parameter; try another word (all parameters: neox-config docs)"),
-        ("", '"" is not a parameter; try another word (all parameters: neox-config docs)'),
-        ("the of", "the of is not a parameter; try another word (all parameters: neox-config docs)"),
-        (
-            "zz\x1b[zz\udcff",
-            r'"zz\u001b[zz\udcff" is not a parameter; try another word (all parameters: neox-config docs)',
-        ),
-        (
-            "z" * 100_000,
-            f"{'z' * 57}... is not a parameter; try another word (all parameters: neox-config docs)",
-        ),
+        ("rotary-pc", ["rotary-pc", "rotary_pct?"]),
+        ("swigluu", ["swigluu", "swiglu?"]),
+        ("zzzz", ["zzzz", "neox-config docs"]),
+        ("", ['""', "neox-config docs"]),
+        ("the of", ["the of", "neox-config docs"]),
+        ("zz\x1b[zz\udcff", [r'"zz\u001b[zz\udcff"', "neox-config docs"]),
+        ("z" * 100_000, [f"{'z' * 57}...", "neox-config docs"]),
     ],
 )
-def test_nothing_found_gets_the_nearest_names(text, message):
-    with refused(ConfigError, re.escape(message)):
+def test_nothing_found_gets_the_nearest_names(text, values):
+    with refused(ConfigError, *values, code="unknown-parameter"):
         explain(text)
 
 

@@ -294,7 +294,7 @@ def _reading(folder: Path, groups: Groups, storage: Storage | None = None) -> It
         except DamagedCheckpointError as error:
             are_several = storage is not None and len(storage.leaders) > 1
             offer = folders.offer_earlier(folder.parent, folder, on_every_host=are_several)
-            raise CheckpointError(f"{error}{offer}") from error
+            raise CheckpointError(f"{error}{offer}", code=error.code) from error
 
 
 def _copy_missing(
