@@ -236,23 +236,13 @@ def test_windows_of_the_stream_have_their_labels(tokens, labels, kind: str) -> N
 
 
 FAULTS = {
-    "fewer documents": (
-        [[1, 2, 3]],
-        "int32",
-        ["1 document", "3 labels"],
-    ),
-    "another length": (
-        [[1, 2, 3], [4, 5, 6], [9], [0] * 8],
-        "int32",
-        ["4 documents", "15 labels", "--loss-mask"],
-    ),
-    "another document": (
-        [[1, 2, 3], [4, 5, 6, 7, 8, 9], [], [0] * 8],
-        "int32",
-        ["4 documents, 17 tokens", "document 1", "6 labels, 5 tokens"],
-    ),
+    "fewer documents": ([[1, 2, 3]], "int32", ["1 document", "3 labels"]),
+    "another length": ([[1, 2, 3], [4, 5, 6], [9], [0] * 8], "int32",
+        ["4 documents", "15 labels", "--loss-mask"]),
+    "another document": ([[1, 2, 3], [4, 5, 6, 7, 8, 9], [], [0] * 8], "int32",
+        ["4 documents, 17 tokens", "document 1", "6 labels, 5 tokens"]),
     "no negative numbers": (DOCUMENTS, "uint16", ["uint16"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -44,29 +44,17 @@ FAULTS = {
     "empty": (cut(0), ["is empty"]),
     "other file": (put(0, "8s", b"\x93NUMPY\1\0"), [r"b'\x93NUMPY"]),
     "in the header": (cut(20), ["20 bytes", "34"]),
-    "version": (
-        put(VERSION, "<Q", 2),
-        ["version 2", "version 1"],
-    ),
+    "version": (put(VERSION, "<Q", 2), ["version 2", "version 1"]),
     "dtype": (put(CODE, "B", 9), ["code 9", "1 (uint8)"]),
     "disputed dtype": (put(CODE, "B", 6), ["code 6", "float32"]),
     "truncated": (cut(101), ["101 bytes", "3 sequences", "102"]),
-    "absurd count": (
-        put(COUNT, "<Q", 2**63),
-        ["102 bytes", "9,223,372,036,854,775,808"],
-    ),
+    "absurd count": (put(COUNT, "<Q", 2**63), ["102 bytes", "9,223,372,036,854,775,808"]),
     "absurd documents": (put(STARTS, "<Q", 2**64 - 1), ["102 bytes", "3 sequences"]),
-    "too few": (
-        put(COUNT, "<Q", 2),
-        ["102 bytes", "2 sequences", "90"],
-    ),
+    "too few": (put(COUNT, "<Q", 2), ["102 bytes", "2 sequences", "90"]),
     "negative": (put(SIZES + 4, "<i", -1), ["-1 tokens", "sequence 1"]),
-    "wrong length": (
-        put(SIZES, "<i", 3),
-        ["corpus.bin", "12 bytes", "corpus.idx", "7 tokens", "14"],
-    ),
+    "wrong length": (put(SIZES, "<i", 3), ["corpus.bin", "12 bytes", "corpus.idx", "7 tokens", "14"]),
     "documents": (put(DOCUMENTS + 24, "<q", 9), ["0 to 9", "0 to 3"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -163,34 +163,22 @@ def test_broken_lines_are_skipped_and_counted_on_request(corpus: Path, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            ("--input", "nowhere.jsonl", "--tokenizer-type", "CharLevelTokenizer"),
-            "nowhere.jsonl does not exist",
-        ),
-        (
-            ("--input", "CORPUS", "--tokenizer-type", "HFTokenizer"),
-            "HFTokenizer: vocab_file is not given; give the path of tokenizer.json\n",
-        ),
-        (
-            ("--input", "CORPUS", "--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", "/vocab_file"),
-            "GPT2BPETokenizer: vocab_file /vocab_file is not a file; give the path of vocab.json, and",
-        ),
-        (
-            ("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--jsonl-keys", "body"),
-            "no key 'body'; its keys are",
-        ),
+        (("--input", "nowhere.jsonl", "--tokenizer-type", "CharLevelTokenizer"),
+            "nowhere.jsonl does not exist"),
+        (("--input", "CORPUS", "--tokenizer-type", "HFTokenizer"),
+            "HFTokenizer: vocab_file is not given; give the path of tokenizer.json\n"),
+        (("--input", "CORPUS", "--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", "/vocab_file"),
+            "GPT2BPETokenizer: vocab_file /vocab_file is not a file; give the path of vocab.json, and"),
+        (("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--jsonl-keys", "body"),
+            "no key 'body'; its keys are"),
         (("--input", "CORPUS", "--tokenizer-type", "GPT5"), "'GPT5' is not one of"),
         (("--tokenizer-type", "CharLevelTokenizer"), "Missing option '--input'"),
-        (
-            ("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--dataset-impl", "lazy"),
-            "Invalid value for '--dataset-impl': 'lazy' is not 'mmap'.",
-        ),
-        (
-            ("--tokenizer-type", "CharLevelTokenizer", "--input", ""),
-            "--input contains an empty name; pass a file",
-        ),
+        (("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--dataset-impl", "lazy"),
+            "Invalid value for '--dataset-impl': 'lazy' is not 'mmap'."),
+        (("--tokenizer-type", "CharLevelTokenizer", "--input", ""),
+            "--input contains an empty name; pass a file"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_request_has_one_sentence_and_exit_code_2(
     corpus: Path, tmp_path: Path, arguments, sentence: str
 ) -> None:

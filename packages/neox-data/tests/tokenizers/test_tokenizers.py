@@ -139,22 +139,14 @@ NOTHING = Path("/nowhere/file")
         ("HFTokenizer", NOTHING, NOTHING, "merge_file /nowhere/file was given; remove merge_file"),
         ("HFGPT2Tokenizer", None, NOTHING, "/nowhere/file was given; remove merge_file"),
         ("HFGPT2Tokenizer", Path(__file__), None, ".py/tokenizer.json is not a file; give the path"),
-        (
-            "GPT2BPETokenizer",
-            NOTHING,
-            None,
+        ("GPT2BPETokenizer", NOTHING, None,
             "vocab_file /nowhere/file is not a file; give the path of vocab.json, and merge_file is not "
-            "given; give the path of merges.txt",
-        ),
-        (
-            "TiktokenTokenizer",
-            Path("/"),
-            None,
-            "vocab_file / is not a file; give the path of cl100k_base.tik",
-        ),
+            "given; give the path of merges.txt"),
+        ("TiktokenTokenizer", Path("/"), None,
+            "vocab_file / is not a file; give the path of cl100k_base.tik"),
         ("CharLevelTokenizer", NOTHING, None, "uses no files, but /nowhere/file was given"),
     ],
-)
+)  # fmt: skip
 def test_wrong_files_have_their_sentence(kind: str, vocab_file, merge_file, sentence: str) -> None:
     with pytest.raises(TokenizerError) as caught:
         build_tokenizer(kind, vocab_file=vocab_file, merge_file=merge_file)

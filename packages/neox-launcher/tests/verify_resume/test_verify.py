@@ -247,48 +247,26 @@ def test_checkpoints_of_another_layout_may_differ_by_rounding(minimal, folder):
 
 WRONG = {
     "nothing": ({}, (), "requires --steps N, or --from and --to"),
-    "too many steps": (
-        {"steps": 6},
-        (),
-        "leaves only 10: give at most --steps 5, or set",
-    ),
+    "too many steps": ({"steps": 6}, (), "leaves only 10: give at most --steps 5, or set"),
     "one iteration": ({"steps": 1}, ("train-iters=1",), "leaves only 1: set a larger train-iters (--set"),
-    "one iteration left": (
-        {"steps": 1},
-        ("train-iters=9", "load=out"),
-        "leaves only 1 after global_step8: set a larger train-iters (--set",
-    ),
+    "one iteration left": ({"steps": 1}, ("train-iters=9", "load=out"),
+        "leaves only 1 after global_step8: set a larger train-iters (--set"),
     "one end": ({"source": "4"}, (), "--from and --to must be given together"),
-    "both": (
-        {"source": "4", "target": "8", "steps": 2},
-        (),
-        "--steps cannot be combined with --from and --to",
-    ),
+    "both": ({"source": "4", "target": "8", "steps": 2}, (),
+        "--steps cannot be combined with --from and --to"),
     "backwards": ({"source": "8", "target": "4"}, (), "--to must be the later checkpoint"),
-    "not kept": (
-        {"source": "4", "target": "9"},
-        (),
-        "--to 9: no such complete checkpoint in out (available:",
-    ),
-    "another training": (
-        {"source": "4", "target": "8"},
-        ("seed=7",),
-        "global_step4 was written with another configuration: seed: 1234 in the checkpoint, 7 in this run",
-    ),
+    "not kept": ({"source": "4", "target": "9"}, (),
+        "--to 9: no such complete checkpoint in out (available:"),
+    "another training": ({"source": "4", "target": "8"}, ("seed=7",),
+        "global_step4 was written with another configuration: seed: 1234 in the checkpoint, 7 in this run"),
     "another batch": ({"steps": 2, "resume_set": ("gas=4",)}, (), "changes train-batch-size from 2 to 8"),
-    "dropout": (
-        {"steps": 2, "resume_set": ("num-gpus=2", "model-parallel-size=2")},
-        ("hidden-dropout=0.1",),
-        "add --set hidden-dropout=0 --set attention-dropout=0 to verify",
-    ),
+    "dropout": ({"steps": 2, "resume_set": ("num-gpus=2", "model-parallel-size=2")}, ("hidden-dropout=0.1",),
+        "add --set hidden-dropout=0 --set attention-dropout=0 to verify"),
     "no states": ({"steps": 2}, ("no-save-optim=true",), "omits the optimizer states from checkpoints"),
-    "local disks": (
-        {"steps": 2},
-        ("checkpoint.use_node_local_storage=true",),
-        "leaves no host with a whole checkpoint",
-    ),
+    "local disks": ({"steps": 2}, ("checkpoint.use_node_local_storage=true",),
+        "leaves no host with a whole checkpoint"),
     "no folder": ({"steps": 2, "work_dir": "nowhere"}, (), "--work-dir nowhere is not a folder"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)

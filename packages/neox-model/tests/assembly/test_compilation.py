@@ -280,23 +280,14 @@ def test_auto_disables_compilation_that_fails_or_is_not_faster_and_logs_it(found
     ("settings", "device", "seconds", "reason"),
     [
         ({}, "cpu", 100.0, "on a CPU compilation takes minutes"),
-        (
-            {"zero_optimization": {"stage": 3}},
-            "cuda",
-            100.0,
-            "compilation does not work with ZeRO stage 3, whose layers",
-        ),
+        ({"zero_optimization": {"stage": 3}}, "cuda", 100.0,
+            "compilation does not work with ZeRO stage 3, whose layers"),
         ({"apply_query_key_layer_scaling": True}, "cuda", 100.0, "with query-key layer scaling"),
         # A tenth of 5 iterations of 2 micro-batches.
-        (
-            {},
-            "cuda",
-            59.0,
-            "the expected gain, a tenth of their time in 5 iterations, is 59 s, less than",
-        ),
+        ({}, "cuda", 59.0, "the expected gain, a tenth of their time in 5 iterations, is 59 s, less than"),
         ({}, "cuda", 61.0, None),
     ],
-)
+)  # fmt: skip
 def test_auto_tries_on_gpus_in_trainings_that_are_long_enough(settings, device, seconds, reason):
     trial = SimpleNamespace(device=torch.device(device), layers=[None], eager_seconds=lambda: seconds)
     resolved = resolved_from(settings)

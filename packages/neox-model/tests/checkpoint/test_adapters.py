@@ -135,22 +135,13 @@ def test_values_that_do_not_fit_the_tensors_are_refused(adapters, tmp_path, name
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {f"{QKV}.adapter.b": torch.ones(7, 3)},
-            "qkv.adapter.b has the",
-        ),
+        ({f"{QKV}.adapter.b": torch.ones(7, 3)}, "qkv.adapter.b has the"),
         ({f"{QKV}.adapter.a": torch.ones(3)}, "qkv.adapter.a has the"),
         ({f"{QKV}.adapter.a": None}, "contain whole adapters"),
-        (
-            {f"{QKV}.adapter.a": None, f"{QKV}.adapter.b": None},
-            QKV,
-        ),
-        (
-            {f"layers.9.{QKV[9:]}.adapter.{side}": torch.ones(3, 3) for side in "ab"},
-            "layers.9",
-        ),
+        ({f"{QKV}.adapter.a": None, f"{QKV}.adapter.b": None}, QKV),
+        ({f"layers.9.{QKV[9:]}.adapter.{side}": torch.ones(3, 3) for side in "ab"}, "layers.9"),
     ],
-)
+)  # fmt: skip
 def test_adapters_that_do_not_fit_the_base_are_refused(adapters, tmp_path, change, message):
     def edit(tensors):
         for name, values in change.items():

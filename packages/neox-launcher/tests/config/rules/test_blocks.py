@@ -227,7 +227,8 @@ def test_a_broken_rule_is_reported_with_place_and_reason(load, rule):
 
 # Further messages: overrides, parameter, part of the message.
 MORE = [
-    (["elasticity.max_train_batch_size=5"], "elasticity.micro_batch_sizes", "contains 6, which is more than"),
+    (["elasticity.max_train_batch_size=5"], "elasticity.micro_batch_sizes",
+        "contains 6, which is more than"),
     ([f"{LTD}.total_layer_num=2"], f"{LTD}.random_ltd_layer_num", "is more than total_layer_num: 2"),
     ([f"{LTD}.total_layer_num=5"], f"{LTD}.total_layer_num", "must equal num-layers: 4"),
     (["pos-emb=alibi"], f"{LTD}.enabled", "does not work with pos-emb: alibi"),
@@ -236,107 +237,54 @@ MORE = [
     ([f"{LTD}.random_ltd_schedule.max_value=7"], f"{LTD}.random_ltd_schedule.max_value", "min_value: 8"),
     (["curriculum_learning.max_difficulty=7"], "curriculum_learning.max_difficulty", "min_difficulty: 8"),
     ([f"{RARITY}.max_difficulty=0"], f"{RARITY}.max_difficulty", "is less than min_difficulty: 1"),
-    (
-        [f"{RARITY}.schedule_config.max_step=[1]"],
-        f"{RARITY}.schedule_config.max_step",
-        "has 1 entry for 3 difficulties",
-    ),
-    (
-        [f"{RARITY}.schedule_config.difficulty=[1, 3, 2]"],
-        f"{RARITY}.schedule_config.difficulty",
-        "increasing",
-    ),
-    (
-        [f"{COMPRESSION}.channel_pruning.shared_parameters.enabled=true"],
+    ([f"{RARITY}.schedule_config.max_step=[1]"], f"{RARITY}.schedule_config.max_step",
+        "has 1 entry for 3 difficulties"),
+    ([f"{RARITY}.schedule_config.difficulty=[1, 3, 2]"], f"{RARITY}.schedule_config.difficulty",
+        "increasing"),
+    ([f"{COMPRESSION}.channel_pruning.shared_parameters.enabled=true"],
         f"{COMPRESSION}.channel_pruning.shared_parameters.enabled",
-        "prunes convolutions, and the model has none",
-    ),
-    (
-        [f"{COMPRESSION}.layer_reduction.other_module_name=[embeding]"],
-        f"{COMPRESSION}.layer_reduction.other_module_name",
-        "contains 'embeding', which is no module",
-    ),
-    (
-        [f"{COMPRESSION}.layer_reduction.teacher=null"],
-        f"{COMPRESSION}.layer_reduction.teacher",
-        "is missing, but layer_reduction is enabled",
-    ),
-    (
-        [f"{COMPRESSION}.layer_reduction.teacher_layer=null"],
-        f"{COMPRESSION}.layer_reduction.teacher_layer",
-        "is missing, but module_name_prefix copies layers",
-    ),
-    (
-        [
-            f"{COMPRESSION}.layer_reduction.{name}=null"
-            for name in ("module_name_prefix", "other_module_name")
-        ],
-        f"{COMPRESSION}.layer_reduction.module_name_prefix",
-        "so that nothing is taken from the teacher",
-    ),
+        "prunes convolutions, and the model has none"),
+    ([f"{COMPRESSION}.layer_reduction.other_module_name=[embeding]"],
+        f"{COMPRESSION}.layer_reduction.other_module_name", "contains 'embeding', which is no module"),
+    ([f"{COMPRESSION}.layer_reduction.teacher=null"], f"{COMPRESSION}.layer_reduction.teacher",
+        "is missing, but layer_reduction is enabled"),
+    ([f"{COMPRESSION}.layer_reduction.teacher_layer=null"], f"{COMPRESSION}.layer_reduction.teacher_layer",
+        "is missing, but module_name_prefix copies layers"),
+    ([f"{COMPRESSION}.layer_reduction.{name}=null" for name in ("module_name_prefix", "other_module_name")],
+        f"{COMPRESSION}.layer_reduction.module_name_prefix", "so that nothing is taken from the teacher"),
     (["eigenvalue.layer_name=bert"], "eigenvalue.layer_name", "is no module with layers"),
     (["model-parallel-size=2"], "model_parallel_size", "cannot be combined with eigenvalue.enabled"),
-    (
-        [f"{COMPRESSION}.weight_quantization.shared_parameters.quantizer_kernel=true"],
+    ([f"{COMPRESSION}.weight_quantization.shared_parameters.quantizer_kernel=true"],
         f"{COMPRESSION}.weight_quantization.shared_parameters.quantizer_kernel",
-        "is a CUDA kernel that DeepSpeed removed",
-    ),
-    (
-        [f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_groups=7"],
-        f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_groups",
-        "does not divide the ",
-    ),
-    (
-        [f"{COMPRESSION}.sparse_pruning.shared_parameters.excluded_modules=['(']"],
+        "is a CUDA kernel that DeepSpeed removed"),
+    ([f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_groups=7"],
+        f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_groups", "does not divide the "),
+    ([f"{COMPRESSION}.sparse_pruning.shared_parameters.excluded_modules=['(']"],
         f"{COMPRESSION}.sparse_pruning.shared_parameters.excluded_modules",
-        "contains '(', which is not a regular expression",
-    ),
-    (
-        [f"{COMPRESSION}.row_pruning.different_groups.rp1.modules=[mlp.down]"],
+        "contains '(', which is not a regular expression"),
+    ([f"{COMPRESSION}.row_pruning.different_groups.rp1.modules=[mlp.down]"],
         f"{COMPRESSION}.row_pruning.different_groups.rp1.modules",
-        "matches layers.0.mlp.down, but row_pruning prunes the input matrices of the MLP",
-    ),
-    (
-        [f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules=[[attention.qkv]]"],
+        "matches layers.0.mlp.down, but row_pruning prunes the input matrices of the MLP"),
+    ([f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules=[[attention.qkv]]"],
         f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules",
-        "matches layers.0.attention.qkv, whose rows and columns are not those of mlp.up",
-    ),
-    (
-        [f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules=[[mlp.down], [mlp.down]]"],
+        "matches layers.0.attention.qkv, whose rows and columns are not those of mlp.up"),
+    ([f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules=[[mlp.down], [mlp.down]]"],
         f"{COMPRESSION}.row_pruning.different_groups.rp1.related_modules",
-        "has 2 lists, but modules has 1 pattern",
-    ),
-    (
-        ["optimizer.type=OneBitAdam", "optimizer.params.freeze_step=10"],
-        "optimizer.type",
-        "cannot be combined with compression_training",
-    ),
-    (
-        [f"{COMPRESSION}.weight_quantization.different_groups.wq3={{}}"],
+        "has 2 lists, but modules has 1 pattern"),
+    (["optimizer.type=OneBitAdam", "optimizer.params.freeze_step=10"], "optimizer.type",
+        "cannot be combined with compression_training"),
+    ([f"{COMPRESSION}.weight_quantization.different_groups.wq3={{}}"],
         f"{COMPRESSION}.weight_quantization.different_groups.wq3.params.start_bits",
-        "is missing: number of bits at the start",
-    ),
-    (
-        [f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.start_bits=0"],
-        f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.start_bits",
-        "must be at least 1",
-    ),
-    (
-        [f"{COMPRESSION}.weight_quantization.different_groups.wq1.param.start_bits=8"],
-        f"{COMPRESSION}.weight_quantization.different_groups.wq1.param.start_bits",
-        "is not a parameter",
-    ),
-    (
-        [f"{COMPRESSION}.weight_quantization.different_groups.w q={{}}"],
-        f"{COMPRESSION}.weight_quantization.different_groups.w q",
-        "contains the invalid name 'w q'",
-    ),
-    (
-        [f"{COMPRESSION}.weight_quantization.different_groups=5"],
-        f"{COMPRESSION}.weight_quantization.different_groups",
-        "must be a block of parameters",
-    ),
-]
+        "is missing: number of bits at the start"),
+    ([f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.start_bits=0"],
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.start_bits", "must be at least 1"),
+    ([f"{COMPRESSION}.weight_quantization.different_groups.wq1.param.start_bits=8"],
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.param.start_bits", "is not a parameter"),
+    ([f"{COMPRESSION}.weight_quantization.different_groups.w q={{}}"],
+        f"{COMPRESSION}.weight_quantization.different_groups.w q", "contains the invalid name 'w q'"),
+    ([f"{COMPRESSION}.weight_quantization.different_groups=5"],
+        f"{COMPRESSION}.weight_quantization.different_groups", "must be a block of parameters"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("overrides", "name", "sentence"), MORE)

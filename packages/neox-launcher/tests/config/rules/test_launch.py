@@ -8,37 +8,17 @@ from support.refusals import refused
 
 # rule -> (text that breaks it, where, part of the sentence, text that does not)
 EXAMPLES = {
-    "slots_are_named_or_counted": (
-        "exclude: worker-1:0\nnum-gpus: 2",
-        "num_gpus",
-        "cannot be combined with exclude",
-        "exclude: worker-1:0\nnum-gpus: -1\nnum-nodes: 2",
-    ),
-    "counts_of_devices_are_positive": (
-        "num-gpus: 0",
-        "num_gpus",
-        "must not be 0",
-        "num-gpus: -1",
-    ),
-    "mpi_starts_what_learns_from_mpi": (
-        "deepspeed-mpi: true\nlauncher: slurm",
-        "deepspeed_mpi",
+    "slots_are_named_or_counted": ("exclude: worker-1:0\nnum-gpus: 2", "num_gpus",
+        "cannot be combined with exclude", "exclude: worker-1:0\nnum-gpus: -1\nnum-nodes: 2"),
+    "counts_of_devices_are_positive": ("num-gpus: 0", "num_gpus", "must not be 0", "num-gpus: -1"),
+    "mpi_starts_what_learns_from_mpi": ("deepspeed-mpi: true\nlauncher: slurm", "deepspeed_mpi",
         "requires an MPI launcher, but launcher is slurm\nset launcher to openmpi or mvapich or mpich",
-        "deepspeed-mpi: true\nlauncher: mpich",
-    ),
-    "launcher_arguments_are_words": (
-        'launcher-args: "-x \'a"',
-        "launcher_args",
-        "cannot be split into words (No closing quotation)",
-        "launcher-args: \"-x 'a b'\"",
-    ),
-    "the_address_of_the_launcher_is_one": (
-        "launcher-address: 10.0.0.1:29400",
-        "launcher_address",
-        "'10.0.0.1:29400' is neither a host name nor an address",
-        "launcher-address: login-1.cluster",
-    ),
-}
+        "deepspeed-mpi: true\nlauncher: mpich"),
+    "launcher_arguments_are_words": ('launcher-args: "-x \'a"', "launcher_args",
+        "cannot be split into words (No closing quotation)", "launcher-args: \"-x 'a b'\""),
+    "the_address_of_the_launcher_is_one": ("launcher-address: 10.0.0.1:29400", "launcher_address",
+        "'10.0.0.1:29400' is neither a host name nor an address", "launcher-address: login-1.cluster"),
+}  # fmt: skip
 
 
 def test_every_rule_has_its_examples():

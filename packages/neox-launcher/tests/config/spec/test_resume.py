@@ -382,60 +382,36 @@ def test_a_local_window_is_the_first_of_two_settings_that_is_given(load: Loader)
         ([], ["precision=bfloat16"], ["precision: fp32 in the checkpoint, bf16 in this run"]),
         (["precision=bfloat16"], ["bf16.enabled=true"], []),
         ([], ["fp16.loss_scale_window=5"], []),
-        (
-            ["fp16.enabled=true"],
-            ["precision=fp16", "fp16.loss_scale_window=5"],
-            ["fp16.loss-scale-window: 1000 in the checkpoint, 5 in this run"],
-        ),
+        (["fp16.enabled=true"], ["precision=fp16", "fp16.loss_scale_window=5"],
+            ["fp16.loss-scale-window: 1000 in the checkpoint, 5 in this run"]),
         (["fp16.enabled=true"], ["fp16.enabled=true", "fp16.auto_cast=true"], []),
-        (
-            ["amp.enabled=true"],
-            ["amp.enabled=true", "amp.loss_scale=128"],
-            ["amp.loss-scale: 0.0 in the checkpoint, 128.0 in this run"],
-        ),
+        (["amp.enabled=true"], ["amp.enabled=true", "amp.loss_scale=128"],
+            ["amp.loss-scale: 0.0 in the checkpoint, 128.0 in this run"]),
         # bfloat16 scales no loss.
-        (
-            ["amp.enabled=true", "amp.dtype=bf16"],
-            ["amp.enabled=true", "amp.dtype=bf16", "amp.loss_scale=128", "amp.max_loss_scale=256"],
-            [],
-        ),
-        (
-            ["amp.enabled=true", "amp.dtype=bf16"],
-            ["amp.enabled=true"],
-            ["amp.dtype: bf16 in the checkpoint, fp16 in this run"],
-        ),
+        (["amp.enabled=true", "amp.dtype=bf16"],
+            ["amp.enabled=true", "amp.dtype=bf16", "amp.loss_scale=128", "amp.max_loss_scale=256"], []),
+        (["amp.enabled=true", "amp.dtype=bf16"], ["amp.enabled=true"],
+            ["amp.dtype: bf16 in the checkpoint, fp16 in this run"]),
         ([], ["amp.enabled=true", "amp.opt_level=O0"], []),
-        (
-            [],
-            ["amp.enabled=true", "amp.dtype=bf16"],
-            ["amp.enabled: false in the checkpoint, true in this run"],
-        ),
+        ([], ["amp.enabled=true", "amp.dtype=bf16"],
+            ["amp.enabled: false in the checkpoint, true in this run"]),
         ([], ["lr-decay-iters=10"], []),
         ([], ["lr-decay-iters=8"], ["lr-decay-iters: 10 in the checkpoint, 8 in this run"]),
         ([], ["weight-decay=0.01"], []),
-        (
-            [],
-            ["weight-decay=0.1"],
-            ["optimizer.params.weight-decay: 0.01 in the checkpoint, 0.1 in this run"],
-        ),
-        (
-            [],
-            ["optimizer.params.betas=[0.9, 0.95]"],
-            ["optimizer.params.betas: [0.9, 0.999] in the checkpoint, [0.9, 0.95] in this run"],
-        ),
+        ([], ["weight-decay=0.1"],
+            ["optimizer.params.weight-decay: 0.01 in the checkpoint, 0.1 in this run"]),
+        ([], ["optimizer.params.betas=[0.9, 0.95]"],
+            ["optimizer.params.betas: [0.9, 0.999] in the checkpoint, [0.9, 0.95] in this run"]),
         ([], ["optimizer.type=adam"], []),
-        (
-            [],
-            ["optimizer.params.adam_w_mode=false"],
-            ["optimizer.params.adam-w-mode: true in the checkpoint, false in this run"],
-        ),
+        ([], ["optimizer.params.adam_w_mode=false"],
+            ["optimizer.params.adam-w-mode: true in the checkpoint, false in this run"]),
         (["weight-decay=0"], ["weight-decay=0", "optimizer.params.adam_w_mode=false"], []),
         ([], ["seed=5"], ["seed: 1234 in the checkpoint, 5 in this run"]),
         ([], ["hidden-dropout=0.2"], ["hidden-dropout: 0.1 in the checkpoint, 0.2 in this run"]),
         ([], ["eval-interval=5", "eval-iters=1", "save=x", "save-interval=1", "log-interval=1"], []),
         ([], ["zero_optimization.stage=1", "checkpoint-activations=true", "rope-fusion=auto"], []),
     ],
-)
+)  # fmt: skip
 def test_training(changes, there: list[str], here: list[str], training: list[str]) -> None:
     found = changes(there, here)
     assert [str(change) for change in found.training] == training
