@@ -667,7 +667,7 @@ def test_a_start_refused_because_another_training_runs_is_no_failure_of_the_run(
     worker = """
     class InUse(NeoXError):
         is_refused_start = True
-    fail(InUse('another training saves there'))
+    fail(InUse('another saves there'))
     """
     outcome = run(worker, log_dir="logs")
     assert (outcome.exit_code, outcome.first_failure.message) == (1, "another saves there")
