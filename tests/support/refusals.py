@@ -11,7 +11,7 @@ FAR = 300
 
 
 def shows(text: object, *values: object, far: int = FAR) -> bool:
-    """Return whether a text contains all values in this order, with at most so many characters between two."""
+    """Return whether a text contains all values, in this order and at most so many characters apart."""
     found = f".{{0,{far}}}?".join(re.escape(str(value)) for value in values)
     return re.search(found, str(text), re.DOTALL) is not None
 

@@ -76,5 +76,5 @@ def find_model(name: str) -> Model:
     if name not in PUBLISHED:
         # Names of the Hugging Face Hub begin with their owner.
         near = did_you_mean(name.rpartition("/")[2], PUBLISHED) or f"the models are {', '.join(PUBLISHED)}"
-        raise ConfigError(f"{name} is not a model of the catalogue; {near}", code="unknown-model")
+        raise ConfigError(f"{name} is not a model of the catalogue; {near}")
     return Model(name, PUBLISHED[name])

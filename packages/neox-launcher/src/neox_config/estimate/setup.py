@@ -271,5 +271,4 @@ def read_vocabulary_size(tokenizer: TokenizerSection) -> int | None:
         raise ConfigError(
             f"vocab-file: {tokenizer.vocab_file!r} {what}; set the right file, or give --vocab-size",
             [Problem("vocab_file", what, "set the right file", value=tokenizer.vocab_file)],
-            code="invalid-vocabulary",
         ) from error

@@ -140,9 +140,7 @@ def _meaning(text: str, file: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for leaf in unfolded.leaves:
         if found.setdefault(leaf.name, leaf.value) != leaf.value:
-            raise ConfigError(
-                f"{file}: gives {leaf.name} two values; run neox-config check {file}", code="two-values"
-            )
+            raise ConfigError(f"{file}: gives {leaf.name} two values; run neox-config check {file}")
     return {name: value for name, value in found.items() if value is not None and value != {}}
 
 

@@ -68,9 +68,7 @@ class Adapters:
         names = self.manifest.weight_names
         self.matrices = {name.removesuffix(side) for side in _SIDES for name in names if name.endswith(side)}
         if not names or names != {matrix + side for matrix in self.matrices for side in _SIDES}:
-            raise CheckpointError(
-                f"{folder} does not contain whole adapters; restore it from a copy", code="not-whole"
-            )
+            raise CheckpointError(f"{folder} does not contain whole adapters; restore it from a copy")
         self.section = _recorded_section(folder, self.manifest.config)
         self.scale = adapter_scale(rank=self.section.lora_rank, alpha=self.section.lora_alpha)
 

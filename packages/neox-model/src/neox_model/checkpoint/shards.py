@@ -329,8 +329,7 @@ class ShardReader:
         if DTYPE_NAMES.get(values.dtype) != dtype or values.numel() != piece.numel:
             raise DamagedCheckpointError(
                 f"{path} is damaged: {quoted(piece.key)} has {values.numel():,} elements of {values.dtype}, "
-                f"but the manifest records {piece.numel:,} of {dtype}",
-                code="other-entry",
+                f"but the manifest records {piece.numel:,} of {dtype}"
             )
         return values
 

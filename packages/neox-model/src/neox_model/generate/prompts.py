@@ -47,9 +47,7 @@ def read_prompts(path: Path) -> list[tuple[int, str]]:
     lines = text.removeprefix(_BYTE_ORDER_MARK).removesuffix("\n").split("\n")
     prompts = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
-        raise ConfigError(
-            f"sample_input_file {path} contains no prompts; write one prompt per line", code="no-prompts"
-        )
+        raise ConfigError(f"sample_input_file {path} contains no prompts; write one prompt per line")
     empty = len(lines) - len(prompts)
     left_out = counted(empty, "empty line is", "empty lines are")
     logger.info("%s: %s; %s left out", path, counted(len(prompts), "prompt"), left_out)

@@ -45,7 +45,7 @@ def writing_results(path: Path | None) -> Iterator[Write]:
     if path.exists() and not path.is_file():
         # A device would be replaced by a file of its name.
         kind = "a folder; add the name of a file" if path.is_dir() else "not a file; use standard output"
-        raise NeoXError(f"cannot write the results to {path}: it is {kind}", code="not-a-file")
+        raise NeoXError(f"cannot write the results to {path}: it is {kind}")
     partial, written = path.with_name(f"{path.name}.partial"), 0
     foreign: OSError | None = None
     try:

@@ -167,8 +167,7 @@ def measure_perplexity(
     if not scored:
         raise ConfigError(
             f"eval-data {source} contains no text to score (documents that were read: {len(found):,}); "
-            "choose other data",
-            code="no-texts",
+            "choose other data"
         )
     has_enough = len(scored) >= _ENOUGH_DOCUMENTS
     units = np.array(
